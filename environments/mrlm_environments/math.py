@@ -1,0 +1,137 @@
+"""Mathematics with a number as answer: generated problems of five difficulties, or a data set in GSM8K's format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from mrlm_environments.math_answers import equal_answers, extract_answer, number_value, shows_steps
+from mrlm_environments.math_problems import KINDS, MAX_DIFFICULTY, Kind, generate_problem
+from mrlm_pl.data.rows import read_split
+from mrlm_pl.environment import DatasetTasks, Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
+from mrlm_pl.errors import ConfigurationError, DataError
+
+CORRECT, UNPARSED = 1.0, -0.3
+RETRY = "That is not correct. Try again."
+
+
+class MathEnvironment(SingleAgentEnvironment):
+    r"""One problem, one number as answer.
+
+    A right answer earns 1.0, a wrong one 0 and a reply without any number -0.3, for each attempt. The answer is the
+    last ``\boxed{}``, else the last ``#### N``, else the last "answer is N", else the last number, compared by value.
+
+    Args:
+        difficulty: lowest and highest difficulty of generated problems, from 1 to 5; each is equally likely.
+        kinds: kinds of generated problems; None is all of them.
+        data: in place of generated problems, rows with ``question`` and ``answer`` (ending in ``#### N``): a file or a
+            hub name, or a mapping from splits to these; see :func:`mrlm_pl.data.rows.read_split`.
+        steps_bonus: added to the reward of a right answer whose reply shows a true equation on the question's numbers.
+        max_attempts: replies that the agent may give; after a wrong one it learns only that it was wrong.
+        instruction: text after the question, on a line of its own.
+        system_prompt: a system message before the question.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    name = "math"
+
+    def __init__(
+        self,
+        difficulty: tuple[int, int] = (1, 3),
+        kinds: list[Kind] | None = None,
+        data: str | dict[str, str] | None = None,
+        steps_bonus: float = 0.0,
+        max_attempts: int = 1,
+        instruction: str = "",
+        system_prompt: str = "",
+    ) -> None:
+        levels = tuple(difficulty)
+        if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= MAX_DIFFICULTY:
+            raise ConfigurationError(f"math: difficulty is {difficulty!r}; give [lowest, highest] from 1 to {MAX_DIFFICULTY}")
+        unknown = [kind for kind in kinds or () if kind not in KINDS]
+        if unknown or kinds == []:
+            raise ConfigurationError(f"math: kinds is {kinds!r}; choose from {', '.join(KINDS)}")
+        if max_attempts < 1:
+            raise ConfigurationError(f"math: max_attempts is {max_attempts!r}; it must be 1 or above")
+        if not 0 <= steps_bonus < float("inf"):
+            raise ConfigurationError(f"math: steps_bonus is {steps_bonus!r}; it must be a number of 0 or above")
+        self.difficulty, self.kinds = (levels[0], levels[1]), tuple(kinds or KINDS)
+        self.data, self.steps_bonus, self.max_attempts = data, steps_bonus, max_attempts
+        self.instruction, self.system_prompt = instruction, system_prompt
+        self._data_tasks: dict[str, TaskSource] = {}
+
+    def tasks(self, split: str) -> TaskSource:
+        """Generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: a row lacks a field, or its answer does not end in ``#### N``.
+            ConfigurationError: the split is unknown or empty.
+        """
+        if self.data is None:
+            return SeededTasks(self.name, split, self._generate, lambda data: data["key"])
+        if split not in self._data_tasks:
+            rows = read_split(self.data, split, ("question", "answer"), lambda row: str(row["question"]))
+            tasks = [_task_data(row, number, self.data) for number, row in enumerate(rows, start=1)]
+            self._data_tasks[split] = DatasetTasks(self.name, split, tasks)
+        return self._data_tasks[split]
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """The worked solution, which ends in the right answer; None where it would miss the bonus for steps."""
+        solution = task.data["solution"]
+        if self.steps_bonus and not self._shows_steps(solution, task):
+            return None
+        return {self.agents[0]: [solution]}
+
+    def begin(self, task: Task) -> Sequence[Message]:
+        """The question; see :meth:`SingleAgentEnvironment.begin`."""
+        self._task, self._attempts = task, 0
+        question = task.data["question"]
+        posed = Message("user", f"{question}\n{self.instruction}" if self.instruction else question)
+        return [Message("system", self.system_prompt), posed] if self.system_prompt else [posed]
+
+    def reply(self, message: Message) -> Outcome:
+        """Judge one attempt; see :meth:`SingleAgentEnvironment.reply`."""
+        self._attempts += 1
+        answer = extract_answer(message.content)
+        parsed = answer is not None and number_value(answer) is not None
+        correct = answer is not None and equal_answers(answer, self._task.data["answer"])
+        components = {"correct": CORRECT * correct, "unparsed": 0.0 if parsed else UNPARSED}
+        if self.steps_bonus:
+            components["steps"] = self.steps_bonus * (correct and self._shows_steps(message.content, self._task))
+        last = correct or self._attempts == self.max_attempts
+        return Outcome(
+            components,
+            observation=None if last else RETRY,
+            stop_reason="answered" if parsed else "unparsed",
+            success=correct,
+            metrics={"parsed": float(parsed)},
+        )
+
+    def _shows_steps(self, reply: str, task: Task) -> bool:
+        return shows_steps(reply, task.data["question"], task.data["answer"])
+
+    def _generate(self, rng: Random) -> Mapping[str, Any]:
+        kind, level = rng.choice(self.kinds), rng.randint(*self.difficulty)
+        problem = generate_problem(rng, kind, level)
+        return {
+            "question": problem.question,
+            "answer": problem.answer,
+            "solution": problem.solution,
+            "key": problem.key,
+            "kind": kind,
+            "difficulty": level,
+        }
+
+
+def _task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+    question, solution = row["question"], row["answer"]
+    answer = extract_answer(solution) if isinstance(solution, str) and "####" in solution else None
+    if not isinstance(question, str) or answer is None or number_value(answer) is None:
+        raise DataError(
+            f"math data {source!r}, row {number} of the split: the question is {question!r:.80} and the answer "
+            f"{solution!r:.80}; they must be texts, and the answer must end in '#### N'"
+        )
+    return {"question": question, "answer": answer, "solution": solution}

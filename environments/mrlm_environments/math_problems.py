@@ -1,0 +1,352 @@
+"""Procedural mathematics problems of five difficulties, each with its exact answer and a short worked solution.
+
+Every generator draws from a ``random.Random`` and returns a :class:`Problem`. Difficulty 1 is written for character-level
+models of a few hundred thousand weights (numbers up to 20, about 15 to 35 characters); difficulty 5 asks for several
+steps, percentages, decimals and fractions. All texts are plain ASCII.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from random import Random
+from typing import Literal, get_args
+
+Kind = Literal["arithmetic", "algebra", "word", "multistep"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MAX_DIFFICULTY = 5
+
+NAMES = ("Ann", "Ben", "Eva", "Ida", "Leo", "Mia", "Sam", "Tom")
+THINGS = ("cups", "eggs", "hats", "keys", "nuts", "pens", "toys")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem.
+
+    Args:
+        question: the text that poses it.
+        answer: the exact answer, an integer, a decimal or a fraction such as ``7/3``.
+        solution: steps such as ``7*8=56; 56-5=51``; the last number is the answer.
+        key: equal for problems that differ in wording only (names and things).
+    """
+
+    question: str
+    answer: str
+    solution: str
+    key: str
+
+
+def generate_problem(rng: Random, kind: Kind, difficulty: int) -> Problem:
+    """A problem of one kind and difficulty.
+
+    Args:
+        rng: source of all choices.
+        kind: which generator.
+        difficulty: 1 (easiest) to 5.
+
+    >>> generate_problem(Random(0), "arithmetic", 1)
+    Problem(question='What is 14 + 2?', answer='16', solution='14+2=16', key='14+2')
+    """
+    return _GENERATORS[kind](rng, difficulty)
+
+
+def decimal_text(value: Fraction) -> str:
+    """The value as an integer, as a finite decimal if it has one, else as a fraction.
+
+    >>> decimal_text(Fraction(6, 2)), decimal_text(Fraction(-7, 4)), decimal_text(Fraction(7, 3))
+    ('3', '-1.75', '7/3')
+    """
+    if value.denominator == 1:
+        return str(value.numerator)
+    places = 0
+    while places < 12 and (value * 10**places).denominator != 1:
+        places += 1
+    scaled = value * 10**places
+    if scaled.denominator != 1:
+        return f"{value.numerator}/{value.denominator}"
+    digits = str(abs(scaled.numerator)).rjust(places + 1, "0")
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+
+
+def _equation(left: str, value: int | Fraction) -> str:
+    return f"{left}={decimal_text(Fraction(value))}"
+
+
+def _problem(question: str, answer: int | Fraction, steps: Sequence[str], key: str) -> Problem:
+    return Problem(question, decimal_text(Fraction(answer)), "; ".join(steps), key)
+
+
+def _arithmetic(rng: Random, difficulty: int) -> Problem:
+    operator = rng.choice("+-" if difficulty == 1 else "+-*/")
+    if operator in "+-":
+        return _sum_or_difference(rng, difficulty, operator)
+    return _product(rng, difficulty) if operator == "*" else _quotient(rng, difficulty)
+
+
+def _sum_or_difference(rng: Random, difficulty: int, operator: str) -> Problem:
+    low, high = ((1, 20), (10, 99), (100, 999), (1000, 9999), (1000, 99999))[difficulty - 1]
+    a, b = Fraction(rng.randint(low, high)), Fraction(rng.randint(low, high))
+    if operator == "-" and difficulty < 4:
+        a, b = max(a, b), min(a, b)
+    if difficulty == MAX_DIFFICULTY:
+        a, b = a / 100, b / 100
+    value = a + b if operator == "+" else a - b
+    left, right = decimal_text(a), decimal_text(b)
+    expression = f"{left}{operator}{right}"
+    return _problem(f"What is {left} {operator} {right}?", value, [_equation(expression, value)], expression)
+
+
+def _product(rng: Random, difficulty: int) -> Problem:
+    (a_low, a_high), (b_low, b_high) = (
+        ((2, 12), (2, 9)),
+        ((11, 99), (2, 9)),
+        ((11, 99), (11, 99)),
+        ((101, 999), (11, 99)),
+    )[difficulty - 2]
+    a, b = rng.randint(a_low, a_high), rng.randint(b_low, b_high)
+    key = f"{a}*{b}"
+    steps = [f"{key}={a * b}"]
+    if difficulty == 3 and a % 10:
+        tens, ones = a - a % 10, a % 10
+        steps = [f"{tens}*{b}={tens * b}", f"{ones}*{b}={ones * b}", f"{tens * b}+{ones * b}={a * b}"]
+    elif difficulty > 3 and b % 10:
+        tens, ones = b - b % 10, b % 10
+        steps = [f"{a}*{tens}={a * tens}", f"{a}*{ones}={a * ones}", f"{a * tens}+{a * ones}={a * b}"]
+    return _problem(f"What is {a} * {b}?", a * b, steps, key)
+
+
+def _quotient(rng: Random, difficulty: int) -> Problem:
+    if difficulty == MAX_DIFFICULTY:
+        divisor = rng.choice((4, 8, 16, 20, 25, 40))
+        dividend = rng.randint(101, 999)
+    else:
+        (d_low, d_high), (q_low, q_high) = (((2, 9), (2, 12)), ((2, 9), (11, 99)), ((11, 49), (11, 99)))[difficulty - 2]
+        divisor = rng.randint(d_low, d_high)
+        dividend = divisor * rng.randint(q_low, q_high)
+    value, key = Fraction(dividend, divisor), f"{dividend}/{divisor}"
+    return _problem(f"What is {dividend} / {divisor}?", value, [_equation(key, value)], key)
+
+
+def _algebra(rng: Random, difficulty: int) -> Problem:
+    if difficulty == 1:
+        return _shifted_unknown(rng)
+    return _inequality(rng, difficulty) if rng.random() < 0.3 else _linear_equation(rng, difficulty)
+
+
+def _shifted_unknown(rng: Random) -> Problem:
+    x, a = rng.randint(1, 20), rng.randint(1, 10)
+    operator = rng.choice("+-")
+    if operator == "+":
+        equation, step = f"x + {a} = {x + a}", f"{x + a}-{a}={x}"
+    else:
+        x = max(x, a)
+        equation, step = f"x - {a} = {x - a}", f"{x - a}+{a}={x}"
+    return _problem(f"Solve {equation}", x, [f"x={step}"], equation)
+
+
+def _linear_equation(rng: Random, difficulty: int) -> Problem:
+    """``ax + b = c``, from difficulty 4 with x on both sides, at 5 with a bracket or a fraction as solution."""
+    low, high = (2, 9) if difficulty < 4 else (2, 15)
+    a, b = rng.randint(low, high), rng.randint(1, 10 * (difficulty - 1))
+    x = rng.randint(1, 12) if difficulty == 2 else rng.randint(-12, 12)
+    if difficulty < 4:
+        c = a * x + b
+        steps = [f"{c}-{b}={c - b}", f"x={c - b}/{a}={x}"]
+        return _problem(f"Solve {a}x + {b} = {c}", x, steps, f"{a}x+{b}={c}")
+    d = rng.randint(1, a - 1)
+    dx = "x" if d == 1 else f"{d}x"
+    if difficulty == 4:
+        c = (a - d) * x + b
+        equation = f"{a}x + {b} = {dx} {'-' if c < 0 else '+'} {abs(c)}"
+        value, inner = Fraction(x), b
+        steps = []
+    else:
+        c = rng.randint(1, 99)
+        equation = f"{a}(x + {b}) = {dx} + {c}"
+        inner = a * b
+        value = Fraction(c - inner, a - d)
+        steps = [f"{a}*{b}={inner}"]
+    steps += [f"{a}-{d}={a - d}", f"{c}-{inner}={c - inner}", f"x={c - inner}/{a - d}"]
+    if decimal_text(value) != f"{c - inner}/{a - d}":
+        steps[-1] += f"={decimal_text(value)}"
+    return _problem(f"Solve {equation}", value, steps, equation)
+
+
+def _inequality(rng: Random, difficulty: int) -> Problem:
+    """The smallest integer with ``ax + b > c``, or from difficulty 4 the largest with ``c - ax > b``."""
+    b = rng.randint(1, 10 * (difficulty - 1))
+    if difficulty == 2:
+        x = rng.randint(1, 20)
+        relation = f"x + {b} > {x + b - 1}"
+        step = f"{x + b - 1}-{b}={x - 1}"
+        return _problem(f"Smallest integer x with {relation}?", x, [step, f"{x - 1}+1={x}"], relation)
+    a, bound = rng.randint(2, 3 * difficulty), rng.randint(10, 30 * difficulty)
+    if difficulty == 3:
+        relation = f"{a}x + {b} > {bound}"
+        x = (bound - b) // a + 1
+        steps = [f"{bound}-{b}={bound - b}", f"{a}*{x}={a * x}", f"x={x}"]
+        return _problem(f"Smallest integer x with {relation}?", x, steps, relation)
+    relation = f"{bound} - {a}x > {b}"
+    x = -((b - bound) // a) - 1
+    steps = [f"{bound}-{b}={bound - b}", f"{a}*{x}={a * x}", f"x={x}"]
+    return _problem(f"Largest integer x with {relation}?", x, steps, relation)
+
+
+def _word(rng: Random, difficulty: int) -> Problem:
+    story = rng.choice(_STORIES[difficulty - 1])
+    name, thing = rng.choice(NAMES), rng.choice(THINGS)
+    return story(rng, name, thing)
+
+
+def _gains(rng: Random, name: str, thing: str) -> Problem:
+    a, b = rng.randint(1, 20), rng.randint(1, 10)
+    return _problem(f"{name} has {a} {thing}, gets {b}. Total?", a + b, [f"{a}+{b}={a + b}"], f"gains {a} {b}")
+
+
+def _loses(rng: Random, name: str, thing: str) -> Problem:
+    a, b = rng.randint(2, 20), rng.randint(1, 10)
+    a, b = max(a, b), min(a, b)
+    return _problem(f"{name} has {a} {thing}, loses {b}. Left?", a - b, [f"{a}-{b}={a - b}"], f"loses {a} {b}")
+
+
+def _bags(rng: Random, name: str, thing: str) -> Problem:
+    a, b = rng.randint(2, 12), rng.randint(2, 12)
+    question = f"{name} has {a} bags of {b} {thing}. Total?"
+    return _problem(question, a * b, [f"{a}*{b}={a * b}"], f"bags {a} {b}")
+
+
+def _shares(rng: Random, name: str, thing: str) -> Problem:
+    a, b = rng.randint(2, 12), rng.randint(2, 12)
+    question = f"{name} puts {a * b} {thing} evenly in {a} bags. How many per bag?"
+    return _problem(question, b, [f"{a * b}/{a}={b}"], f"shares {a} {b}")
+
+
+def _bags_less(rng: Random, name: str, thing: str) -> Problem:
+    a, b = rng.randint(2, 12), rng.randint(3, 20)
+    c = rng.randint(1, a * b - 1)
+    question = f"{name} buys {a} bags of {b} {thing} and gives away {c}. How many are left?"
+    return _problem(question, a * b - c, [f"{a}*{b}={a * b}", f"{a * b}-{c}={a * b - c}"], f"bags less {a} {b} {c}")
+
+
+def _times_as_many(rng: Random, name: str, thing: str) -> Problem:
+    a, b = rng.randint(3, 40), rng.randint(2, 6)
+    friend = rng.choice([other for other in NAMES if other != name])
+    question = f"{name} has {a} {thing}. {friend} has {b} times as many. How many do they have together?"
+    steps = [f"{a}*{b}={a * b}", f"{a}+{a * b}={a + a * b}"]
+    return _problem(question, a + a * b, steps, f"times as many {a} {b}")
+
+
+def _discount(rng: Random, name: str, thing: str) -> Problem:
+    percent, price = rng.choice((5, 10, 15, 20, 25, 30, 40, 50)), rng.randint(2, 50) * 20
+    off = price * percent // 100
+    question = f"A box of {thing} costs ${price}. {name} gets {percent}% off. How many dollars does {name} pay?"
+    steps = [f"{price}*{percent}/100={off}", f"{price}-{off}={price - off}"]
+    return _problem(question, price - off, steps, f"discount {percent} {price}")
+
+
+def _journey(rng: Random, name: str, thing: str) -> Problem:
+    first, second = rng.randint(4, 30), rng.randint(4, 30)
+    hours, more = rng.randint(2, 9), rng.randint(2, 9)
+    question = (
+        f"{name} rides {first} km per hour for {hours} hours, then {second} km per hour for {more} hours. "
+        f"How many km is that?"
+    )
+    a, b = first * hours, second * more
+    steps = [f"{first}*{hours}={a}", f"{second}*{more}={b}", f"{a}+{b}={a + b}"]
+    return _problem(question, a + b, steps, f"journey {first} {hours} {second} {more}")
+
+
+def _savings(rng: Random, name: str, thing: str) -> Problem:
+    wage, hours, days = rng.randint(2, 12) * 5, rng.randint(2, 9), rng.choice((2, 4, 6, 8, 10))
+    percent, price = rng.choice((10, 20, 30, 40, 60)), rng.randint(5, 60)
+    earned = wage * hours * days
+    spent = earned * percent // 100
+    left = earned - spent - price
+    question = (
+        f"{name} earns ${wage} per hour and works {hours} hours a day for {days} days. {name} spends {percent}% of it on "
+        f"rent and ${price} on {thing}. How many dollars are left?"
+    )
+    steps = [
+        f"{wage}*{hours}={wage * hours}",
+        f"{wage * hours}*{days}={earned}",
+        f"{earned}*{percent}/100={spent}",
+        f"{earned}-{spent}={earned - spent}",
+        f"{earned - spent}-{price}={left}",
+    ]
+    return _problem(question, left, steps, f"savings {wage} {hours} {days} {percent} {price}")
+
+
+def _ratio(rng: Random, name: str, thing: str) -> Problem:
+    a, b, unit, given = rng.randint(2, 9), rng.randint(2, 9), rng.randint(3, 30), rng.randint(1, 9)
+    friend = rng.choice([other for other in NAMES if other != name])
+    total, mine = (a + b) * unit, a * unit
+    question = (
+        f"{name} and {friend} share {total} {thing} in the ratio {a}:{b}. Then {friend} gives {given} {thing} to {name}. "
+        f"How many {thing} does {name} have?"
+    )
+    steps = [f"{a}+{b}={a + b}", f"{total}/{a + b}={unit}", f"{a}*{unit}={mine}", f"{mine}+{given}={mine + given}"]
+    return _problem(question, mine + given, steps, f"ratio {a} {b} {unit} {given}")
+
+
+_STORIES: tuple[tuple[Callable[[Random, str, str], Problem], ...], ...] = (
+    (_gains, _loses),
+    (_bags, _shares),
+    (_bags_less, _times_as_many),
+    (_discount, _journey),
+    (_savings, _ratio),
+)
+
+
+def _multistep(rng: Random, difficulty: int) -> Problem:
+    """Left to right at difficulty 1; then a product, brackets, and two brackets with a division."""
+    if difficulty == 1:
+        a, b, c = (rng.randint(1, 9) for _ in range(3))
+        operator = rng.choice("+-")
+        if operator == "-":
+            c = min(c, a + b)
+        value = a + b + c if operator == "+" else a + b - c
+        steps = [f"{a}+{b}={a + b}", f"{a + b}{operator}{c}={value}"]
+        return _problem(f"What is {a} + {b} {operator} {c}?", value, steps, f"{a}+{b}{operator}{c}")
+    low, high = ((2, 9), (2, 12), (11, 30), (11, 60))[difficulty - 2]
+    a, b, c, d = (rng.randint(low, high) for _ in range(4))
+    if difficulty == 2:
+        operator = rng.choice("+-")
+        c = min(c, a * b)
+        value = a * b + c if operator == "+" else a * b - c
+        steps = [f"{a}*{b}={a * b}", f"{a * b}{operator}{c}={value}"]
+        return _problem(f"What is {a} * {b} {operator} {c}?", value, steps, f"{a}*{b}{operator}{c}")
+    if difficulty == 3:
+        value = (a + b) * c - d
+        steps = [f"{a}+{b}={a + b}", f"{a + b}*{c}={(a + b) * c}", f"{(a + b) * c}-{d}={value}"]
+        return _problem(f"What is ({a} + {b}) * {c} - {d}?", value, steps, f"({a}+{b})*{c}-{d}")
+    if difficulty == 4:
+        value = (a + b) * (c - d) + a
+        steps = [
+            f"{a}+{b}={a + b}",
+            f"{c}-{d}={c - d}",
+            f"{a + b}*{c - d}={(a + b) * (c - d)}",
+            f"{(a + b) * (c - d)}+{a}={value}",
+        ]
+        return _problem(f"What is ({a} + {b}) * ({c} - {d}) + {a}?", value, steps, f"({a}+{b})*({c}-{d})+{a}")
+    k = rng.randint(2, 9)
+    dividend = k * b
+    value = (dividend // k + c) * d - a * k
+    steps = [
+        f"{dividend}/{k}={b}",
+        f"{b}+{c}={b + c}",
+        f"{b + c}*{d}={(b + c) * d}",
+        f"{a}*{k}={a * k}",
+        f"{(b + c) * d}-{a * k}={value}",
+    ]
+    question = f"What is ({dividend} / {k} + {c}) * {d} - {a} * {k}?"
+    return _problem(question, value, steps, f"({dividend}/{k}+{c})*{d}-{a}*{k}")
+
+
+_GENERATORS: dict[Kind, Callable[[Random, int], Problem]] = {
+    "arithmetic": _arithmetic,
+    "algebra": _algebra,
+    "word": _word,
+    "multistep": _multistep,
+}

@@ -1,0 +1,1 @@
+"""Modular multi-agent reinforcement learning of language models on PyTorch Lightning."""

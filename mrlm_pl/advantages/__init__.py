@@ -1,0 +1,49 @@
+"""Advantages of one policy as pure functions: per row [B] from rewards in groups, or per token [B, T]."""
+
+from mrlm_pl.advantages.dr_grpo import group_centred_advantages
+from mrlm_pl.advantages.gae import token_gae, transition_gae
+from mrlm_pl.advantages.groups import finite_rewards, singleton_groups, zero_variance_groups
+from mrlm_pl.advantages.grpo import group_normalized_advantages
+from mrlm_pl.advantages.reinforce import (
+    discounted_returns,
+    reinforce_plus_plus_baseline,
+    reinforce_plus_plus_returns,
+    remax_advantages,
+)
+from mrlm_pl.advantages.rloo import leave_one_out_advantages
+from mrlm_pl.advantages.task_normalization import (
+    merge_task_moments,
+    task_moments,
+    task_scaled_advantages,
+    task_standardized_advantages,
+    unnormalizable_tasks,
+)
+from mrlm_pl.advantages.tokens import broadcast_to_tokens, rewards_at_last_token, turn_discounts
+from mrlm_pl.advantages.whitening import Moments, masked_moments, merge_gathered, whiten
+
+__all__ = [
+    "Moments",
+    "broadcast_to_tokens",
+    "discounted_returns",
+    "finite_rewards",
+    "group_centred_advantages",
+    "group_normalized_advantages",
+    "leave_one_out_advantages",
+    "masked_moments",
+    "merge_gathered",
+    "merge_task_moments",
+    "reinforce_plus_plus_baseline",
+    "reinforce_plus_plus_returns",
+    "remax_advantages",
+    "rewards_at_last_token",
+    "singleton_groups",
+    "task_moments",
+    "task_scaled_advantages",
+    "task_standardized_advantages",
+    "token_gae",
+    "transition_gae",
+    "turn_discounts",
+    "unnormalizable_tasks",
+    "whiten",
+    "zero_variance_groups",
+]

@@ -1,0 +1,123 @@
+"""Normalisation of advantages per task type, after the group advantage. Source: arXiv 2510.04206.
+
+Task types that differ in length or difficulty give advantages of different spread; this brings each type to spread 1,
+measured over its action tokens in the GLOBAL batch. Merge the ``task_moments`` of all micro-batches and ranks with
+``merge_task_moments`` first; each piece is then normalised with the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages.whitening import Moments, masked_moments
+from mrlm_pl.losses.masking import masked_values
+
+MIN_STD = 1e-6
+"""A task type whose advantages spread less than this, in units of advantage, carries no scale and is left unchanged."""
+
+
+def task_moments(advantages: Tensor, action_mask: Tensor, task_types: Tensor) -> dict[int, Moments]:
+    """Moments of the advantages over the action tokens of each task type in this piece of the batch.
+
+    Args:
+        advantages: [B, T]; not read outside the mask.
+        action_mask: [B, T] bool.
+        task_types: [B] int64, equal for rows of one type.
+
+    >>> mask = torch.tensor([[True, True], [True, False]])
+    >>> task_moments(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), mask, torch.tensor([0, 4]))
+    {0: Moments(count=2, mean=2.0, squared_sum=2.0), 4: Moments(count=1, mean=5.0, squared_sum=0.0)}
+    """
+    _check_task_types(action_mask, task_types)
+    return {
+        int(task): masked_moments(advantages, action_mask & (task_types == task)[:, None])
+        for task in torch.unique(task_types)
+    }
+
+
+def merge_task_moments(*pieces: Mapping[int, Moments]) -> dict[int, Moments]:
+    """Moments per task type of all the pieces together.
+
+    >>> merge_task_moments({0: Moments(1, 1.0, 0.0)}, {0: Moments(1, 3.0, 0.0), 4: Moments(1, 5.0, 0.0)})
+    {0: Moments(count=2, mean=2.0, squared_sum=2.0), 4: Moments(count=1, mean=5.0, squared_sum=0.0)}
+    """
+    merged: dict[int, Moments] = {}
+    for piece in pieces:
+        for task, moments in piece.items():
+            merged[task] = merged[task] + moments if task in merged else moments
+    return merged
+
+
+def unnormalizable_tasks(moments: Mapping[int, Moments]) -> list[int]:
+    """Task types with one token or no spread, which the two normalisations leave unchanged: warn about them.
+
+    >>> unnormalizable_tasks({0: Moments(2, 2.0, 2.0), 4: Moments(1, 5.0, 0.0)})
+    [4]
+    """
+    return [task for task, of_task in moments.items() if of_task.std <= MIN_STD]
+
+
+def task_scaled_advantages(
+    advantages: Tensor, action_mask: Tensor, task_types: Tensor, moments: Mapping[int, Moments] | None = None
+) -> Tensor:
+    """``A / std`` of the row's task type [B, T], 0 outside the mask: never flips a sign, a zero stays 0.
+
+    Args:
+        advantages, action_mask, task_types: see ``task_moments``.
+        moments: of the GLOBAL batch; None says that this piece is all of it.
+
+    Raises:
+        ValueError: a task type of this piece is missing in ``moments``.
+
+    >>> mask = torch.ones(2, 2, dtype=torch.bool)
+    >>> task_scaled_advantages(torch.tensor([[1.0, 3.0], [0.0, 0.0]]), mask, torch.tensor([0, 4]))  # std 1.4142
+    tensor([[0.7071, 2.1213],
+            [0.0000, 0.0000]])
+    """
+    return _normalize(advantages, action_mask, task_types, moments, lambda a, of_task: a / of_task.std)
+
+
+def task_standardized_advantages(
+    advantages: Tensor, action_mask: Tensor, task_types: Tensor, moments: Mapping[int, Moments] | None = None
+) -> Tensor:
+    """``(A - mean) / std`` of the row's task type [B, T], 0 outside the mask: the paper's form.
+
+    Subtracting the token-weighted mean can flip the sign of an advantage when lengths differ;
+    ``task_scaled_advantages`` cannot.
+
+    Args and errors: as ``task_scaled_advantages``.
+
+    >>> mask = torch.ones(1, 2, dtype=torch.bool)
+    >>> task_standardized_advantages(torch.tensor([[1.0, 3.0]]), mask, torch.tensor([0]))
+    tensor([[-0.7071,  0.7071]])
+    """
+    return _normalize(advantages, action_mask, task_types, moments, lambda a, of_task: (a - of_task.mean) / of_task.std)
+
+
+def _normalize(
+    advantages: Tensor,
+    action_mask: Tensor,
+    task_types: Tensor,
+    moments: Mapping[int, Moments] | None,
+    formula: Callable[[Tensor, Moments], Tensor],
+) -> Tensor:
+    _check_task_types(action_mask, task_types)
+    if moments is None:
+        moments = task_moments(advantages, action_mask, task_types)
+    normalized = masked_values(advantages.detach(), action_mask)
+    for task in torch.unique(task_types).tolist():
+        of_task = moments.get(task)
+        if of_task is None:
+            raise ValueError(f"task type {task} has no moments: merge the task_moments of every piece of the batch")
+        if of_task.std > MIN_STD:
+            rows = (task_types == task)[:, None]
+            normalized = torch.where(rows, formula(normalized, of_task), normalized)
+    return masked_values(normalized, action_mask)
+
+
+def _check_task_types(action_mask: Tensor, task_types: Tensor) -> None:
+    if task_types.shape != action_mask.shape[:1]:
+        raise ValueError(f"task_types has shape {tuple(task_types.shape)}; give one type per row of the mask, [B]")

@@ -1,0 +1,92 @@
+"""Whitening over the global batch, with moments that merge over micro-batches and ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.losses.masking import masked_values
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations of a set of numbers; ``a + b`` are those of both sets together.
+
+    Chan's merge keeps the digits that a difference of raw sums would lose, and equal numbers keep a variance of
+    exactly 0.
+    """
+
+    count: float
+    mean: float
+    squared_sum: float
+
+    def __add__(self, other: Moments) -> Moments:
+        count = self.count + other.count
+        if count == 0:
+            return self
+        shift = other.mean - self.mean
+        return Moments(
+            count,
+            self.mean + shift * other.count / count,
+            self.squared_sum + other.squared_sum + shift**2 * self.count * other.count / count,
+        )
+
+    @property
+    def std(self) -> float:
+        """Unbiased standard deviation; 0 for fewer than two numbers.
+
+        >>> Moments(count=2, mean=0.0, squared_sum=2.0).std
+        1.4142135623730951
+        """
+        return (self.squared_sum / (self.count - 1)) ** 0.5 if self.count > 1 else 0.0
+
+    def to_tensor(self, device: torch.device | str = "cpu") -> Tensor:
+        """The three numbers [3] in fp64, to be gathered (not summed) over ranks and merged by ``merge_gathered``."""
+        return torch.tensor(dataclasses.astuple(self), dtype=torch.float64, device=device)
+
+
+def merge_gathered(gathered: Tensor) -> Moments:
+    """The moments of all ranks together, from their ``to_tensor`` results [ranks, 3].
+
+    >>> merge_gathered(torch.stack([Moments(1, 1.0, 0.0).to_tensor(), Moments(1, 3.0, 0.0).to_tensor()]))
+    Moments(count=2.0, mean=2.0, squared_sum=2.0)
+    """
+    return functools.reduce(operator.add, (Moments(*row) for row in gathered.tolist()))
+
+
+def masked_moments(values: Tensor, mask: Tensor) -> Moments:
+    """Moments of the entries of ``values`` [B, T] where ``mask`` is True.
+
+    >>> masked_moments(torch.tensor([[1.0, 3.0, 99.0]]), torch.tensor([[True, True, False]]))
+    Moments(count=2, mean=2.0, squared_sum=2.0)
+    """
+    kept = masked_values(values.detach(), mask)[mask].double()
+    if not kept.numel():
+        return Moments(0, 0.0, 0.0)
+    anchor = kept[0]  # equal numbers lie exactly 0 from it, so that no rounding makes up a variance
+    heights = kept - anchor
+    shift = heights.mean()
+    return Moments(kept.numel(), (anchor + shift).item(), (heights - shift).square().sum().item())
+
+
+def whiten(values: Tensor, mask: Tensor, moments: Moments | None = None, *, eps: float = 1e-8) -> Tensor:
+    """``(values - mean) / (std + eps)`` [B, T], 0 outside the mask; equal values become exactly 0.
+
+    Args:
+        values: [B, T]; not read outside ``mask``.
+        mask: [B, T] bool.
+        moments: of the GLOBAL batch (add up ``masked_moments`` of its pieces); None: this piece is all of it.
+        eps: added to the unbiased standard deviation.
+
+    >>> whiten(torch.tensor([[1.0, 2.0, 3.0, 99.0]]), torch.tensor([[True, True, True, False]])).tolist()
+    [[-1.0, 0.0, 1.0, 0.0]]
+    """
+    if moments is None:
+        moments = masked_moments(values, mask)
+    kept = masked_values(values.detach(), mask)
+    whitened = (kept.double() - moments.mean) / (moments.std + eps)
+    return masked_values(whitened.to(kept.dtype), mask)

@@ -1,0 +1,7 @@
+"""Algorithms: one LightningModule per file."""
+
+from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.algorithms.grpo import GRPO
+from mrlm_pl.algorithms.sft import SFT
+
+__all__ = ["GRPO", "SFT", "Algorithm"]

@@ -1,0 +1,241 @@
+"""What every algorithm shares: policies in seats, one optimizer, the checks that stop a broken run, the export."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.policy import Policy
+
+LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
+_FROZEN_COPY = ".reference."
+
+
+class Algorithm(LightningModule, ABC):
+    """Base class: a subclass adds :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
+
+    Args:
+        policies: the weights, by name; None is one policy ``main`` with the built-in tiny model.
+        seats: which policy decides for each agent; an agent that is left out is bound to the only policy there is.
+        schedule: how the learning rates change over the run.
+        warmup_steps: optimizer steps over which they rise from 0.
+        betas: decay rates of AdamW's moments.
+
+    Raises:
+        ConfigurationError: there is no trained policy, or a seat names a policy that does not exist.
+    """
+
+    smallest_group = 1
+    """Fewest episodes per task that the advantage is defined for."""
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        schedule: LearningRateSchedule = "constant",
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        super().__init__()
+        policies = policies or {"main": Policy()}
+        if not any(policy.trained for policy in policies.values()):
+            raise ConfigurationError(f"none of the policies {sorted(policies)} is trained; set `trained: true` for one")
+        for agent, policy in (seats or {}).items():
+            if policy not in policies:
+                raise ConfigurationError(
+                    f"seat {agent!r} names policy {policy!r}, which does not exist; policies are {sorted(policies)}"
+                )
+        self.policies = nn.ModuleDict(policies)
+        self.seats = dict(seats or {})
+        self.schedule, self.warmup_steps, self.betas = schedule, warmup_steps, betas
+        # A frozen policy is part of the model but not of the checkpoint, and the reference is read again.
+        self.strict_loading = False
+        self._absent: set[str] = set()
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether the loss needs log-probabilities of the frozen initial weights."""
+        return False
+
+    @abstractmethod
+    def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
+        """This piece's share (0-dim) of the update's loss of one policy; see :mod:`mrlm_pl.losses.reduction`."""
+
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling) -> dict[str, PolicyBatch]:
+        """The learner's rows of a collection, by policy, with advantages; called once, without gradient.
+
+        Args:
+            episodes: one collection; failed ones are left out.
+            sampling: the distribution that its turns were drawn from.
+
+        Raises:
+            ConfigurationError: the algorithm does not learn from episodes.
+        """
+        raise ConfigurationError(f"{type(self).__name__} does not learn from rollouts; give it another data module")
+
+    def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
+        """Indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""
+        return torch.arange(len(rows))
+
+    def policy(self, name: str) -> Policy:
+        """The policy of that name."""
+        policy = self.policies[name]
+        assert isinstance(policy, Policy)
+        return policy
+
+    def seat(self, agent: str) -> str:
+        """Name of the policy that decides for an agent.
+
+        Raises:
+            ConfigurationError: the agent has no seat and there are several policies to choose from.
+        """
+        if agent in self.seats:
+            return self.seats[agent]
+        if len(self.policies) == 1:
+            return next(iter(self.policies))
+        if agent in self.policies:
+            return agent
+        raise ConfigurationError(
+            f"agent {agent!r} has no seat among the policies {sorted(self.policies)}; "
+            f"bind it with `seats: {{{agent}: POLICY}}`"
+        )
+
+    # Lightning's hooks, in the order in which a run meets them.
+
+    def configure_model(self) -> None:
+        for name in self.policies:
+            policy = self.policy(name)
+            policy.load(reference=self.uses_reference and policy.trained)
+
+    def configure_optimizers(self) -> Any:
+        trained = {name: self.policy(name) for name in self.policies if self.policy(name).trained}
+        groups = [
+            {
+                "params": [weight for weight in policy.model.parameters() if weight.requires_grad],
+                "lr": policy.learning_rate,
+                "weight_decay": policy.weight_decay,
+                "name": name,
+            }
+            for name, policy in trained.items()
+        ]
+        optimizer = torch.optim.AdamW(groups, betas=self.betas)
+        if self.schedule == "constant":
+            return optimizer
+        from transformers import get_scheduler
+
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = get_scheduler(self.schedule, optimizer, self.warmup_steps, steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        self._absent = {name for name in self.policies if name not in batch.totals}
+        shares = [self.policy_loss(name, rows, batch) for name, rows in batch.policies.items()]
+        # Policies without rows stay in the graph, so that every rank reduces the same gradients.
+        idle = [
+            0.0 * next(iter(self.policy(name).model.parameters())).flatten()[0]
+            for name in self.policies
+            if name not in batch.policies and self.policy(name).trained
+        ]
+        loss = torch.stack([share.float() for share in (*shares, *idle)]).sum()
+        if not bool(torch.isfinite(loss)):
+            raise NonFiniteError(
+                f"the loss is {loss.item()} at step {self.global_step}; lower the learning rate, clip gradients "
+                "(`--trainer.gradient_clip_val 1.0`) or check the rewards"
+            )
+        self.log("train/loss", loss * batch.pieces, batch_size=1, sync_dist=True)
+        if batch.metrics:
+            self._log_collection(batch.metrics)
+        # Lightning divides by the accumulation steps and strategies average over ranks; the shares are to be summed.
+        return loss * batch.pieces
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            if group["name"] in self._absent:
+                # A zero gradient would still move AdamW; a policy without data must stay where it is.
+                for weight in group["params"]:
+                    weight.grad = None
+                continue
+            gradients = [weight.grad for weight in group["params"] if weight.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+            if not bool(torch.isfinite(norm)):
+                raise NonFiniteError(
+                    f"the gradient of policy {group['name']!r} has norm {norm.item()} at step {self.global_step}; "
+                    "lower its learning rate or clip it (`--trainer.gradient_clip_val 1.0`)"
+                )
+            self.log(self.metric_name("grad_norm", group["name"]), norm, batch_size=1)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip each policy by itself: one norm over all would let a noisy policy slow the others down."""
+        if not gradient_clip_val:
+            return
+        for group in optimizer.param_groups:
+            if gradient_clip_algorithm == "value":
+                torch.nn.utils.clip_grad_value_(group["params"], float(gradient_clip_val))
+            else:
+                torch.nn.utils.clip_grad_norm_(group["params"], float(gradient_clip_val))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._log_evaluation("val", batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._log_evaluation("test", batch)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch.episodes
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        frozen = tuple(f"policies.{name}." for name in self.policies if not self.policy(name).trained)
+        checkpoint["state_dict"] = {
+            name: value
+            for name, value in checkpoint["state_dict"].items()
+            if _FROZEN_COPY not in name and not name.startswith(frozen or ("\0",))
+        }
+
+    def on_train_end(self) -> None:
+        if self.trainer.is_global_zero:
+            self.export(Path(self.trainer.default_root_dir) / "policies")
+
+    def export(self, folder: str | Path) -> None:
+        """Write every trained policy as a plain Hugging Face folder ``folder/NAME``."""
+        for name in self.policies:
+            if self.policy(name).trained:
+                self.policy(name).save_pretrained(Path(folder) / name)
+
+    def metric_name(self, metric: str, policy: str) -> str:
+        """Name under which a policy's number is logged: ``train/METRIC``, with the policy's name if there are several.
+
+        The number of policies, not of rows, decides, so the names do not change during a run.
+        """
+        return f"train/{metric}" if len(self.policies) == 1 else f"train/{policy}/{metric}"
+
+    def log_policy(self, name: str, metrics: Mapping[str, Tensor | float]) -> None:
+        """Log one policy's numbers of a training step."""
+        for metric, value in metrics.items():
+            self.log(self.metric_name(metric, name), value, batch_size=1, sync_dist=True)
+
+    def _log_collection(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            short = name.rsplit("/", 1)[-1]
+            on_bar = name.count("/") == 1 and short in ("reward", "kl", "entropy", "tokens_per_second")
+            self.log(name, value, prog_bar=on_bar, batch_size=1, sync_dist=True)
+
+    def _log_evaluation(self, prefix: str, batch: Any) -> None:
+        for name, (value, weight) in batch.means().items():
+            if math.isfinite(value):
+                self.log(f"{prefix}/{name}", value, batch_size=weight, sync_dist=True, on_epoch=True, prog_bar=True)

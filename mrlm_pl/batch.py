@@ -1,0 +1,176 @@
+"""Episodes as tensors.
+
+Batches are plain classes with ``to(device)``, on purpose neither dictionaries nor data classes: Lightning then moves
+them between devices and leaves their numbers alone. (Its low-precision plugins cast every float tensor that they can
+see inside a collection, and a log-probability rounded to bf16 is no longer the sampler's.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.episode import Trajectory
+from mrlm_pl.losses import BatchTotals, episode_token_counts
+
+_ROW_TENSORS = (
+    "token_ids",
+    "lengths",
+    "action_mask",
+    "old_logp",
+    "groups",
+    "prefix_groups",
+    "episode_tokens",
+    "temperature",
+)
+_OPTIONAL_TENSORS = ("advantages", "ref_logp", "proximal_logp")
+
+
+class PolicyBatch:
+    """Rows of one policy, B rows padded on the right to T tokens.
+
+    Attributes:
+        token_ids: [B, T] int64.
+        lengths: [B] int64, tokens in each row.
+        action_mask: [B, T] bool, True where the policy sampled the token.
+        old_logp: [B, T] fp32, what the sampler reported, 0 outside the mask.
+        groups: [B] int64, number of the group that the row's episode belongs to.
+        prefix_groups: [B] int64; rows with the same label began with the same prompt.
+        episode_tokens: [B] int64, action tokens of the row's episode in the whole collection.
+        temperature: [B] fp32, of the sampling; 1 for demonstrations and greedy turns.
+        advantages: [B, T] fp32, or None.
+        ref_logp: [B, T] fp32 under the frozen reference, or None.
+        proximal_logp: [B, T] fp32, the learner's own log-probabilities at the time of sampling; None where the
+            sampler's are used.
+    """
+
+    def __init__(
+        self,
+        token_ids: Tensor,
+        lengths: Tensor,
+        action_mask: Tensor,
+        old_logp: Tensor,
+        groups: Tensor,
+        prefix_groups: Tensor,
+        episode_tokens: Tensor,
+        temperature: Tensor,
+        advantages: Tensor | None = None,
+        ref_logp: Tensor | None = None,
+        proximal_logp: Tensor | None = None,
+    ) -> None:
+        self.token_ids, self.lengths, self.action_mask, self.old_logp = token_ids, lengths, action_mask, old_logp
+        self.groups, self.prefix_groups = groups, prefix_groups
+        self.episode_tokens, self.temperature = episode_tokens, temperature
+        self.advantages, self.ref_logp, self.proximal_logp = advantages, ref_logp, proximal_logp
+
+    def __len__(self) -> int:
+        return self.token_ids.shape[0]
+
+    def inputs(self) -> dict[str, Any]:
+        """The arguments of a policy's forward pass."""
+        return {
+            "token_ids": self.token_ids,
+            "lengths": self.lengths,
+            "action_mask": self.action_mask,
+            "temperature": self.temperature,
+            "prefix_groups": self.prefix_groups,
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are there, by name: the form in which checkpoints hold a batch."""
+        names = (*_ROW_TENSORS, *_OPTIONAL_TENSORS)
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def to(self, *args: Any, **kwargs: Any) -> PolicyBatch:
+        """A copy on another device; the arguments are those of ``Tensor.to``."""
+        return PolicyBatch(**{name: value.to(*args, **kwargs) for name, value in self.tensors().items()})
+
+    def select(self, rows: Tensor) -> PolicyBatch:
+        """The rows [b] of the given indices, with the padding cut to the longest of them."""
+        width = int(self.lengths[rows].max()) if rows.numel() else 0
+        return PolicyBatch(
+            **{
+                name: value[rows][:, :width] if value.dim() == 2 else value[rows]
+                for name, value in self.tensors().items()
+            }
+        )
+
+
+class Batch:
+    """What one training step receives: rows by policy, a piece of one optimizer update.
+
+    Attributes:
+        policies: the rows of each policy in this piece; a policy without rows is left out.
+        totals: size of the whole update by policy, over all pieces and ranks; it names every policy of the update.
+        pieces: how many pieces (accumulation steps times ranks) make up the update.
+        metrics: numbers about the collection, on its first piece only.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, PolicyBatch],
+        totals: Mapping[str, BatchTotals],
+        pieces: int = 1,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        self.policies, self.totals, self.pieces, self.metrics = (
+            dict(policies),
+            dict(totals),
+            pieces,
+            dict(metrics or {}),
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> Batch:
+        """A copy on another device; the arguments are those of ``Tensor.to``."""
+        moved = {name: rows.to(*args, **kwargs) for name, rows in self.policies.items()}
+        return Batch(moved, self.totals, self.pieces, self.metrics)
+
+
+def collate_rows(
+    rows: Sequence[Trajectory],
+    groups: Sequence[int],
+    prefix_groups: Sequence[int],
+    episode_ids: Sequence[int],
+    temperature: float | Sequence[float] = 1.0,
+    advantages: Sequence[float] | None = None,
+) -> PolicyBatch:
+    """The rows of one policy as a batch.
+
+    Args:
+        rows: B trajectories.
+        groups: [B] number of each row's group.
+        prefix_groups: [B] labels; rows with the same label began with the same prompt.
+        episode_ids: [B] labels, equal for the rows of one episode.
+        temperature: of the sampling, for all rows or [B].
+        advantages: [B], one number for all action tokens of a row.
+
+    >>> row = Trajectory("a", "p", (5, 6, 7), (False, True, True), (0.0, -1.0, -2.0), ())
+    >>> batch = collate_rows([row, row], [0, 0], [0, 0], [0, 1], advantages=[1.0, -1.0])
+    >>> batch.token_ids.tolist(), batch.advantages[1].tolist(), batch.episode_tokens.tolist()
+    ([[5, 6, 7], [5, 6, 7]], [0.0, -1.0, -1.0], [2, 2])
+    """
+    width = max((len(row.token_ids) for row in rows), default=0)
+
+    def padded(name: str, dtype: torch.dtype) -> Tensor:
+        table = torch.zeros(len(rows), width, dtype=dtype)
+        for index, row in enumerate(rows):
+            values = getattr(row, name)
+            table[index, : len(values)] = torch.tensor(values, dtype=dtype)
+        return table
+
+    action_mask = padded("action_mask", torch.bool)
+    temperatures = [temperature] * len(rows) if isinstance(temperature, (int, float)) else list(temperature)
+    return PolicyBatch(
+        token_ids=padded("token_ids", torch.int64),
+        lengths=torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64),
+        action_mask=action_mask,
+        old_logp=padded("logprobs", torch.float32),
+        groups=torch.tensor(list(groups), dtype=torch.int64),
+        prefix_groups=torch.tensor(list(prefix_groups), dtype=torch.int64),
+        episode_tokens=episode_token_counts(action_mask, torch.tensor(list(episode_ids), dtype=torch.int64)),
+        temperature=torch.tensor(temperatures, dtype=torch.float32),
+        advantages=None if advantages is None else torch.tensor(advantages)[:, None] * action_mask,
+    )

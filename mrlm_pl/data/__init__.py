@@ -1,0 +1,32 @@
+"""Data: task sources, data files and the data modules. Heavy imports wait until a name is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mrlm_pl.data.episode_files import read_episodes, write_episodes
+    from mrlm_pl.data.rollout_module import RolloutDataModule
+    from mrlm_pl.data.rows import read_rows
+    from mrlm_pl.data.trajectory_module import TrajectoryDataModule
+
+__all__ = ["RolloutDataModule", "TrajectoryDataModule", "read_episodes", "read_rows", "write_episodes"]
+
+_HOME = {
+    "RolloutDataModule": "rollout_module",
+    "TrajectoryDataModule": "trajectory_module",
+    "read_episodes": "episode_files",
+    "read_rows": "rows",
+    "write_episodes": "episode_files",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,40 @@
+"""Episodes on disk: one compressed JSON-lines file for each collection, enough to replay, re-score and re-credit."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import DataError
+
+
+def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
+    """Write ``episodes`` as gzipped JSON lines, atomically: the file is either whole or not there."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    text = "".join(episode.to_json() + "\n" for episode in episodes)
+    partial.write_bytes(gzip.compress(text.encode(), compresslevel=1, mtime=0))
+    os.replace(partial, path)
+
+
+def read_episodes(path: str | Path) -> Iterator[Episode]:
+    """The episodes of a file, or of every ``*.jsonl.gz`` file of a folder in the order of their names.
+
+    Raises:
+        DataError: there is no such file, or a line is not an episode record.
+    """
+    path = Path(path)
+    files = sorted(path.glob("*.jsonl.gz")) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise DataError(f"there are no episodes at {str(path)!r}; name a run's `episodes` folder or a file in it")
+    for file in files:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    yield Episode.from_json(line)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise DataError(f"{file}, line {number} is not an episode record: {error}") from error

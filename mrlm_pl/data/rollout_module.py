@@ -1,0 +1,416 @@
+"""The rollout data module: a sized, stateful stream of mini-batches from episodes of the current policy."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+
+from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.data.episode_files import write_episodes
+from mrlm_pl.data.task_stream import TaskStream
+from mrlm_pl.engines import Engine, InProcessEngine, Sampling
+from mrlm_pl.environment import Environment
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, summarize
+from mrlm_pl.losses import BatchTotals, batch_totals
+from mrlm_pl.rollout import EpisodePlayer, EpisodeSpec, Seat
+from mrlm_pl.seeding import derive_seed
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutDataModule(LightningDataModule):
+    """Collects episodes with the current weights and serves them as mini-batches.
+
+    An iteration is one collection of ``groups`` tasks with ``group_size`` episodes each, followed by ``passes`` times
+    ``minibatches`` optimizer updates on it. With ``accumulate_grad_batches`` of the trainer, an update is cut into that
+    many pieces; the result does not depend on it. All randomness is a function of ``seed`` and the position, so the
+    iteration, the position in it and its rows are all that a checkpoint holds.
+
+    Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats per
+    token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
+    collection, ``truncated_turns`` (share cut at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups`` (share),
+    ``row_restarts``, and the components and metrics of each environment as ``rollout/ENVIRONMENT/NAME``.
+
+    Args:
+        environment: where episodes are played; several make a multi-task run.
+        weights: share of the tasks for each environment; None is equal shares.
+        groups: tasks in an iteration, over all ranks.
+        group_size: episodes of each task.
+        minibatches: optimizer updates in one pass over an iteration's rows.
+        passes: passes over an iteration's rows.
+        iterations: iterations in an epoch of the trainer.
+        sampling: how training episodes are sampled.
+        validation_episodes: episodes of each environment that a validation or test loop plays.
+        validation_sampling: how these are sampled; None is like ``sampling``.
+        max_turns: decisions after which an episode is cut short.
+        step_timeout: seconds that one environment step may take.
+        retries: how many times a failed episode is started again.
+        workers: threads that step environments.
+        engine: where turns are sampled; None is the in-process engine at the trainer's precision.
+        save_episodes: write every collection to ``RUN/episodes``.
+        seed: of tasks, sampling and shuffling; the command line passes ``seed_everything``.
+
+    Raises:
+        ConfigurationError: a number is below 1, or two environments share a name.
+    """
+
+    def __init__(
+        self,
+        environment: Environment | list[Environment],
+        weights: list[float] | None = None,
+        groups: int = 8,
+        group_size: int = 8,
+        minibatches: int = 1,
+        passes: int = 1,
+        iterations: int = 100,
+        sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+        validation_episodes: int = 256,
+        validation_sampling: Sampling | None = None,
+        max_turns: int = 64,
+        step_timeout: float = 60.0,
+        retries: int = 2,
+        workers: int = 4,
+        engine: Engine | None = None,
+        save_episodes: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        counts = {
+            "groups": groups,
+            "group_size": group_size,
+            "minibatches": minibatches,
+            "passes": passes,
+            "iterations": iterations,
+            "validation_episodes": validation_episodes,
+            "max_turns": max_turns,
+            "workers": workers,
+        }
+        for name, value in counts.items():
+            if value < 1:
+                raise ConfigurationError(f"data.{name} is {value}; it must be 1 or above")
+        environments = environment if isinstance(environment, list) else [environment]
+        self.environments: dict[str, Environment] = {item.name: item for item in environments}
+        if len(self.environments) != len(environments):
+            names = [item.name for item in environments]
+            raise ConfigurationError(f"environments {names} share a name; give each one its own")
+        self.groups, self.group_size = groups, group_size
+        self.minibatches, self.passes, self.iterations = minibatches, passes, iterations
+        self.sampling, self.validation_sampling = sampling, validation_sampling or sampling
+        self.validation_episodes, self.save_episodes, self.seed = validation_episodes, save_episodes, seed
+        self._player_options: dict[str, Any] = {
+            "max_turns": max_turns,
+            "step_timeout": step_timeout,
+            "retries": retries,
+            "workers": workers,
+        }
+        self.tasks = TaskStream({name: item.tasks("train") for name, item in self.environments.items()}, weights, seed)
+        self._engine = engine
+        self._players: dict[Sampling, EpisodePlayer] = {}
+        self.iteration = 0
+        self.position = 0
+        self._rows: dict[str, PolicyBatch] | None = None
+        self._metrics: dict[str, float] = {}
+
+    # Lightning's hooks.
+
+    def setup(self, stage: str) -> None:
+        algorithm = self._algorithm()
+        for environment in self.environments.values():
+            for agent in environment.agents:
+                algorithm.seat(agent)
+        if stage != "fit":
+            return
+        if self.group_size < algorithm.smallest_group:
+            raise ConfigurationError(
+                f"data.group_size is {self.group_size}, but {type(algorithm).__name__} compares at least "
+                f"{algorithm.smallest_group} episodes of each task; raise data.group_size"
+            )
+        _, ranks = self._rank()
+        pieces = ranks * self.minibatches * self._accumulation()
+        if self.groups % pieces:
+            raise ConfigurationError(
+                f"data.groups is {self.groups}, which {ranks} ranks x {self.minibatches} minibatches x "
+                f"{self._accumulation()} accumulation steps cannot share evenly; make it a multiple of {pieces}"
+            )
+
+    def train_dataloader(self) -> _TrainingStream:
+        return _TrainingStream(self)
+
+    def val_dataloader(self) -> _EvaluationStream:
+        return _EvaluationStream(self, "validation")
+
+    def test_dataloader(self) -> _EvaluationStream:
+        return _EvaluationStream(self, "test")
+
+    def predict_dataloader(self) -> _EvaluationStream:
+        return _EvaluationStream(self, "test")
+
+    def teardown(self, stage: str) -> None:
+        for player in self._players.values():
+            player.close()
+        self._players = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        rows = None if self._rows is None else {name: batch.tensors() for name, batch in self._rows.items()}
+        return {"iteration": self.iteration, "position": self.position, "rows": rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.iteration, self.position = state_dict["iteration"], state_dict["position"]
+        rows = state_dict["rows"]
+        self._rows = None if rows is None else {name: PolicyBatch(**tensors) for name, tensors in rows.items()}
+
+    # The stream.
+
+    @property
+    def pieces_per_iteration(self) -> int:
+        """Lightning batches that one collection is served as."""
+        return self.passes * self.minibatches * self._accumulation()
+
+    def next_batch(self) -> Batch:
+        """The next piece; collects a rollout when the last one is used up."""
+        if self._rows is None:
+            self._rows = self._collect()
+        per_pass, accumulation = self.minibatches * self._accumulation(), self._accumulation()
+        pass_number, piece = divmod(self.position, per_pass)
+        order = self._shuffled_groups(pass_number).chunk(per_pass)
+        first = piece - piece % accumulation
+        batch = self._batch(order[piece], torch.cat(order[first : first + accumulation]))
+        self.position += 1
+        if self.position == self.pieces_per_iteration:
+            self._rows, self.position, self.iteration = None, 0, self.iteration + 1
+        self._metrics = {}
+        return batch
+
+    def evaluate(
+        self, environment: str, *, split: str, episodes: int, sampling: Sampling | None = None, model: str = ""
+    ) -> EvaluationReport:
+        """Report of the current weights on tasks of a split; see :func:`mrlm_pl.evaluation.evaluate`."""
+        specs = evaluation_specs(self.environments[environment], episodes, split, self.seed)
+        played = self.play(specs, sampling or self.validation_sampling)
+        return summarize(played, environment=environment, model=model, split=split, seed=self.seed)
+
+    def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
+        """Episodes played with the current weights."""
+        algorithm, engine = self._algorithm(), self._ready_engine()
+        was_training = algorithm.training
+        algorithm.eval()
+        with torch.no_grad():
+            for name in algorithm.policies:
+                engine.load(name, algorithm.policy(name).model, self._version())
+            episodes = self._player(sampling).play_blocking(specs)
+        algorithm.train(was_training)
+        return episodes
+
+    def _collect(self) -> dict[str, PolicyBatch]:
+        started = time.perf_counter()
+        rank, ranks = self._rank()
+        specs = [spec for group in range(rank, self.groups, ranks) for spec in self._group_specs(group)]
+        episodes = self.play(specs, self.sampling)
+        if self.save_episodes:
+            suffix = f"-rank{rank}" if ranks > 1 else ""
+            write_episodes(
+                self._run_folder() / "episodes" / f"iteration-{self.iteration:06d}{suffix}.jsonl.gz", episodes
+            )
+        failed = [episode for episode in episodes if episode.failed]
+        if len(failed) == len(episodes):
+            raise RolloutError(
+                f"all {len(episodes)} episodes of iteration {self.iteration} failed; the first: {failed[0].error}; "
+                f"try `mrlm check-env {failed[0].task.environment}`"
+            )
+        if failed:
+            logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(episodes), failed[0].error)
+        algorithm = self._algorithm()
+        with torch.no_grad(), self.trainer.precision_plugin.forward_context():
+            rows = algorithm.prepare(episodes, self.sampling)
+        self._metrics = collection_metrics(episodes, time.perf_counter() - started)
+        return rows
+
+    def _group_specs(self, group: int) -> list[EpisodeSpec]:
+        task = self.tasks[self.iteration * self.groups + group]
+        return [
+            EpisodeSpec(
+                id=f"{self.iteration}-{group}-{member}",
+                task=task,
+                group=f"{self.iteration}-{group}",
+                seed=derive_seed("episode", self.seed, self.iteration, group, member),
+                iteration=self.iteration,
+            )
+            for member in range(self.group_size)
+        ]
+
+    def _shuffled_groups(self, pass_number: int) -> Tensor:
+        """This rank's group numbers, in the order in which a pass serves them."""
+        rank, ranks = self._rank()
+        generator = torch.Generator().manual_seed(derive_seed("shuffle", self.seed, self.iteration, pass_number, rank))
+        return torch.randperm(self.groups // ranks, generator=generator)
+
+    def _batch(self, piece: Tensor, update: Tensor) -> Batch:
+        """The rows of a piece, with the size of the whole update that it is part of."""
+        assert self._rows is not None
+        algorithm = self._algorithm()
+        policies: dict[str, PolicyBatch] = {}
+        totals: dict[str, BatchTotals] = {}
+        for name in algorithm.policies:
+            rows = self._rows.get(name)
+            size = torch.zeros(3, dtype=torch.float64)
+            if rows is not None:
+                in_update = torch.isin(rows.groups.cpu(), update).to(rows.groups.device)
+                size = batch_totals(rows.action_mask[in_update], rows.episode_tokens[in_update]).to_tensor()
+                useful = algorithm.rows_with_gradient(rows)
+                chosen = useful[torch.isin(rows.groups[useful].cpu(), piece).to(useful.device)]
+                if chosen.numel():
+                    policies[name] = rows.select(chosen)
+            size = self._sum_over_ranks(size)
+            if size[0] > 0:
+                totals[name] = BatchTotals.from_tensor(size)
+        _, ranks = self._rank()
+        return Batch(policies, totals, self._accumulation() * ranks, self._metrics)
+
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        if self._rank()[1] == 1:
+            return values
+        strategy = self.trainer.strategy
+        return strategy.reduce(values.to(strategy.root_device), reduce_op="sum").cpu()
+
+    # What the trainer knows.
+
+    def _algorithm(self) -> Algorithm:
+        module = self.trainer.lightning_module
+        if not isinstance(module, Algorithm):
+            raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; a rollout needs its policies")
+        return module
+
+    def _rank(self) -> tuple[int, int]:
+        kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
+        return (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
+
+    def _accumulation(self) -> int:
+        return int(self.trainer.accumulate_grad_batches)
+
+    def _version(self) -> int:
+        return int(self.trainer.global_step)
+
+    def _run_folder(self) -> Path:
+        return Path(self.trainer.default_root_dir)
+
+    def _ready_engine(self) -> Engine:
+        if self._engine is None:
+            low = "bf16" in str(self.trainer.precision)
+            self._engine = InProcessEngine(dtype=torch.bfloat16 if low else None)
+        return self._engine
+
+    def _player(self, sampling: Sampling) -> EpisodePlayer:
+        if sampling not in self._players:
+            seats = {agent: self._seat(agent, sampling) for item in self.environments.values() for agent in item.agents}
+            self._players[sampling] = EpisodePlayer(
+                self.environments, seats, self._ready_engine(), **self._player_options
+            )
+        return self._players[sampling]
+
+    def _seat(self, agent: str, sampling: Sampling) -> Seat:
+        algorithm = self._algorithm()
+        name = algorithm.seat(agent)
+        policy = algorithm.policy(name)
+        return Seat(name, policy.chat, sampling, policy.context_window)
+
+
+class _TrainingStream:
+    """Sized, because Lightning prefetches from an unsized loader and would collect with weights one step old."""
+
+    def __init__(self, data: RolloutDataModule) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.data.iterations * self.data.pieces_per_iteration
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(len(self)):
+            yield self.data.next_batch()
+
+
+class EpisodeBatch:
+    """Finished episodes on their way through a validation, test or prediction step."""
+
+    def __init__(self, episodes: Sequence[Episode]) -> None:
+        self.episodes = list(episodes)
+
+    def to(self, *args: Any, **kwargs: Any) -> EpisodeBatch:
+        """Itself: records live on no device."""
+        return self
+
+    def means(self) -> dict[str, tuple[float, int]]:
+        """Mean and number of observations, by metric: ``reward``, and ``accuracy`` where success is known."""
+        played = [episode for episode in self.episodes if not episode.failed]
+        judged = [episode for episode in played if episode.success is not None]
+        means = {}
+        if played:
+            means["reward"] = (sum(episode.reward for episode in played) / len(played), len(played))
+        if judged:
+            means["accuracy"] = (sum(bool(episode.success) for episode in judged) / len(judged), len(judged))
+        return means
+
+
+class _EvaluationStream:
+    BATCH = 64
+
+    def __init__(self, data: RolloutDataModule, split: str) -> None:
+        self.data = data
+        rank, ranks = data._rank()
+        specs = [
+            spec
+            for environment in data.environments.values()
+            for spec in evaluation_specs(environment, data.validation_episodes, split, data.seed)
+        ]
+        # Every rank must serve the same number of batches, or the others would wait for it for ever.
+        self.specs = specs[rank::ranks][: len(specs) // ranks]
+
+    def __len__(self) -> int:
+        return -(-len(self.specs) // self.BATCH)
+
+    def __iter__(self) -> Iterator[EpisodeBatch]:
+        for start in range(0, len(self.specs), self.BATCH):
+            yield EpisodeBatch(self.data.play(self.specs[start : start + self.BATCH], self.data.validation_sampling))
+
+
+def collection_metrics(episodes: Sequence[Episode], seconds: float) -> dict[str, float]:
+    """The numbers that are logged of a collection; see :class:`RolloutDataModule`."""
+    played = [episode for episode in episodes if not episode.failed]
+    rows = [row for episode in played for row in episode.rows()]
+    turns = [turn for row in rows for turn in row.turns]
+    tokens = sum(row.num_actions for row in rows)
+    groups: dict[str, set[float]] = {}
+    for episode in played:
+        groups.setdefault(episode.group, set()).add(episode.reward)
+    metrics = {
+        "rollout/reward": _mean([episode.reward for episode in played]),
+        "rollout/entropy": -sum(sum(row.logprobs) for row in rows) / max(tokens, 1),
+        "rollout/tokens_per_second": tokens / seconds,
+        "rollout/response_tokens": tokens / max(len(turns), 1),
+        "rollout/truncated_turns": _mean([turn.finish_reason == "length" for turn in turns]),
+        "rollout/failed_episodes": float(len(episodes) - len(played)),
+        "rollout/zero_variance_groups": _mean([len(rewards) == 1 for rewards in groups.values()]),
+        "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),
+    }
+    judged = [bool(episode.success) for episode in played if episode.success is not None]
+    if judged:
+        metrics["rollout/success"] = _mean(judged)
+    by_name: dict[str, list[float]] = {}
+    for episode in played:
+        values: Mapping[str, float] = {**episode.components(), **episode.metrics}
+        for name, value in values.items():
+            by_name.setdefault(f"rollout/{episode.task.environment}/{name}", []).append(value)
+    return metrics | {name: _mean(values) for name, values in by_name.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,204 @@
+"""Rows of a data set: a local file, or a hub name through ``datasets``. Free of torch."""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mrlm_pl.environment import SPLITS, split_of
+from mrlm_pl.errors import ConfigurationError, DataError
+
+__all__ = ["read_rows", "read_split"]
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+def read_rows(source: str, split: str | None, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """All rows of a data set, in order, each with at least the given fields.
+
+    Args:
+        source: a local ``.jsonl``, ``.json`` (a list of objects, or one object whose only list is the rows) or
+            ``.parquet`` file, each also with ``.gz``; or a hub name, ``owner/name`` or ``owner/name:configuration``.
+        split: which split of a hub data set; a local file is one split, whatever the value.
+        fields: names that every row must have.
+
+    Raises:
+        DataError: the source is missing or unreadable, or a row is no object or lacks a field. The message names the
+            file and the row (in JSONL the line), counted from 1.
+    """
+    numbered = _local_rows(Path(source)) if _is_local(source) else enumerate(_hub_rows(source, split), start=1)
+    rows = []
+    for number, row in numbered:
+        if not isinstance(row, dict):
+            raise DataError(f"{source}, row {number}: {_shortened(row)} is not an object with named fields")
+        missing = [name for name in fields if name not in row]
+        if missing:
+            raise DataError(f"{source}, row {number}: no field {missing[0]!r}; the row has the fields {sorted(row)}")
+        rows.append(row)
+    if not rows:
+        raise DataError(f"{source} has no rows")
+    return rows
+
+
+def read_split(
+    data: str | Mapping[str, str], split: str, fields: Sequence[str], identity: Callable[[Mapping[str, Any]], str]
+) -> list[dict[str, Any]]:
+    """Rows of one split of a data set, disjoint from the rows of the other splits.
+
+    One local file is divided by the hash of each row's identity: 8 in 10 ``train``, 1 each ``validation`` and ``test``.
+    A mapping names a source for each split, and a hub data set has splits of its own; where these give no
+    ``validation``, it is the tenth of ``train`` that the hash assigns to it.
+
+    Args:
+        data: a local file or a hub name, or a mapping from splits to these.
+        split: ``train``, ``validation`` or ``test``.
+        fields: names that every row must have.
+        identity: text that is equal for equal problems.
+
+    Raises:
+        DataError: see :func:`read_rows`.
+        ConfigurationError: the split is unknown, the mapping names no source for it, or no row belongs to it.
+    """
+    if split not in SPLITS:
+        raise ConfigurationError(f"there is no split {split!r}; use {', '.join(SPLITS)}")
+    if isinstance(data, str) and _is_local(data):
+        rows = [row for row in read_rows(data, split, fields) if split_of(identity(row)) == split]
+    else:
+        rows = _named_split(data, split, fields, identity)
+    if not rows:
+        raise ConfigurationError(f"no row of {data!r} belongs to split {split!r}; give it more rows or a file of its own")
+    return rows
+
+
+def _named_split(
+    data: str | Mapping[str, str], split: str, fields: Sequence[str], identity: Callable[[Mapping[str, Any]], str]
+) -> list[dict[str, Any]]:
+    if isinstance(data, str):
+        available = _hub_splits(data)
+        sources = dict.fromkeys(available, data)
+    else:
+        sources = dict(data)
+        unknown = set(sources) - set(SPLITS)
+        if unknown:
+            raise ConfigurationError(f"data names the split {sorted(unknown)[0]!r}; use {', '.join(SPLITS)}")
+    if split == "test" and "test" not in sources and "validation" in sources and isinstance(data, str):
+        raise ConfigurationError(f"data set {data!r} has no split 'test'; it has {', '.join(sources)}")
+    if split in sources and (split != "train" or "validation" in sources):
+        return read_rows(sources[split], split, fields)
+    if "train" not in sources or split == "test":
+        raise ConfigurationError(f"data {data!r} has no split {split!r}; it has {', '.join(sources) or 'none'}")
+    rows = read_rows(sources["train"], "train", fields)
+    return [row for row in rows if (split_of(identity(row)) == "validation") == (split == "validation")]
+
+
+def _is_local(source: str) -> bool:
+    """Whether a source means a file: it exists, has a data suffix, or could not be a hub name."""
+    path = Path(source)
+    if path.exists() or _stem_suffix(path) in SUFFIXES or path.suffix in (".gz", ".csv", ".txt"):
+        return True
+    return source.startswith((".", "/", "~", "\\")) or source.count("/") > 1 or "\\" in source
+
+
+def _stem_suffix(path: Path) -> str:
+    """The file's kind, such as ``.jsonl`` for ``rows.jsonl`` and ``rows.jsonl.gz``."""
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+
+
+def _local_rows(path: Path) -> list[tuple[int, Any]]:
+    path = path.expanduser()
+    if not path.is_file():
+        raise DataError(_missing(path))
+    suffix = _stem_suffix(path)
+    if suffix not in SUFFIXES:
+        raise DataError(f"{path}: the suffix {suffix or '(none)'!r} is not read; use {', '.join(SUFFIXES)}, also with .gz")
+    try:
+        raw = path.read_bytes()
+        raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
+        if suffix == ".parquet":
+            return _parquet_rows(raw)
+        text = raw.decode("utf-8-sig")
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    return _jsonl_rows(text, path) if suffix == ".jsonl" else _json_rows(text, path)
+
+
+def _missing(path: Path) -> str:
+    if path.is_dir():
+        return f"{path} is a folder; name one file in it, such as {next(iter(sorted(_names(path))), 'rows.jsonl')}"
+    if not path.parent.is_dir():
+        return f"data file {path} does not exist, nor does its folder {path.parent}"
+    nearest = difflib.get_close_matches(path.name, _names(path.parent), n=1)
+    return f"data file {path} does not exist" + (f"; did you mean {path.parent / nearest[0]}?" if nearest else "")
+
+
+def _names(folder: Path) -> list[str]:
+    return [item.name for item in folder.iterdir() if item.is_file()]
+
+
+def _jsonl_rows(text: str, path: Path) -> list[tuple[int, Any]]:
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                rows.append((number, json.loads(line)))
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}, row {number}: not JSON ({error})") from error
+    return rows
+
+
+def _json_rows(text: str, path: Path) -> list[tuple[int, Any]]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON ({error})") from error
+    if isinstance(content, dict):
+        lists = [value for value in content.values() if isinstance(value, list)]
+        content = lists[0] if len(lists) == 1 else None
+    if not isinstance(content, list):
+        raise DataError(f"{path}: must hold a list of objects, or one object with a single list of them")
+    return list(enumerate(content, start=1))
+
+
+def _parquet_rows(raw: bytes) -> list[tuple[int, Any]]:
+    # Imported here: an environment server that reads JSON does not wait for Arrow.
+    import pyarrow.parquet
+
+    return list(enumerate(pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist(), start=1))
+
+
+def _hub_rows(source: str, split: str | None) -> list[dict[str, Any]]:
+    import datasets
+
+    name, _, configuration = source.partition(":")
+    try:
+        found = datasets.load_dataset(name, configuration or None, split=split or "train")
+    except Exception as error:  # the hub client raises errors of many unrelated classes
+        raise DataError(_hub_fault(source, error)) from error
+    return [dict(row) for row in found]
+
+
+def _hub_splits(source: str) -> list[str]:
+    import datasets
+
+    name, _, configuration = source.partition(":")
+    try:
+        return list(datasets.get_dataset_split_names(name, configuration or None))
+    except Exception as error:  # as above
+        raise DataError(_hub_fault(source, error)) from error
+
+
+def _hub_fault(source: str, error: Exception) -> str:
+    return (
+        f"data set {source!r} is no local file and cannot be loaded from the hub ({type(error).__name__}: {error}); "
+        f"check the name (owner/name or owner/name:configuration) or give a path to a {', '.join(SUFFIXES)} file"
+    )
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,69 @@
+"""Which task comes next: a function of the position in the run, so that no cursor has to be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mrlm_pl.environment import TaskSource
+from mrlm_pl.episode import Task
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.seeding import keyed_random
+
+
+class TaskStream:
+    """Endless stream over weighted task sources; position ``n`` always gives the same task.
+
+    Sources take turns so that after any number of tasks each one's count is within 1 of its share. A sized source is
+    shuffled anew in each of its epochs; an endless one is read in order.
+
+    Args:
+        sources: task source by environment name.
+        weights: share of each source, in the order of ``sources``; None is equal shares.
+        seed: of the shuffling.
+
+    Raises:
+        ConfigurationError: the weights do not fit the sources, or one is not positive.
+
+    >>> from mrlm_pl.environment import DatasetTasks
+    >>> a, b = (DatasetTasks(name, "train", [{}, {}]) for name in "ab")
+    >>> [TaskStream({"a": a, "b": b}, [3, 1], seed=0)[n].environment for n in range(4)]
+    ['a', 'b', 'a', 'a']
+    """
+
+    def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[float] | None, seed: int) -> None:
+        weights = [1.0] * len(sources) if weights is None else list(weights)
+        if len(weights) != len(sources) or any(not weight > 0 for weight in weights):
+            raise ConfigurationError(
+                f"weights are {weights} for the environments {list(sources)}; give one positive number for each"
+            )
+        self.sources, self.seed = dict(sources), seed
+        self.shares = [weight / sum(weights) for weight in weights]
+        self._picks: list[tuple[str, int]] = []
+        self._counts = dict.fromkeys(self.sources, 0)
+        self._orders: dict[tuple[str, int], list[int]] = {}
+
+    def __getitem__(self, position: int) -> Task:
+        while len(self._picks) <= position:
+            self._pick()
+        name, count = self._picks[position]
+        source = self.sources[name]
+        if source.size is None:
+            return source[count]
+        epoch, index = divmod(count, source.size)
+        return source[self._order(name, epoch, source.size)[index]]
+
+    def _pick(self) -> None:
+        turn = len(self._picks) + 1
+        behind = {
+            name: share * turn - self._counts[name] for name, share in zip(self.sources, self.shares, strict=True)
+        }
+        name = max(behind, key=lambda key: behind[key])
+        self._picks.append((name, self._counts[name]))
+        self._counts[name] += 1
+
+    def _order(self, name: str, epoch: int, size: int) -> list[int]:
+        if (name, epoch) not in self._orders:
+            order = list(range(size))
+            keyed_random("order", self.seed, name, epoch).shuffle(order)
+            self._orders[name, epoch] = order
+        return self._orders[name, epoch]

@@ -1,0 +1,33 @@
+"""Engines: token ids in, sampled tokens with their log-probabilities out. Heavy imports wait until a name is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mrlm_pl.engines.base import Engine, FinishReason, Sample, SampleRequest, Sampling
+    from mrlm_pl.engines.generation import EngineStats
+    from mrlm_pl.engines.in_process import InProcessEngine
+
+__all__ = ["Engine", "EngineStats", "FinishReason", "InProcessEngine", "Sample", "SampleRequest", "Sampling"]
+
+_HOME = {
+    "Engine": "base",
+    "FinishReason": "base",
+    "Sample": "base",
+    "SampleRequest": "base",
+    "Sampling": "base",
+    "EngineStats": "generation",
+    "InProcessEngine": "in_process",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,117 @@
+"""The engine contract: token ids in, sampled tokens with the log-probabilities of the distribution sampled from out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mrlm_pl.errors import ConfigurationError
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn: the distribution is ``softmax(logits / temperature)``, cut by top-k, then by top-p.
+
+    Args:
+        temperature: 0 takes the most probable token (its log-probability is then that of temperature 1);
+            above 0 divides the logits.
+        top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``; 1 keeps all.
+        top_k: keep the ``top_k`` most probable tokens; 0 keeps all.
+        max_tokens: at most this many tokens are sampled in a turn.
+
+    Raises:
+        ConfigurationError: a value is outside its range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("temperature", self.temperature >= 0, "0 (greedy) or above"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", self.top_k >= 0, "0 (all tokens) or above"),
+            ("max_tokens", self.max_tokens >= 1, "1 or above"),
+        )
+        for name, holds, remedy in checks:
+            if not holds:
+                raise ConfigurationError(f"sampling.{name} is {getattr(self, name)!r}; it must be {remedy}")
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the distribution sampled from is not the plain softmax at this temperature."""
+        return self.temperature == 0 or self.top_p < 1 or self.top_k > 0
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One turn to generate.
+
+    Args:
+        token_ids: the whole context, from the first token of the conversation.
+        policy: name of the weights to use.
+        seed: all the randomness of this request; see :mod:`mrlm_pl.seeding`.
+        sampling: the distribution to draw from.
+        stop_ids: a sampled token among these ends the turn; it is part of the sample.
+        session: key under which the engine may keep the context's key/value cache for the next turn; empty keeps none.
+    """
+
+    token_ids: tuple[int, ...]
+    policy: str
+    seed: int
+    sampling: Sampling
+    stop_ids: tuple[int, ...] = ()
+    session: str = ""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was generated for one request.
+
+    Args:
+        token_ids: the sampled tokens, the stop token included when there is one; at least one.
+        logprobs: natural-log probability of each token under the distribution it was drawn from.
+        finish_reason: ``stop`` when a stop token ended it, ``length`` when ``max_tokens`` did.
+        version: version of the weights that produced the tokens.
+        engine: name of the engine.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    version: int
+    engine: str
+
+
+class Engine(ABC):
+    """Generates for named policies. Engines never tokenize text."""
+
+    @abstractmethod
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """One :class:`Sample` per request, in order.
+
+        Raises:
+            EngineError: a policy is not loaded, a context is empty or does not fit the model's window.
+        """
+
+    @abstractmethod
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        """Make ``weights`` the current ones of ``policy``; caches of older versions are dropped.
+
+        Args:
+            policy: the name that requests use.
+            weights: what the engine can read; for the in-process engine a ``transformers`` causal LM module.
+            version: number stored in every sample made from now on.
+        """
+
+    def release(self, session_prefix: str) -> None:
+        """Forget the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""
+
+    def close(self) -> None:
+        """Free what the engine holds; may be called twice."""

@@ -1,0 +1,217 @@
+"""The default engine: generates in this process, from the weights that are being trained."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from mrlm_pl.engines.backend import Backend
+from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.engines.decoder import FusedDecoder
+from mrlm_pl.engines.generation import EngineStats, Generated, generate
+from mrlm_pl.engines.generic import GenericModel
+from mrlm_pl.engines.session_cache import SessionCache
+from mrlm_pl.engines.weights import unsupported_reason
+from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Loaded:
+    model: PreTrainedModel
+    backend: Backend
+    window: int | None
+    version: int
+
+
+class InProcessEngine(Engine):
+    """Generates with the modules of this process, in one worker thread, so that the event loop stays free.
+
+    The requests of one :meth:`sample` call are batched by policy; requests of different calls are not, so that a run's
+    batches, and with them the rounding of its log-probabilities, do not depend on timing. Within a batch a context
+    that several requests share is computed once, a context that extends an earlier turn of its session is computed from
+    there on, and rows leave when they have finished. A request's tokens depend on its seed, context and sampling, and
+    on its batch only through floating-point rounding.
+
+    Llama, Qwen2, Qwen3 and Mistral models take a decode step of our own
+    (:class:`~mrlm_pl.engines.decoder.FusedDecoder`); all others their own ``forward``. A model's weights may be read
+    where they are, so nothing may change them while :meth:`sample` runs, and every change needs a :meth:`load`.
+
+    Args:
+        dtype: compute dtype of the projections and attention; None is the module's own. With a module in float32 and
+            bfloat16 here, the precision is that of ``torch.autocast`` (norms and residuals in float32).
+        max_batch_tokens: bound on the sum over a batch's rows of context and ``max_tokens``, which bounds the memory
+            for keys and values; more requests are done in several batches.
+        cache_bytes: bound on the keys and values kept between turns for sessions; 0 keeps none.
+        fused: False lets every model use its own ``forward``.
+
+    Raises:
+        ConfigurationError: a bound is out of its range.
+    """
+
+    name = "in_process"
+
+    def __init__(
+        self,
+        dtype: torch.dtype | None = None,
+        max_batch_tokens: int = 131_072,
+        cache_bytes: int = 2**30,
+        fused: bool = True,
+    ) -> None:
+        if max_batch_tokens < 1:
+            raise ConfigurationError(f"max_batch_tokens is {max_batch_tokens}; it must be 1 or above")
+        if cache_bytes < 0:
+            raise ConfigurationError(f"cache_bytes is {cache_bytes}; it must be 0 (keep nothing) or above")
+        self._dtype = dtype
+        self._max_batch_tokens = max_batch_tokens
+        self._fused = fused
+        self._loaded: dict[str, _Loaded] = {}
+        self._sessions = SessionCache(cache_bytes)
+        self._stats = EngineStats()
+        # Everything that touches weights, caches or counters runs in this one thread, hence in order and unlocked.
+        self._worker: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="mrlm-engine")
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters since the engine was made; a copy."""
+        return replace(self._stats)
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        """Make the module's current weights those of ``policy``; returns when they are taken over.
+
+        Args:
+            policy: the name that requests use.
+            weights: a ``transformers`` causal LM.
+            version: number stored in every sample made from now on. The policy's sessions are forgotten.
+
+        Raises:
+            EngineError: ``weights`` is not such a module.
+        """
+        if not isinstance(weights, PreTrainedModel):
+            raise EngineError(
+                f"policy {policy!r}: the in-process engine loads a transformers PreTrainedModel, not a "
+                f"{type(weights).__name__}"
+            )
+        self._submit(self._load, policy, weights, version).result()
+
+    def _load(self, policy: str, model: PreTrainedModel, version: int) -> None:
+        self._sessions.drop_policy(policy)
+        loaded = self._loaded.get(policy)
+        if loaded is not None and loaded.model is model:
+            loaded.backend.refresh()
+            loaded.version = version
+            return
+        window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        self._loaded[policy] = _Loaded(model, self._backend(policy, model), window, version)
+
+    def _backend(self, policy: str, model: PreTrainedModel) -> Backend:
+        dtype = self._dtype or model.dtype
+        reason = unsupported_reason(model) if self._fused else "fused is off"
+        if reason is None:
+            return FusedDecoder(model, dtype)
+        generic = GenericModel(model, dtype)
+        how = "" if generic.has_cache else " and has no key/value cache: every token recomputes its row"
+        logger.info("policy %r generates through its own forward (%s)%s", policy, reason, how)
+        return generic
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """One :class:`~mrlm_pl.engines.base.Sample` per request, in order.
+
+        Generation stops at the model's context window with finish reason ``length``.
+
+        Raises:
+            EngineError: a policy is not loaded, or a context is empty or leaves no room in the model's window.
+            NonFiniteError: the model gave logits from which no token can be drawn.
+        """
+        if not requests:
+            return []
+        return await asyncio.wrap_future(self._submit(self._sample, list(requests)))
+
+    def _sample(self, requests: list[SampleRequest]) -> list[Sample]:
+        limits = [self._limit(request) for request in requests]
+        by_policy: dict[str, list[int]] = {}
+        for r, request in enumerate(requests):
+            by_policy.setdefault(request.policy, []).append(r)
+        samples: dict[int, Sample] = {}
+        for policy, indices in by_policy.items():
+            loaded = self._loaded[policy]
+            for batch in self._batches(requests, limits, indices):
+                with torch.inference_mode(isinstance(loaded.backend, FusedDecoder)):
+                    generated = generate(
+                        loaded.backend,
+                        [requests[r] for r in batch],
+                        [limits[r] for r in batch],
+                        self._sessions,
+                        self._stats,
+                    )
+                for r, out in zip(batch, generated, strict=True):
+                    samples[r] = self._finish(policy, loaded.version, out)
+        return [samples[r] for r in range(len(requests))]
+
+    def _finish(self, policy: str, version: int, out: Generated) -> Sample:
+        if not math.isfinite(sum(out.logprobs)):
+            raise NonFiniteError(
+                f"policy {policy!r} version {version} gave a log-probability that is not finite: its logits hold NaN or "
+                "infinity; look at the learning rate and at the weights of the last checkpoint"
+            )
+        return Sample(tuple(out.token_ids), tuple(out.logprobs), out.finish_reason, version, self.name)
+
+    def _limit(self, request: SampleRequest) -> int:
+        """Tokens that may be sampled for a request."""
+        loaded = self._loaded.get(request.policy)
+        if loaded is None:
+            known = ", ".join(sorted(self._loaded)) or "none"
+            raise EngineError(f"policy {request.policy!r} is not loaded (loaded: {known}); call load() first")
+        if not request.token_ids:
+            raise EngineError(f"a request for policy {request.policy!r} has an empty context; give at least one token")
+        if loaded.window is None:
+            return request.sampling.max_tokens
+        room = loaded.window - len(request.token_ids)
+        if room < 1:
+            raise EngineError(
+                f"a context of {len(request.token_ids)} tokens leaves no room in the {loaded.window}-token window of "
+                f"policy {request.policy!r}; shorten the conversation or use a model with a longer window"
+            )
+        return min(room, request.sampling.max_tokens)
+
+    def _batches(self, requests: list[SampleRequest], limits: list[int], indices: list[int]) -> list[list[int]]:
+        """``indices`` cut, in order, so that no batch but one of a single request exceeds the token bound."""
+        batches: list[list[int]] = []
+        size = 0
+        for r in indices:
+            tokens = len(requests[r].token_ids) + limits[r]
+            if not batches or size + tokens > self._max_batch_tokens:
+                batches.append([])
+                size = 0
+            batches[-1].append(r)
+            size += tokens
+        return batches
+
+    def release(self, session_prefix: str) -> None:
+        """Forget the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""
+        if self._worker is not None:
+            self._submit(self._sessions.release, session_prefix)
+
+    def close(self) -> None:
+        """Wait for the work in hand, then free weights and caches; may be called twice."""
+        if self._worker is not None:
+            self._worker.shutdown()
+            self._worker = None
+            self._loaded.clear()
+            self._sessions = SessionCache(0)
+
+    def _submit(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        if self._worker is None:
+            raise EngineError("the in-process engine is closed; make a new one")
+        return self._worker.submit(function, *arguments)

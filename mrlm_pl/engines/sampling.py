@@ -1,0 +1,201 @@
+"""Tokens drawn from logits by inverse CDF, with exact log-probabilities and counter-based randomness.
+
+The uniform number behind token ``n`` of a request is a function of the request's seed and ``n`` alone, and a row is
+drawn from its own logits alone. So a request's tokens do not depend on the batch it shares, and no global generator
+is read or changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mrlm_pl.engines.base import Sampling
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_SEED_BITS = 0xFFFFFFFFFFFFFFFF
+_BLOCK = 256
+_ONE_LEVEL_VOCABULARY = 4096
+_NUCLEUS_CANDIDATES = 1024
+
+
+def _splitmix(state: np.ndarray) -> np.ndarray:
+    """The SplitMix64 finaliser of each ``uint64`` (Steele, Lea and Flood 2014, "Fast splittable pseudorandom ...")."""
+    state = (state ^ (state >> np.uint64(30))) * _MIX_1
+    state = (state ^ (state >> np.uint64(27))) * _MIX_2
+    return state ^ (state >> np.uint64(31))
+
+
+def uniforms(seeds: Sequence[int], count: int) -> np.ndarray:
+    """Numbers in ``[0, 1)``, shape ``[len(seeds), count]``, float64; row b, column n is a function of ``(seeds[b], n)``.
+
+    Column n is the n-th output of a SplitMix64 generator that starts at the mixed seed. The numbers lie on a grid of
+    2**-52, so that ``u * total < total`` also after rounding.
+
+    >>> bool((uniforms([7, 8], 3)[1] == uniforms([8], 3)[0]).all())
+    True
+    >>> bool((uniforms([7], 5)[:, :3] == uniforms([7], 3)).all())
+    True
+    """
+    start = _splitmix(np.array([seed & _SEED_BITS for seed in seeds], dtype=np.uint64) + _GOLDEN)
+    steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    return (_splitmix(start[:, None] + steps) >> np.uint64(12)).astype(np.float64) * 2.0**-52
+
+
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """One token per row and its natural-log probability under the distribution it was drawn from.
+
+    The distribution is ``softmax(logits / temperature)`` cut to the ``top_k`` most probable tokens, then to the
+    smallest set of those whose renormalised mass reaches ``top_p``, and renormalised over what is kept. Temperature 0
+    takes the most probable token and reports its log-probability at temperature 1, whatever ``top_k`` and ``top_p``.
+
+    Args:
+        logits: shape ``[B, V]``, any floating dtype; the arithmetic is float32 with float64 cumulative sums.
+        uniform: shape ``[B]``, float64 in ``[0, 1)``, one number for each row.
+        sampling: the distribution.
+
+    Returns:
+        token ids ``[B]`` (int64) and log-probabilities ``[B]`` (float32). Logits that hold NaN give some token and a
+        NaN log-probability.
+
+    >>> logits = torch.tensor([[0.6, 0.1, 0.3]]).log()
+    >>> [draw(logits, torch.tensor([u], dtype=torch.float64), Sampling())[0].item() for u in (0.59, 0.61, 0.71)]
+    [0, 1, 2]
+    >>> tokens, logprobs = draw(logits, torch.tensor([0.9], dtype=torch.float64), Sampling(top_k=2))
+    >>> tokens.item(), round(logprobs.exp().item(), 4)    # 0.3 of the 0.9 that is kept
+    (2, 0.3333)
+    """
+    logits = logits.float()
+    if sampling.temperature == 0:
+        tokens = logits.argmax(-1)
+        return tokens, logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    if sampling.truncated:
+        return _draw_truncated(logits, uniform[:, None], sampling)
+    if logits.shape[-1] <= _ONE_LEVEL_VOCABULARY:
+        return _draw_full(logits, uniform[:, None])
+    return _draw_blocks(logits, uniform[:, None])
+
+
+def _invert(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Index of positive mass picked in each row, the row's total, and where in ``[0, 1)`` of that index it fell.
+
+    ``mass`` ``[B, N]`` and ``uniform`` ``[B, 1]`` are given; all results are ``[B, 1]``. Since ``uniform * total`` is
+    strictly below the total, the first cumulative sum above it belongs to an index whose mass is not 0.
+    """
+    cumulative = mass.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    target = uniform * total
+    index = torch.searchsorted(cumulative, target, right=True).clamp_(max=mass.shape[-1] - 1)
+    upper = cumulative.gather(-1, index)
+    lower = torch.where(index > 0, cumulative.gather(-1, (index - 1).clamp_(min=0)), 0.0)
+    return index, total, ((target - lower) / (upper - lower)).clamp_(0.0, 1.0 - 2.0**-52)
+
+
+def _draw_full(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`draw` from the whole softmax by one cumulative sum over the vocabulary; cheapest for small ones."""
+    peak = logits.amax(-1, keepdim=True)
+    cumulative = (logits - peak).exp_().cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, uniform * total, right=True).clamp_(max=logits.shape[-1] - 1)
+    return index[:, 0], (logits.gather(-1, index) - peak - total.log().float())[:, 0]
+
+
+def _draw_blocks(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`draw` from the whole softmax in two levels: a block of the vocabulary, then a token inside it.
+
+    Cumulative sums then run over V / 256 + 256 numbers instead of V.
+    """
+    peak = logits.amax(-1, keepdim=True)
+    mass = (logits - peak).exp_()
+    blocks = F.pad(mass, (0, -mass.shape[-1] % _BLOCK)).view(mass.shape[0], -1, _BLOCK)
+    block, total, rest = _invert(blocks.sum(-1), uniform)
+    inside, _, _ = _invert(blocks.gather(1, block[:, :, None].expand(-1, 1, _BLOCK))[:, 0], rest)
+    index = (block * _BLOCK + inside).clamp_(max=logits.shape[-1] - 1)
+    return index[:, 0], (logits.gather(-1, index) - peak - total.log().float())[:, 0]
+
+
+def _draw_truncated(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """:func:`draw` after top-k and top-p, from the most probable tokens in descending order.
+
+    With top-p alone the head of the distribution is looked at first; rows whose nucleus is larger sort everything.
+    """
+    vocabulary = logits.shape[-1]
+    width = min(sampling.top_k or _NUCLEUS_CANDIDATES, vocabulary)
+    values, ids = logits.topk(width, dim=-1)
+    whole = values.logsumexp(-1, keepdim=True) if sampling.top_k else logits.logsumexp(-1, keepdim=True)
+    tokens, logprobs, covered = _draw_nucleus(values, ids, whole, uniform, sampling.top_p)
+    if sampling.top_k or width == vocabulary:
+        return tokens, logprobs
+    wide = (~covered).nonzero()[:, 0]
+    if len(wide):
+        values, ids = logits[wide].sort(dim=-1, descending=True)
+        tokens[wide], logprobs[wide], _ = _draw_nucleus(values, ids, whole[wide], uniform[wide], sampling.top_p)
+    return tokens, logprobs
+
+
+def _draw_nucleus(
+    values: Tensor, ids: Tensor, whole: Tensor, uniform: Tensor, top_p: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Token, log-probability and whether the candidates reach ``top_p``, each ``[B]``.
+
+    ``values`` ``[B, N]`` are descending logits of the tokens ``ids``; ``whole`` ``[B, 1]`` is the log of the mass that
+    ``top_p`` is a share of.
+    """
+    cumulative = (values - whole).exp_().cumsum(-1, dtype=torch.float64)
+    reached = cumulative[:, -1] >= top_p
+    last = values.shape[-1] - 1
+    below = (cumulative < top_p).sum(-1, keepdim=True)
+    size = below.clamp_(max=last) if top_p < 1 else torch.full_like(below, last)
+    total = cumulative.gather(-1, size)
+    index = torch.searchsorted(cumulative, uniform * total, right=True).minimum(size)
+    logprobs = values.gather(-1, index) - whole - total.log().float()
+    return ids.gather(-1, index)[:, 0], logprobs[:, 0], reached
+
+
+class Sampler:
+    """Draws the next token for each row of a batch; rows may differ in seed and :class:`Sampling`.
+
+    Args:
+        seeds: one for each row.
+        samplings: one for each row.
+        count: tokens that will be drawn for a row at most.
+        device: where the logits are.
+    """
+
+    def __init__(self, seeds: Sequence[int], samplings: Sequence[Sampling], count: int, device: torch.device) -> None:
+        self._uniforms = torch.from_numpy(uniforms(seeds, count)).T.contiguous().to(device)
+        self._samplings = list(samplings)
+        self._device = device
+        self._group()
+
+    def _group(self) -> None:
+        distinct = list(dict.fromkeys(self._samplings))
+        self._groups: list[tuple[Sampling, Tensor | None]] = [(distinct[0], None)] if len(distinct) == 1 else [
+            (sampling, torch.tensor([b for b, s in enumerate(self._samplings) if s == sampling], device=self._device))
+            for sampling in distinct
+        ]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but ``rows`` (indices into the current ones, at least one)."""
+        self._uniforms = self._uniforms[:, torch.tensor(rows, device=self._device)]
+        self._samplings = [self._samplings[b] for b in rows]
+        self._group()
+
+    def draw(self, logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """Token number ``n`` (from 0) of every row and its log-probability, each ``[B]``; see :func:`draw`."""
+        uniform = self._uniforms[n]
+        if len(self._groups) == 1:
+            return draw(logits, uniform, self._groups[0][0])
+        tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
+        logprobs = torch.empty(len(logits), device=logits.device)
+        for sampling, rows in self._groups:
+            tokens[rows], logprobs[rows] = draw(logits[rows], uniform[rows], sampling)
+        return tokens, logprobs

@@ -1,0 +1,94 @@
+"""Keys and values of finished turns, kept for the next turn of the same conversation."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class _Entry:
+    token_ids: tuple[int, ...]
+    states: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.states.numel() * self.states.element_size()
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of equal tokens at the start of both.
+
+    >>> common_prefix((5, 6, 7), (5, 6, 8, 9))
+    2
+    """
+    length = min(len(first), len(second))
+    if tuple(first[:length]) == tuple(second[:length]):
+        return length
+    return next(n for n in range(length) if first[n] != second[n])
+
+
+class SessionCache:
+    """Least-recently-used store of ``(policy, session) -> token ids and their keys and values``.
+
+    Args:
+        capacity: bytes of keys and values held at most; 0 keeps nothing.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys and values held."""
+        return self._size
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, policy: str, session: str, token_ids: Sequence[int]) -> Tensor | None:
+        """Keys and values ``[layers, 2, KV heads, T, head size]`` of the longest stored prefix of ``token_ids``.
+
+        T is below ``len(token_ids)``, so that a token is left to compute logits from. None when the session is
+        unknown or shares no token; in the second case it is dropped.
+        """
+        entry = self._entries.get((policy, session))
+        if entry is None:
+            return None
+        length = min(common_prefix(entry.token_ids, token_ids), len(token_ids) - 1)
+        if length == 0:
+            self._drop((policy, session))
+            return None
+        self._entries.move_to_end((policy, session))
+        return entry.states[:, :, :, :length]
+
+    def put(self, policy: str, session: str, token_ids: Sequence[int], states: Tensor) -> None:
+        """Store a session, in place of what it held; the least recently used ones make room."""
+        self._drop((policy, session))
+        entry = _Entry(tuple(token_ids), states)
+        if entry.size > self._capacity:
+            return
+        while self._size + entry.size > self._capacity:
+            self._drop(next(iter(self._entries)))
+        self._entries[policy, session] = entry
+        self._size += entry.size
+
+    def drop_policy(self, policy: str) -> None:
+        """Forget all sessions of a policy."""
+        for key in [key for key in self._entries if key[0] == policy]:
+            self._drop(key)
+
+    def release(self, prefix: str) -> None:
+        """Forget the sessions whose key begins with ``prefix``, for all policies."""
+        for key in [key for key in self._entries if key[1].startswith(prefix)]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._size -= entry.size

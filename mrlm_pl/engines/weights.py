@@ -1,0 +1,159 @@
+"""How an engine reads a module's current weights: the only place that touches the parameters of a policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+_STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
+
+
+def read_affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Current weight and bias of a linear, norm or embedding module, detached and not copied.
+
+    Raises:
+        TypeError: the module holds no plain dense weight.
+    """
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"{type(module).__name__} holds no dense weight")
+    return weight.detach(), None if bias is None else bias.detach()
+
+
+@dataclass
+class LayerWeights:
+    """Weights of one decoder layer: projections in the compute dtype, norms in the module's."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+def unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Why :class:`DecoderWeights` cannot hold ``model``, or None when it can.
+
+    Held are the Llama, Qwen2, Qwen3 and Mistral families with dense ``nn.Linear`` projections, full attention, SiLU
+    and rotary embeddings whose frequencies do not depend on the length.
+    """
+    config = model.config
+    if config.model_type not in _FAMILIES:
+        return f"model type {config.model_type!r} is not one of {', '.join(_FAMILIES)}"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act!r} is not 'silu'"
+    window = getattr(config, "sliding_window", None)
+    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    if window is not None and sliding and window < config.max_position_embeddings:
+        return f"sliding window attention over {window} tokens"
+    rotary = model.model.rotary_emb
+    if rotary.rope_type not in _STATIC_ROTARY:
+        return f"rotary embedding of type {rotary.rope_type!r}"
+    if 2 * rotary.inv_freq.numel() != model.model.layers[0].self_attn.head_dim:
+        return "rotary embedding of a part of the head"
+    dense = [model.lm_head]
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        dense += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        dense += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    for module in dense:
+        if type(module) is not nn.Linear:
+            return f"a projection of type {type(module).__name__} instead of Linear"
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        return f"parameters on several devices: {', '.join(sorted(map(str, devices)))}"
+    return None
+
+
+class DecoderWeights:
+    """The weights of a Llama-like decoder, laid out for generation: Q, K, V in one matrix, gate and up in another.
+
+    Fused matrices are copies in the compute dtype and keep their memory from one :meth:`read` to the next. All other
+    weights refer to the module's own memory when their dtype is the compute dtype; norms and the token embedding
+    always do.
+
+    Args:
+        model: a model for which :func:`unsupported_reason` is None.
+        dtype: compute dtype of the projections and of the head.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        config = model.config
+        attention = model.model.layers[0].self_attn
+        self.model = model
+        self.dtype = dtype
+        self.head_dim: int = attention.head_dim
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self.scale: float = attention.scaling
+        self.eps: float = config.rms_norm_eps
+        self._buffers: dict[str, Tensor] = {}
+        self.read()
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Take over the module's current weights."""
+        decoder = self.model.model
+        self.embedding, _ = read_affine(decoder.embed_tokens)
+        self.device = self.embedding.device
+        self.norm, _ = read_affine(decoder.norm)
+        self.head, self.head_bias = self._fuse("head", self.model.lm_head)
+        self.layers = [self._read_layer(f"layer {i}", layer) for i, layer in enumerate(decoder.layers)]
+        rotary = decoder.rotary_emb
+        self.inverse_frequency = rotary.inv_freq.to(self.device, torch.float32)
+        self.rotary_scale: float = rotary.attention_scaling
+
+    def _read_layer(self, name: str, layer: nn.Module) -> LayerWeights:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = self._fuse(f"{name} qkv", attention.q_proj, attention.k_proj, attention.v_proj)
+        out = self._fuse(f"{name} out", attention.o_proj)
+        gate_up = self._fuse(f"{name} gate_up", mlp.gate_proj, mlp.up_proj)
+        down = self._fuse(f"{name} down", mlp.down_proj)
+        qk_norm = None
+        if hasattr(attention, "q_norm"):
+            q_norm, k_norm = read_affine(attention.q_norm)[0], read_affine(attention.k_norm)[0]
+            rows = [q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)]
+            qk_norm = self._hold(f"{name} qk_norm", rows, q_norm.dtype)
+        return LayerWeights(
+            attention_norm=read_affine(layer.input_layernorm)[0],
+            qkv=qkv[0],
+            qkv_bias=qkv[1],
+            qk_norm=qk_norm,
+            out=out[0],
+            out_bias=out[1],
+            mlp_norm=read_affine(layer.post_attention_layernorm)[0],
+            gate_up=gate_up[0],
+            gate_up_bias=gate_up[1],
+            down=down[0],
+            down_bias=down[1],
+        )
+
+    def _fuse(self, name: str, *modules: nn.Module) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the modules stacked along the output, in the compute dtype."""
+        pairs = [read_affine(module) for module in modules]
+        weight = self._hold(name, [weight for weight, _ in pairs], self.dtype)
+        biases = [bias for _, bias in pairs if bias is not None]
+        return weight, self._hold(f"{name} bias", biases, self.dtype) if biases else None
+
+    def _hold(self, name: str, parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+        if len(parts) == 1 and parts[0].dtype == dtype:
+            return parts[0]
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != shape or buffer.device != parts[0].device:
+            buffer = self._buffers[name] = torch.empty(shape, dtype=dtype, device=parts[0].device)
+        row = 0
+        for part in parts:
+            buffer[row : row + part.shape[0]].copy_(part)
+            row += part.shape[0]
+        return buffer

@@ -1,0 +1,396 @@
+"""The environment contract: who sees what, what a decision earns, and when an episode is over.
+
+An environment is a small program: it poses a :class:`Task`, hands each agent that acts next its new messages, receives
+their answers and returns a :class:`Step`. Turn-based, simultaneous and mixed play are all "who gets an observation acts
+next". One instance plays one episode at a time; the framework copies the instance (``copy.deepcopy``) for episodes that
+run side by side, so keep in ``__init__`` what is configuration and make the episode's state in ``reset``.
+
+This module imports the standard library only, so an environment can be hosted without torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError
+from mrlm_pl.seeding import derive_seed, keyed_random
+
+__all__ = [
+    "DatasetTasks",
+    "Environment",
+    "Message",
+    "Observations",
+    "Outcome",
+    "SeededTasks",
+    "SingleAgentEnvironment",
+    "Step",
+    "Task",
+    "TaskSource",
+    "ToolSchema",
+    "TurnOrder",
+]
+
+Observations: TypeAlias = Mapping[str, Sequence[Message]]
+"""New messages for each agent that acts next."""
+
+SPLITS = ("train", "validation", "test")
+COMPONENT_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class ToolSchema:
+    """A tool that an agent may call: name, what it does, and its arguments as a JSON schema object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+
+    def to_chat(self) -> dict[str, Any]:
+        """The schema in the form that chat templates read."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the environment answers to the agents' decisions.
+
+    Args:
+        observations: new messages for each agent that acts next; empty when ``done``.
+        rewards: what each agent earned by its latest decision; agents that are left out earned 0.
+        components: named parts of each agent's reward; they sum to it. Left out: one part named ``reward``.
+        done: the episode is over.
+        stop_reason: why, when ``done``; a short word such as ``answered`` or ``max_turns``.
+        truncated: a limit cut the episode short, rather than the task being settled.
+        success: whether the task was solved, when ``done`` and the environment can say.
+        metrics: named numbers for the log, for example ``{"parsed": 1.0}``.
+    """
+
+    observations: Observations = field(default_factory=dict)
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    done: bool = False
+    stop_reason: str = ""
+    truncated: bool = False
+    success: bool | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class TaskSource(ABC):
+    """The tasks of one split: a sized data set, or an endless generator that is a function of the index.
+
+    Sources are immutable; copies of an environment share them.
+    """
+
+    size: int | None = None
+    """Number of tasks, or None for an endless source."""
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Task:
+        """The task at ``index``, the same one every time.
+
+        Raises:
+            IndexError: the index is negative, or beyond the end of a sized source.
+        """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TaskSource:
+        return self
+
+    def __iter__(self) -> Iterator[Task]:
+        index = 0
+        while self.size is None or index < self.size:
+            yield self[index]
+            index += 1
+
+    def _check_index(self, index: int) -> None:
+        if index < 0 or (self.size is not None and index >= self.size):
+            raise IndexError(f"task index {index} is outside a source of {self.size if self.size else 'endless'} tasks")
+
+
+class DatasetTasks(TaskSource):
+    """Sized source over rows of data; row ``i`` becomes the task with index ``i``.
+
+    Args:
+        environment: the environment's name.
+        split: the split's name.
+        rows: one JSON-like mapping for each task.
+
+    Raises:
+        ConfigurationError: there is no row.
+    """
+
+    def __init__(self, environment: str, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not rows:
+            raise ConfigurationError(f"environment {environment!r} has no task in split {split!r}; give it data")
+        self.environment, self.split, self.rows = environment, split, rows
+        self.size = len(rows)
+
+    def __getitem__(self, index: int) -> Task:
+        self._check_index(index)
+        seed = derive_seed("task", self.environment, self.split, index)
+        return Task(self.environment, self.split, index, seed, self.rows[index])
+
+
+class SeededTasks(TaskSource):
+    """Endless source of generated tasks, disjoint between splits by content.
+
+    The generator is called with a random generator keyed by (environment, split, index, attempt) and returns the
+    task's data. ``identity(data)`` names the problem; its hash decides which split the problem belongs to (a tenth
+    each for validation and test), and candidates of other splits are drawn again. So a held-out problem can never be
+    met in training, whatever the seeds.
+
+    Args:
+        environment: the environment's name.
+        split: ``train``, ``validation`` or ``test``.
+        generate: makes one problem's data from a ``random.Random``.
+        identity: text that is equal for equal problems.
+
+    Raises:
+        ConfigurationError: the split is unknown, or the generator's problems are so few that none falls into it.
+    """
+
+    MAX_ATTEMPTS = 10_000
+
+    def __init__(
+        self,
+        environment: str,
+        split: str,
+        generate: Callable[[Any], Mapping[str, Any]],
+        identity: Callable[[Mapping[str, Any]], str],
+    ) -> None:
+        if split not in SPLITS:
+            raise ConfigurationError(f"environment {environment!r} has no split {split!r}; use {', '.join(SPLITS)}")
+        self.environment, self.split, self.generate, self.identity = environment, split, generate, identity
+
+    def __getitem__(self, index: int) -> Task:
+        self._check_index(index)
+        for attempt in range(self.MAX_ATTEMPTS):
+            data = self.generate(keyed_random("task", self.environment, self.split, index, attempt))
+            if split_of(self.identity(data)) == self.split:
+                seed = derive_seed("task", self.environment, self.split, index)
+                return Task(self.environment, self.split, index, seed, data)
+        raise ConfigurationError(
+            f"environment {self.environment!r}: none of {self.MAX_ATTEMPTS} generated problems belongs to split "
+            f"{self.split!r}; widen the generator's range"
+        )
+
+
+def split_of(identity: str) -> str:
+    """The split that a problem belongs to, by the hash of its text: 8 in 10 ``train``, 1 each of the others.
+
+    >>> sorted({split_of(str(n)) for n in range(100)})
+    ['test', 'train', 'validation']
+    """
+    bucket = derive_seed("split", identity) % 10
+    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
+
+
+class Environment(ABC):
+    """Base class of all environments. Methods may be ``async``.
+
+    Class attributes:
+        name: short name, used in task keys, metrics and on the command line.
+        agents: the agents that take part, in a fixed order.
+    """
+
+    name: str
+    agents: tuple[str, ...] = ("agent",)
+
+    @abstractmethod
+    def reset(self, task: Task) -> Observations:
+        """Begin an episode: messages for each agent that acts first. Deterministic in the task."""
+
+    @abstractmethod
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Judge the decisions of the agents that were due.
+
+        Raises:
+            EnvironmentContractError: no episode is running, or the agents are not those that are due.
+        """
+
+    @abstractmethod
+    def tasks(self, split: str) -> TaskSource:
+        """The task source of a split (``train``, ``validation`` or ``test``); the splits share no problem."""
+
+    def tools(self, agent: str) -> Sequence[ToolSchema]:
+        """The tools that an agent may call; none by default."""
+        return ()
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """Replies, turn after turn for each agent, that earn the highest reward, or None if none are known."""
+        return None
+
+    def close(self) -> None:
+        """Free what the environment holds; may be called twice."""
+
+    def copy(self) -> Environment:
+        """An independent instance with the same settings, for an episode that runs at the same time."""
+        return copy.deepcopy(self)
+
+
+class TurnOrder:
+    """Watches that an environment and its caller keep to the contract, for one episode at a time.
+
+    Call :meth:`began` after ``reset``, :meth:`check_actions` before ``step`` and :meth:`stepped` after it.
+
+    Args:
+        environment: the environment's name, for messages.
+        agents: its agents.
+    """
+
+    def __init__(self, environment: str, agents: Sequence[str]) -> None:
+        self.environment, self.agents = environment, tuple(agents)
+        self._due: frozenset[str] | None = None
+        self._acted: set[str] = set()
+        self._done = False
+
+    @property
+    def due(self) -> tuple[str, ...]:
+        """The agents that act next, in the environment's order; empty before ``reset`` and after the end."""
+        return tuple(agent for agent in self.agents if self._due is not None and agent in self._due)
+
+    def began(self, observations: Observations) -> None:
+        """Take note of ``reset``'s observations.
+
+        Raises:
+            EnvironmentContractError: they are empty, or name an agent that does not exist.
+        """
+        self._done, self._acted = False, set()
+        self._due = self._receivers(observations)
+        if not self._due:
+            raise self._error("reset returned no observation", "give at least one agent its first messages")
+
+    def check_actions(self, actions: Mapping[str, Message]) -> None:
+        """Check the decisions that are about to be judged.
+
+        Raises:
+            EnvironmentContractError: ``reset`` was not called, the episode is over, or the agents are not those due.
+        """
+        if self._done:
+            raise self._error("step was called after the episode was done", "call reset with a new task first")
+        if self._due is None:
+            raise self._error("step was called before reset", "call reset with a task first")
+        if set(actions) != self._due:
+            raise self._error(
+                f"step received actions of {sorted(actions)}, but due are {list(self.due)}",
+                "pass exactly one message for each agent that received an observation",
+            )
+        self._acted |= self._due
+
+    def stepped(self, step: Step) -> None:
+        """Take note of what ``step`` returned.
+
+        Raises:
+            EnvironmentContractError: unknown agents, components that do not sum to the reward, an observation after
+                the end, or nobody to act before it.
+            NonFiniteError: a reward is NaN or infinite.
+        """
+        for agent in (*step.rewards, *step.components):
+            if agent not in self.agents:
+                raise self._error(f"a reward names the agent {agent!r}", f"its agents are {list(self.agents)}")
+        for agent, reward in step.rewards.items():
+            if not math.isfinite(reward):
+                raise NonFiniteError(
+                    f"environment {self.environment!r}: the reward of agent {agent!r} is {reward!r}; "
+                    "rewards must be finite numbers, mend the environment"
+                )
+            if reward != 0 and agent not in self._acted:
+                raise self._error(
+                    f"agent {agent!r} was paid {reward!r} before its first decision", "pay an agent after it has acted"
+                )
+        for agent, parts in step.components.items():
+            total, reward = math.fsum(parts.values()), step.rewards.get(agent, 0.0)
+            if not abs(total - reward) <= COMPONENT_TOLERANCE * max(1.0, abs(reward)):
+                raise self._error(
+                    f"the reward of agent {agent!r} is {reward!r} but its components {dict(parts)} sum to {total!r}",
+                    "make every part of a reward a component",
+                )
+        receivers = self._receivers(step.observations)
+        if step.done and receivers:
+            raise self._error(f"the episode is done but {sorted(receivers)} received observations", "send none")
+        if not step.done and not receivers:
+            raise self._error("the episode is not done but nobody received an observation", "end it or give one")
+        if step.done and not step.stop_reason:
+            raise self._error("the episode is done without a stop_reason", "name why it ended")
+        self._due, self._done = receivers, step.done
+
+    def _receivers(self, observations: Observations) -> frozenset[str]:
+        for agent in observations:
+            if agent not in self.agents:
+                raise self._error(f"an observation is for agent {agent!r}", f"its agents are {list(self.agents)}")
+        return frozenset(observations)
+
+    def _error(self, fault: str, remedy: str) -> EnvironmentContractError:
+        return EnvironmentContractError(f"environment {self.environment!r}: {fault}; {remedy}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a single-agent environment answers to one reply.
+
+    Args:
+        components: named parts of the reward; the reward is their sum.
+        observation: the next user message, or several messages; None ends the episode.
+        stop_reason: why it ended, when it did.
+        truncated: a limit cut it short.
+        success: whether the task was solved, when it ended.
+        metrics: named numbers for the log.
+    """
+
+    components: Mapping[str, float] = field(default_factory=dict)
+    observation: str | Message | Sequence[Message] | None = None
+    stop_reason: str = "answered"
+    truncated: bool = False
+    success: bool | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class SingleAgentEnvironment(Environment):
+    """An environment with one agent, written with plain values: ``begin`` poses the task, ``reply`` judges a text."""
+
+    @abstractmethod
+    def begin(self, task: Task) -> str | Message | Sequence[Message]:
+        """The first message or messages; a plain string is a user message."""
+
+    @abstractmethod
+    def reply(self, message: Message) -> Outcome:
+        """Judge the agent's message; ``message.content`` is its text."""
+
+    def reset(self, task: Task) -> Observations:
+        """Begin an episode; see :meth:`Environment.reset`."""
+        observations = {self.agents[0]: _as_messages(self.begin(task))}
+        self._order = TurnOrder(self.name, self.agents)
+        self._order.began(observations)
+        return observations
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Judge the one agent's message; see :meth:`Environment.step`."""
+        agent = self.agents[0]
+        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
+        order.check_actions(actions)
+        outcome = self.reply(actions[agent])
+        done = outcome.observation is None
+        step = Step(
+            observations={} if outcome.observation is None else {agent: _as_messages(outcome.observation)},
+            rewards={agent: math.fsum(outcome.components.values())},
+            components={agent: dict(outcome.components)},
+            done=done,
+            stop_reason=outcome.stop_reason if done else "",
+            truncated=done and outcome.truncated,
+            success=outcome.success if done else None,
+            metrics=outcome.metrics,
+        )
+        order.stepped(step)
+        return step
+
+
+def _as_messages(observation: str | Message | Sequence[Message]) -> tuple[Message, ...]:
+    if isinstance(observation, str):
+        return (Message("user", observation),)
+    return (observation,) if isinstance(observation, Message) else tuple(observation)

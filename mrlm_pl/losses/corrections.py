@@ -1,0 +1,121 @@
+"""Corrections for data whose sampler ``mu`` is not the policy that the update starts from.
+
+An inference engine's numerics, a quantised engine or a stale weight version make ``mu != pi_old``. The weights here
+multiply a token loss. When ``old_logp`` *is* the sampler's recorded log-prob (no recomputation), the PPO ratio already
+carries the correction: do not multiply by a weight as well.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
+from mrlm_pl.losses.policy_gradient import ppo_clip_loss
+
+RatioLevel = Literal["token", "sequence", "geometric_mean"]
+"""``token``: each token's ratio; ``sequence``: the product over the row's action tokens, the same for all of them;
+``geometric_mean``: that product to the power 1 / number of action tokens."""
+
+
+def truncated_importance_weight(
+    old_logp: Tensor,
+    sampler_logp: Tensor,
+    action_mask: Tensor,
+    *,
+    cap: float = 2.0,
+    level: RatioLevel = "token",
+) -> Tensor:
+    """Truncated importance weight [B, T] (TIS): ``min(pi_old / mu, cap)``, without gradient, 0 outside the mask.
+
+    Raises:
+        ConfigurationError: ``cap`` is not positive, or ``level`` is unknown.
+
+    >>> old, sampler = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-0.5, -3.0]])
+    >>> truncated_importance_weight(old, sampler, torch.tensor([[True, True]]))  # e^-.5, min(e^2, 2)
+    tensor([[0.6065, 2.0000]])
+    """
+    if cap <= 0:
+        raise ConfigurationError(f"cap is {cap}; a truncated weight needs a positive cap (2 is usual)")
+    ratio = _importance_ratio(old_logp, sampler_logp, action_mask, level)
+    return masked_values(ratio.clamp(max=cap), action_mask)
+
+
+def masked_importance_weight(
+    old_logp: Tensor,
+    sampler_logp: Tensor,
+    action_mask: Tensor,
+    *,
+    low: float = 0.5,
+    high: float = 5.0,
+    level: RatioLevel = "token",
+) -> Tensor:
+    """Masked importance weight [B, T] (MIS, IcePop): ``pi_old / mu`` inside ``[low, high]``, 0 beyond it.
+
+    With ``level`` ``sequence`` or ``geometric_mean`` one ratio of the row is both the test and the weight, so a row is
+    kept or dropped as a whole. No gradient; 0 outside the mask.
+
+    Raises:
+        ConfigurationError: ``0 <= low <= high`` does not hold, or ``level`` is unknown.
+
+    Source: arXiv 2510.18855 (token level, [0.5, 5]).
+
+    >>> old, sampler = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-0.5, -3.0]])
+    >>> masked_importance_weight(old, sampler, torch.tensor([[True, True]]))  # e^-.5 kept, e^2 dropped
+    tensor([[0.6065, 0.0000]])
+    """
+    if not 0 <= low <= high:
+        raise ConfigurationError(f"low={low}, high={high}: the kept range needs 0 <= low <= high")
+    ratio = _importance_ratio(old_logp, sampler_logp, action_mask, level)
+    kept = (ratio >= low) & (ratio <= high)
+    # NaN compares false: without the second test a non-finite ratio would be dropped in silence.
+    return masked_values(torch.where(kept | ratio.isnan(), ratio, 0.0), action_mask)
+
+
+def decoupled_ppo_loss(
+    logp: Tensor,
+    proximal_logp: Tensor,
+    sampler_logp: Tensor,
+    advantages: Tensor,
+    action_mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    weight_cap: float | None = None,
+) -> Tensor:
+    """Decoupled PPO loss [B, T]: ``-w min(r A, clip(r) A)``, ``w = pi_prox / mu``, ``r = pi_theta / pi_prox``.
+
+    The clip is around ``pi_prox``, recomputed once per batch, while ``w`` (without gradient) corrects for the older
+    policy ``mu`` that sampled.
+
+    Args:
+        weight_cap: ``w`` is truncated at this value; None leaves it as it is.
+
+    Source: arXiv 2505.24298.
+
+    >>> logp, prox, sampler = torch.tensor([[-0.5]]), torch.tensor([[-1.0]]), torch.tensor([[-1.5]])
+    >>> loss = decoupled_ppo_loss(logp, prox, sampler, torch.tensor([[1.0]]), torch.tensor([[True]]))
+    >>> round(loss.item(), 4)  # -e^.5 * 1.2
+    -1.9785
+    """
+    weight = _importance_ratio(proximal_logp, sampler_logp, action_mask, "token")
+    if weight_cap is not None:
+        weight = weight.clamp(max=weight_cap)
+    return weight * ppo_clip_loss(logp, proximal_logp, advantages, action_mask, clip_low=clip_low, clip_high=clip_high)
+
+
+def _importance_ratio(logp: Tensor, sampler_logp: Tensor, action_mask: Tensor, level: RatioLevel) -> Tensor:
+    """``pi / mu`` [B, T] at the given level, without gradient."""
+    log_ratio = masked_log_ratio(logp.detach(), sampler_logp, action_mask)
+    if level == "token":
+        return clamped_exp(log_ratio)
+    total = log_ratio.sum(-1, keepdim=True)
+    if level == "sequence":
+        return clamped_exp(total).expand_as(log_ratio)
+    if level == "geometric_mean":
+        lengths = action_mask.sum(-1, keepdim=True).clamp(min=1)
+        return clamped_exp(total / lengths).expand_as(log_ratio)
+    raise ConfigurationError(f"level is {level!r}; choose token, sequence or geometric_mean")

@@ -1,0 +1,91 @@
+"""Numbers to log about a batch of tokens, without gradient; a mask without a True token gives NaN, not a made-up 0."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mrlm_pl.losses.kl import kl_k3
+from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean (0-dim) of ``values`` [B, T] where ``mask`` is True.
+
+    >>> import torch
+    >>> masked_mean(torch.tensor([[1.0, 3.0, float("nan")]]), torch.tensor([[True, True, False]])).item()
+    2.0
+    """
+    return masked_values(values.detach(), mask).sum() / mask.sum()
+
+
+def masked_max(values: Tensor, mask: Tensor) -> Tensor:
+    """Largest (0-dim) of ``values`` [B, T] where ``mask`` is True.
+
+    >>> import torch
+    >>> masked_max(torch.tensor([[-3.0, -1.0, 9.0]]), torch.tensor([[True, True, False]])).item()
+    -1.0
+    """
+    kept = masked_values(values.detach(), mask)[mask]
+    return kept.max() if kept.numel() else kept.new_tensor(float("nan"))
+
+
+def clip_fraction(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    action_mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> Tensor:
+    """Share (0-dim) of action tokens whose gradient PPO's clip removes.
+
+    That is ``rho > 1 + clip_high`` with ``A > 0``, or ``rho < 1 - clip_low`` with ``A < 0``.
+
+    >>> import torch
+    >>> logp, old = torch.tensor([[-0.5, -0.5]]), torch.tensor([[-1.0, -1.0]])  # rho 1.65
+    >>> clip_fraction(logp, old, torch.tensor([[1.0, -1.0]]), torch.tensor([[True, True]])).item()
+    0.5
+    """
+    ratio = clamped_exp(masked_log_ratio(logp.detach(), old_logp, action_mask))
+    advantages = masked_values(advantages.detach(), action_mask)
+    clipped = ((ratio > 1.0 + clip_high) & (advantages > 0)) | ((ratio < 1.0 - clip_low) & (advantages < 0))
+    return masked_mean(clipped, action_mask)
+
+
+def approx_kl(logp: Tensor, sampler_logp: Tensor, action_mask: Tensor) -> Tensor:
+    """Estimate (0-dim, never negative) of ``KL(sampler || learner)`` from the sampler's tokens, by k3.
+
+    The expectation is under the policy that sampled, so the roles are those of ``kl_k3(sampler_logp, logp)``. It is 0
+    (below 1e-6) on fresh data when sampler and learner agree on the numerics.
+
+    >>> import torch
+    >>> round(approx_kl(torch.tensor([[-1.5]]), torch.tensor([[-1.0]]), torch.tensor([[True]])).item(), 6)
+    0.106531
+    """
+    return masked_mean(kl_k3(sampler_logp.detach(), logp, action_mask), action_mask)
+
+
+def ratio_max_deviation(logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> Tensor:
+    """Largest ``|rho - 1|`` (0-dim) over the action tokens; below 1e-4 at the first mini-batch of fresh data.
+
+    >>> import torch
+    >>> logp, old = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -0.5]])
+    >>> round(ratio_max_deviation(logp, old, torch.tensor([[True, True]])).item(), 4)  # 1 - e^-.5
+    0.3935
+    """
+    ratio = clamped_exp(masked_log_ratio(logp.detach(), old_logp, action_mask))
+    return masked_max((ratio - 1.0).abs(), action_mask)
+
+
+def effective_sample_size(weights: Tensor, action_mask: Tensor) -> Tensor:
+    """Kish's effective number (0-dim, in tokens) of action tokens: ``(sum w)^2 / sum w^2`` of weights ``w >= 0``.
+
+    Equal to the number of tokens when all weights are equal; divide by it for a share.
+
+    >>> import torch
+    >>> effective_sample_size(torch.tensor([[1.0, 1.0, 2.0]]), torch.tensor([[True, True, False]])).item()
+    2.0
+    """
+    weights = masked_values(weights.detach(), action_mask)
+    return weights.sum().square() / weights.square().sum()

@@ -1,0 +1,101 @@
+"""Direct preference losses over P pairs of a chosen and a rejected answer.
+
+Every loss is a function of the *gap*, how much more the policy has come to prefer the chosen answer than the reference
+does. Compute it once with ``preference_gap`` (it is also the metric to log) and pass it to one of the losses.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses.masking import masked_values
+
+
+def sequence_logp(logp: Tensor, action_mask: Tensor) -> Tensor:
+    """Log-probability [B] of each row's action tokens: the sum of ``logp`` [B, T] over the mask.
+
+    >>> logp, mask = torch.tensor([[-1.0, -2.0, -4.0]]), torch.tensor([[False, True, True]])
+    >>> sequence_logp(logp, mask).tolist()
+    [-6.0]
+    """
+    return masked_values(logp, action_mask).sum(-1)
+
+
+def preference_gap(
+    chosen_logp: Tensor,
+    rejected_logp: Tensor,
+    ref_chosen_logp: Tensor | None = None,
+    ref_rejected_logp: Tensor | None = None,
+) -> Tensor:
+    """``(chosen - ref_chosen) - (rejected - ref_rejected)`` [P] from sequence log-prob sums [P].
+
+    Without the two reference tensors the gap is reference-free: ``chosen - rejected``.
+
+    Raises:
+        ValueError: only one of the reference tensors is given, or the shapes differ.
+
+    >>> sums = [torch.tensor([x]) for x in (-1.0, -3.0, -2.0, -2.5)]
+    >>> preference_gap(*sums).item(), preference_gap(*sums[:2]).item()
+    (1.5, 2.0)
+    """
+    given = [chosen_logp, rejected_logp]
+    if (ref_chosen_logp is None) != (ref_rejected_logp is None):
+        raise ValueError("give both ref_chosen_logp and ref_rejected_logp, or neither for a reference-free gap")
+    if ref_chosen_logp is not None and ref_rejected_logp is not None:
+        given += [ref_chosen_logp, ref_rejected_logp]
+    if len({tuple(tensor.shape) for tensor in given}) > 1:
+        raise ValueError(f"log-prob sums have one shape [P]; got {[tuple(tensor.shape) for tensor in given]}")
+    gap = chosen_logp - rejected_logp
+    if ref_chosen_logp is not None and ref_rejected_logp is not None:
+        gap = gap - (ref_chosen_logp - ref_rejected_logp).detach()
+    return gap
+
+
+def dpo_sigmoid_loss(
+    gap: Tensor, *, beta: float = 0.1, label_smoothing: float = 0.0, margin: float | Tensor = 0.0
+) -> Tensor:
+    """DPO loss [P]: ``-(1 - e) log sigmoid(z) - e log sigmoid(-z)`` with ``z = beta gap - margin``.
+
+    Args:
+        gap: [P], from ``preference_gap``.
+        beta: strength of the pull to the reference.
+        label_smoothing: ``e``, the assumed rate of swapped labels, in [0, 0.5).
+        margin: how far the chosen answer must win, a number or [P] (for example a difference of scores).
+
+    Raises:
+        ConfigurationError: ``label_smoothing`` outside [0, 0.5).
+
+    Sources: arXiv 2305.18290 (DPO), E. Mitchell's note on conservative DPO (smoothing), arXiv 2402.10571 (margin).
+
+    >>> round(dpo_sigmoid_loss(torch.zeros(1)).item(), 6)  # ln 2: policy equal to the reference
+    0.693147
+    """
+    if not 0.0 <= label_smoothing < 0.5:
+        raise ConfigurationError(f"label_smoothing is {label_smoothing}; at 0.5 or more the labels carry no preference")
+    logits = beta * gap - margin
+    return -(1.0 - label_smoothing) * F.logsigmoid(logits) - label_smoothing * F.logsigmoid(-logits)
+
+
+def dpo_hinge_loss(gap: Tensor, *, beta: float = 0.1, margin: float | Tensor = 1.0) -> Tensor:
+    """Hinge preference loss [P]: ``max(0, margin - beta gap)``.
+
+    Source: arXiv 2309.06657, which puts the hinge of SLiC-HF (2305.10425) on the gap to the reference.
+
+    >>> dpo_hinge_loss(torch.tensor([5.0, 20.0])).tolist()  # 1 - .5, and past the margin
+    [0.5, 0.0]
+    """
+    return torch.relu(margin - beta * gap)
+
+
+def ipo_loss(gap: Tensor, *, beta: float = 0.1) -> Tensor:
+    """Identity preference loss [P]: ``(gap - 1 / (2 beta))^2``.
+
+    Source: arXiv 2310.12036 (there ``tau`` is ``beta``).
+
+    >>> ipo_loss(torch.tensor([5.0, 3.0])).tolist()  # target 1 / (2 * .1) = 5
+    [0.0, 4.0]
+    """
+    return (gap - 1.0 / (2.0 * beta)).square()

@@ -1,0 +1,178 @@
+"""From token losses to one number, independent of how the global batch was cut into micro-batches and ranks.
+
+A mean needs the size of the whole batch, while one call sees a piece of it. So the size is an argument: add up the
+``batch_totals`` of all pieces first; then each piece's ``reduce_tokens`` is its share of the result, and the *sum* of
+the shares over micro-batches and ranks is the reduction of the whole batch. A strategy that averages gradients over
+``world_size`` ranks (DDP, FSDP) needs each share multiplied by ``world_size``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses.masking import masked_values
+
+Reduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length", "episode_mean"]
+"""What has equal weight.
+
+- ``token_mean``: every action token.
+- ``sequence_mean``: every row, as the mean of its tokens.
+- ``sequence_sum``: every row, as the sum of its tokens.
+- ``constant_length``: as ``sequence_sum``, divided by a constant ``max_length`` (Dr.GRPO, arXiv 2503.20783).
+- ``episode_mean``: every episode, as the mean over the tokens of all its rows.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchTotals:
+    """Size of a batch, or of a piece of it; ``a + b`` is the size of both together.
+
+    Attributes:
+        tokens: action tokens.
+        sequences: rows with at least one action token.
+        episodes: episodes; a piece that holds a part of an episode's tokens counts that fraction of it.
+    """
+
+    tokens: float
+    sequences: float
+    episodes: float
+
+    def __add__(self, other: BatchTotals) -> BatchTotals:
+        return BatchTotals(self.tokens + other.tokens, self.sequences + other.sequences, self.episodes + other.episodes)
+
+    def to_tensor(self, device: torch.device | str = "cpu") -> Tensor:
+        """The three numbers [3] in fp64, to be summed over ranks and read back with ``from_tensor``."""
+        return torch.tensor(dataclasses.astuple(self), dtype=torch.float64, device=device)
+
+    @classmethod
+    def from_tensor(cls, totals: Tensor) -> BatchTotals:
+        """The totals that a ``to_tensor`` result [3], summed over ranks or not, stands for.
+
+        >>> BatchTotals.from_tensor(2 * BatchTotals(4, 1, 1).to_tensor())
+        BatchTotals(tokens=8.0, sequences=2.0, episodes=2.0)
+        """
+        tokens, sequences, episodes = totals.tolist()
+        return cls(tokens, sequences, episodes)
+
+
+def episode_token_counts(action_mask: Tensor, episode_ids: Tensor) -> Tensor:
+    """Action tokens [B] of the episode that each row belongs to, summed over the episode's rows in this batch.
+
+    Call it on the whole batch, before it is cut into micro-batches, and cut the result along with the rows.
+
+    Args:
+        action_mask: [B, T] bool.
+        episode_ids: [B] int64, equal for the rows of one episode.
+
+    >>> mask = torch.tensor([[True, True], [True, False], [True, True]])
+    >>> episode_token_counts(mask, torch.tensor([7, 9, 7])).tolist()
+    [4, 1, 4]
+    """
+    if episode_ids.shape != action_mask.shape[:1]:
+        raise ValueError(f"episode_ids has shape {tuple(episode_ids.shape)}; give one id per row, [B]")
+    labels, index = torch.unique(episode_ids, return_inverse=True)
+    lengths = action_mask.sum(-1)
+    return lengths.new_zeros(labels.numel()).index_add(0, index, lengths)[index]
+
+
+def batch_totals(action_mask: Tensor, episode_tokens: Tensor | None = None) -> BatchTotals:
+    """Size of this piece of a batch.
+
+    Args:
+        action_mask: [B, T] bool; a row without action tokens counts nowhere.
+        episode_tokens: [B], from ``episode_token_counts``; None says that every row is an episode of its own.
+
+    >>> mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
+    >>> batch_totals(mask)
+    BatchTotals(tokens=3.0, sequences=2.0, episodes=2.0)
+    >>> batch_totals(mask, torch.tensor([3, 3, 3]))
+    BatchTotals(tokens=3.0, sequences=2.0, episodes=1.0)
+    """
+    lengths = action_mask.sum(-1).double()
+    owner = lengths if episode_tokens is None else episode_tokens.double()
+    episodes = lengths / owner.clamp(min=1)
+    return BatchTotals(lengths.sum().item(), (lengths > 0).double().sum().item(), episodes.sum().item())
+
+
+def token_weights(
+    reduction: Reduction,
+    action_mask: Tensor,
+    totals: BatchTotals,
+    *,
+    max_length: int | None = None,
+    episode_tokens: Tensor | None = None,
+) -> Tensor:
+    """Weight [B, T] of each token's loss, 0 outside the mask.
+
+    Over the global batch the weights of every ``*_mean`` sum to 1; the weighted sum of the token losses is the
+    reduction. A row's weights depend on that row and ``totals`` alone, hence not on padding or on its neighbours.
+
+    Args:
+        reduction: see ``Reduction``.
+        action_mask: [B, T] bool of this piece.
+        totals: size of the *global* batch, of one policy (policies never share a denominator).
+        max_length: for ``constant_length``, the longest response a row may have; not the padded width.
+        episode_tokens: [B], for ``episode_mean``, from ``episode_token_counts``.
+
+    Raises:
+        ConfigurationError: unknown ``reduction``, or its argument is missing.
+
+    >>> mask = torch.tensor([[True, True, False], [True, False, False]])
+    >>> token_weights("sequence_mean", mask, batch_totals(mask)).tolist()
+    [[0.25, 0.25, 0.0], [0.5, 0.0, 0.0]]
+    """
+    lengths = action_mask.sum(-1)
+    units = torch.ones_like(lengths)
+    if reduction == "token_mean":
+        denominator = totals.tokens
+    elif reduction == "sequence_mean":
+        units, denominator = lengths, totals.sequences
+    elif reduction == "sequence_sum":
+        denominator = totals.sequences
+    elif reduction == "constant_length":
+        if max_length is None or max_length < 1:
+            raise ConfigurationError(
+                f"constant_length needs max_length, the longest response in tokens, and not {max_length}"
+            )
+        denominator = totals.sequences * max_length
+    elif reduction == "episode_mean":
+        if episode_tokens is None:
+            raise ConfigurationError("episode_mean needs episode_tokens: compute it with episode_token_counts")
+        units, denominator = episode_tokens, totals.episodes
+    else:
+        raise ConfigurationError(f"reduction is {reduction!r}; choose one of {', '.join(get_args(Reduction))}")
+    # Infinite for a row, or a whole batch, without action tokens: masked out with it.
+    row_weights = 1.0 / (units.float() * denominator)
+    return masked_values(row_weights[:, None].expand(action_mask.shape), action_mask)
+
+
+def reduce_tokens(
+    token_loss: Tensor,
+    action_mask: Tensor,
+    reduction: Reduction,
+    totals: BatchTotals | None = None,
+    *,
+    max_length: int | None = None,
+    episode_tokens: Tensor | None = None,
+) -> Tensor:
+    """This piece's share (0-dim) of the global batch's loss; 0 for a piece without action tokens.
+
+    Args:
+        token_loss: [B, T] from a loss function; not read outside the mask.
+        totals: size of the global batch; None says that this piece is all of it.
+        action_mask, reduction, max_length, episode_tokens: see ``token_weights``.
+
+    >>> loss = torch.tensor([[1.0] * 2 + [0.0] * 6, [0.0] * 8])  # 2 tokens of loss 1, 8 tokens of loss 0
+    >>> mask = torch.tensor([[True] * 2 + [False] * 6, [True] * 8])
+    >>> round(reduce_tokens(loss, mask, "token_mean").item(), 6), reduce_tokens(loss, mask, "sequence_mean").item()
+    (0.2, 0.5)
+    """
+    if totals is None:
+        totals = batch_totals(action_mask, episode_tokens)
+    weights = token_weights(reduction, action_mask, totals, max_length=max_length, episode_tokens=episode_tokens)
+    return (masked_values(token_loss, action_mask) * weights).sum()

@@ -1,0 +1,175 @@
+"""Chat to tokens: the only place that tokenizes.
+
+A conversation grows by appending. Sampled token ids are kept as they are; only new messages are rendered with the
+model's chat template, as a suffix of what is already there. So the learner trains on exactly the tokens that the
+sampler saw and drew. A template that rewrites history (for example one that strips earlier reasoning) cannot be
+extended: the conversation then begins a new row, and counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from mrlm_pl.episode import Message
+from mrlm_pl.errors import PolicyError
+
+PLAIN_TEMPLATE = (
+    "{{ bos_token or '' }}{% for message in messages %}{{ message['role'].capitalize() }}: {{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant: {% endif %}"
+)
+"""The template of models that bring none: ``Role: content`` lines, an assistant line closed by the EOS token."""
+
+_SENTINEL = "\u241f0\u241f"
+
+
+class ChatFormat:
+    """Renders messages for one tokenizer.
+
+    Args:
+        tokenizer: a ``transformers`` tokenizer.
+        template: a Jinja chat template that replaces the tokenizer's own; without either, ``PLAIN_TEMPLATE``.
+        extra_stop_ids: further tokens that end a turn, such as those of the model's generation config.
+
+    Raises:
+        PolicyError: the tokenizer has no EOS token, so that no turn could end, or the template drops what an
+            assistant says.
+    """
+
+    def __init__(self, tokenizer: Any, template: str | None = None, extra_stop_ids: Sequence[int] = ()) -> None:
+        if tokenizer.eos_token_id is None:
+            raise PolicyError(
+                f"the tokenizer of {tokenizer.name_or_path!r} has no EOS token; set `eos_token` in tokenizer_config.json"
+            )
+        self.tokenizer = tokenizer
+        self.template = template or tokenizer.chat_template or PLAIN_TEMPLATE
+        self._extra_stop_ids = tuple(extra_stop_ids)
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generation_prompt: bool
+    ) -> str:
+        """The text of a conversation; with ``generation_prompt``, up to where the assistant begins to speak."""
+        return self.tokenizer.apply_chat_template(
+            [message.to_chat() for message in messages],
+            tools=list(tools) or None,
+            chat_template=self.template,
+            add_generation_prompt=generation_prompt,
+            tokenize=False,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``, without adding special tokens of its own."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ``token_ids``, special tokens left out."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    @cached_property
+    def closing_ids(self) -> tuple[int, ...]:
+        """The tokens that the template writes after an assistant message."""
+        text = self.render([Message("user", "x"), Message("assistant", _SENTINEL)], generation_prompt=False)
+        head, found, closing = text.partition(_SENTINEL)
+        if not found:
+            raise PolicyError(
+                f"the chat template of {self.tokenizer.name_or_path!r} drops the assistant's text; "
+                "give the policy another `chat_template`"
+            )
+        return tuple(self.encode(closing))
+
+    @cached_property
+    def end_id(self) -> int:
+        """The token with which an assistant ends its turn: the template's own if it is a special one, else EOS."""
+        first = self.closing_ids[0] if self.closing_ids else None
+        special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
+        return first if first is not None and first in special else self.tokenizer.eos_token_id
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Every token that ends a turn when it is sampled."""
+        return tuple(dict.fromkeys((self.end_id, self.tokenizer.eos_token_id, *self._extra_stop_ids)))
+
+
+@dataclass
+class Row:
+    """A token row under construction: T ids, which of them were sampled, and their log-probabilities."""
+
+    token_ids: list[int] = field(default_factory=list)
+    action_mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+
+    def extend(self, token_ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+        """Append observed tokens, or, with ``logprobs``, sampled ones."""
+        self.token_ids.extend(token_ids)
+        self.action_mask.extend([logprobs is not None] * len(token_ids))
+        self.logprobs.extend([0.0] * len(token_ids) if logprobs is None else logprobs)
+
+
+class Conversation:
+    """One agent's dialogue as token rows: :meth:`observe` and :meth:`act` alternate.
+
+    Attributes:
+        rows: the rows so far; more than one only when the template rewrote history.
+    """
+
+    def __init__(self, chat: ChatFormat, tools: Sequence[dict[str, Any]] = ()) -> None:
+        self.chat, self.tools = chat, tuple(tools)
+        self.rows: list[Row] = [Row()]
+        self._prompt_text = ""
+
+    @property
+    def row(self) -> Row:
+        """The row that grows."""
+        return self.rows[-1]
+
+    @property
+    def restarts(self) -> int:
+        """How many times a rewritten history began a new row."""
+        return len(self.rows) - 1
+
+    def observe(self, messages: Sequence[Message]) -> None:
+        """Append new messages and the template's generation prompt, so that the agent can speak."""
+        history = [*self.row.messages, *messages]
+        prompt = self.chat.render(history, self.tools, generation_prompt=True)
+        if not self.row.token_ids:
+            self.row.extend(self.chat.encode(prompt))
+        else:
+            suffix = self._suffix(history, prompt, len(messages))
+            if suffix is None:
+                self.rows.append(Row())
+                self.row.extend(self.chat.encode(prompt))
+            else:
+                ids = self.chat.encode(suffix)
+                # The sampled turn usually ends with the very token that the template would write next.
+                self.row.extend(ids[1:] if ids and ids[0] == self.row.token_ids[-1] else ids)
+        self.row.messages = history
+        self._prompt_text = prompt
+
+    def act(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> Message:
+        """Append a sampled turn and return it as the assistant's message (its stop token is not part of the text)."""
+        self.row.extend(token_ids, logprobs)
+        ended = bool(token_ids) and token_ids[-1] in self.chat.stop_ids
+        message = Message("assistant", self.chat.decode(token_ids[:-1] if ended else token_ids))
+        self.row.messages = [*self.row.messages, message]
+        return message
+
+    def demonstrate(self, text: str) -> None:
+        """Append an assistant turn that is given rather than sampled, closed by the end token; it counts as action."""
+        ids = [*self.chat.encode(text), self.chat.end_id]
+        self.row.extend(ids, [0.0] * len(ids))
+        self.row.messages = [*self.row.messages, Message("assistant", text)]
+
+    def _suffix(self, history: list[Message], prompt: str, new: int) -> str | None:
+        """The text after the last assistant turn, or None where the template changed what came before it."""
+        last = len(history) - new - 1
+        spoken = history[last].content
+        marked = [*history[:last], Message("assistant", _SENTINEL), *history[last + 1 :]]
+        head, _, suffix = self.chat.render(marked, self.tools, generation_prompt=True).partition(_SENTINEL)
+        unchanged = head == self._prompt_text and prompt.startswith(head) and prompt.endswith(suffix)
+        if not unchanged or prompt[len(head) : len(prompt) - len(suffix)].strip() != spoken.strip():
+            return None
+        return suffix

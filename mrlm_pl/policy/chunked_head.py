@@ -1,0 +1,206 @@
+"""Log-probabilities and entropies of target tokens from hidden states, without ever holding all the logits.
+
+The language-model head turns ``[n, hidden]`` into ``[n, V]``; at a vocabulary of 152k those logits and their softmax are
+the largest tensors of a training step. Here they exist for one chunk of tokens at a time: the forward pass keeps the
+log-normaliser of every token and the backward pass computes the chunk's logits again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Logits held at once. On a CPU 16M elements (64 MB) are enough for full speed; a GPU needs taller matrix products.
+_CHUNK_ELEMENTS_CPU = 2**24
+_CHUNK_ELEMENTS_ACCELERATOR = 2**27
+
+
+def default_chunk_size(vocabulary: int, device: torch.device) -> int:
+    """Number of tokens whose logits are held at once for a vocabulary of this size; at least 1.
+
+    >>> default_chunk_size(32768, torch.device("cpu"))
+    512
+    """
+    elements = _CHUNK_ELEMENTS_CPU if device.type == "cpu" else _CHUNK_ELEMENTS_ACCELERATOR
+    return max(1, elements // vocabulary)
+
+
+def chunked_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: Tensor | None = None,
+    with_entropy: bool = False,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of each target token, [n], and the entropy of each distribution, [n], or None when not asked for.
+
+    The distribution of token i is ``softmax((hidden[i] @ weight.T + bias) / temperature[i])``. The matrix products run
+    in the autocast dtype where autocast is on and in ``hidden``'s dtype otherwise; the softmax and both results are
+    float32 (float64 for float64 inputs). Differentiable in ``hidden``, ``weight`` and ``bias``, through both results.
+
+    Args:
+        hidden: [n, hidden size] states that predict the targets.
+        weight: [V, hidden size] weight of the output head.
+        targets: [n] token ids.
+        bias: [V] bias of the output head.
+        temperature: [n] or 0-dimensional positive divisors of the logits; None divides by nothing.
+        with_entropy: also return the entropies (in nats).
+        chunk_size: tokens whose logits exist at the same time; by default a size that suits the device.
+
+    >>> hidden, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0], [0.0], [0.0]])
+    >>> log_probs, entropy = chunked_log_probs(hidden, weight, torch.tensor([2]), with_entropy=True)
+    >>> round(log_probs.item(), 4), round(entropy.item(), 4)  # four equal choices: -log 4 and log 4
+    (-1.3863, 1.3863)
+    """
+    device_type = hidden.device.type
+    if torch.is_autocast_enabled(device_type):
+        compute_dtype = torch.get_autocast_dtype(device_type)
+    else:
+        compute_dtype = torch.promote_types(hidden.dtype, weight.dtype)
+    if chunk_size is None:
+        chunk_size = default_chunk_size(weight.shape[0], hidden.device)
+    log_probs, entropy = _ChunkedLogProbs.apply(
+        hidden, weight, bias, targets, temperature, with_entropy, chunk_size, compute_dtype
+    )
+    return log_probs, entropy if with_entropy else None
+
+
+def log_probs_from_logits(
+    logits: Tensor, targets: Tensor, *, temperature: Tensor | None = None, with_entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of each target, [n], and the entropies, [n] or None, from logits [n, V] that already exist.
+
+    >>> log_probs, _ = log_probs_from_logits(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+    >>> round(log_probs.item(), 4)
+    -0.6931
+    """
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if temperature is not None:
+        scaled = scaled / (temperature.unsqueeze(-1) if temperature.dim() else temperature)
+    all_log_probs = F.log_softmax(scaled, dim=-1)
+    log_probs = all_log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    entropy = -(all_log_probs.exp() * all_log_probs).sum(-1) if with_entropy else None
+    return log_probs, entropy
+
+
+class _ChunkedLogProbs(torch.autograd.Function):
+    """The function behind `chunked_log_probs`; the entropy output is empty unless asked for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: Tensor | None,
+        with_entropy: bool,
+        chunk_size: int,
+        compute_dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        tokens = hidden.shape[0]
+        head = _Head(hidden, weight, bias, temperature, chunk_size, compute_dtype)
+        log_probs = hidden.new_empty(tokens, dtype=head.softmax_dtype)
+        normalisers = torch.empty_like(log_probs)
+        entropy = torch.empty_like(log_probs) if with_entropy else log_probs.new_empty(0)
+        for rows in head.chunks():
+            logits = head.scaled_logits(rows)
+            target_logits = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
+            normalisers[rows] = torch.logsumexp(logits, dim=-1)
+            log_probs[rows] = target_logits - normalisers[rows]
+            if with_entropy:
+                logits.sub_(normalisers[rows].unsqueeze(-1))
+                entropy[rows] = -(logits.exp().mul_(logits)).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, normalisers, entropy)
+        ctx.settings = (with_entropy, chunk_size, compute_dtype)
+        ctx.set_materialize_grads(False)
+        if not with_entropy:
+            ctx.mark_non_differentiable(entropy)
+        return log_probs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_log_probs, grad_entropy = grads
+        hidden, weight, bias, targets, temperature, normalisers, entropy = ctx.saved_tensors
+        with_entropy, chunk_size, compute_dtype = ctx.settings
+        if not with_entropy:
+            grad_entropy = None
+        if grad_log_probs is None and grad_entropy is None:
+            return (None,) * 8
+        head = _Head(hidden, weight, bias, temperature, chunk_size, compute_dtype)
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=head.softmax_dtype) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=head.softmax_dtype) if needs_bias else None
+        if grad_log_probs is None:
+            grad_log_probs = torch.zeros_like(normalisers)
+        if temperature is not None:
+            grad_log_probs = grad_log_probs / temperature
+            grad_entropy = None if grad_entropy is None else grad_entropy / temperature
+        for rows in head.chunks():
+            log_p = head.scaled_logits(rows).sub_(normalisers[rows].unsqueeze(-1))
+            grad_target = grad_log_probs[rows].unsqueeze(-1)
+            # d log p[y] / d z = onehot(y) - p and d H / d z = -p (log p + H), z the scaled logits
+            if grad_entropy is None:
+                grad_logits = log_p.exp_().mul_(-grad_target)
+            else:
+                p = log_p.exp()
+                slope = log_p.add_(entropy[rows].unsqueeze(-1)).mul_(grad_entropy[rows].unsqueeze(-1))
+                grad_logits = p.mul_(slope.add_(grad_target)).neg_()
+            grad_logits.scatter_add_(-1, targets[rows].unsqueeze(-1), grad_target)
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0)
+            grad_logits = grad_logits.to(compute_dtype)
+            if grad_hidden is not None:
+                grad_hidden[rows] = grad_logits @ head.weight
+            if grad_weight is not None:
+                if compute_dtype == grad_weight.dtype:
+                    grad_weight.addmm_(grad_logits.t(), head.hidden[rows])
+                else:
+                    grad_weight += grad_logits.t() @ head.hidden[rows]
+        grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+
+
+class _Head:
+    """The head's inputs in the compute dtype; its logits are written chunk after chunk into one buffer."""
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        temperature: Tensor | None,
+        chunk_size: int,
+        compute_dtype: torch.dtype,
+    ) -> None:
+        self.hidden = hidden.to(compute_dtype)
+        self.weight = weight.to(compute_dtype)
+        self.bias = None if bias is None else bias.to(compute_dtype)
+        self.temperature = temperature
+        self.chunk_size = chunk_size
+        self.softmax_dtype = torch.promote_types(compute_dtype, torch.float32)
+        self._buffer = self.hidden.new_empty(min(chunk_size, hidden.shape[0]), weight.shape[0])
+
+    def chunks(self) -> list[slice]:
+        """Slices of at most ``chunk_size`` tokens that cover all tokens in order."""
+        tokens = self.hidden.shape[0]
+        return [slice(i, min(i + self.chunk_size, tokens)) for i in range(0, tokens, self.chunk_size)]
+
+    def scaled_logits(self, rows: slice) -> Tensor:
+        """Logits of these tokens over their temperature, [rows, V], in the softmax dtype; valid until the next call."""
+        logits = self._buffer[: rows.stop - rows.start]
+        torch.mm(self.hidden[rows], self.weight.t(), out=logits)
+        if self.bias is not None:
+            logits += self.bias
+        logits = logits.to(self.softmax_dtype)
+        if self.temperature is not None:
+            logits.div_(self.temperature[rows].unsqueeze(-1) if self.temperature.dim() else self.temperature)
+        return logits

@@ -1,0 +1,211 @@
+"""Policies: the weights of a causal language model, its tokenizer and how it is trained."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from mrlm_pl.errors import PolicyError
+from mrlm_pl.policy.chat import ChatFormat
+from mrlm_pl.policy.tiny import tiny_model_path
+from mrlm_pl.policy.token_logprobs import token_logprobs
+
+BUILTIN_TINY = "builtin:tiny"
+
+
+@final
+class Policy(nn.Module):
+    """A causal language model of ``transformers`` with its tokenizer.
+
+    The constructor reads the configuration and the tokenizer only, so that mistakes show before any weights are read;
+    :meth:`load` reads the weights. They are kept in fp32: a precision plugin casts the computation, not the masters.
+
+    Args:
+        model: a hub id, a folder, or ``builtin:tiny``.
+        learning_rate: step size of this policy's parameter group.
+        weight_decay: decoupled weight decay of this policy's parameter group.
+        trained: False freezes the weights.
+        chat_template: Jinja template that replaces the tokenizer's own.
+        random_init_seed: make random weights from the model's configuration instead of reading them.
+        dropout: probability of every dropout in the model. Reinforcement learning needs 0: the learner must
+            reproduce the sampler's log-probabilities.
+        max_forward_tokens: rows are run through the model in chunks of at most this many tokens, each recomputed in
+            the backward pass, so that memory does not grow with the batch; None runs all rows at once.
+
+    Raises:
+        PolicyError: there is no such model, it has no tokenizer, or a value is out of range.
+    """
+
+    def __init__(
+        self,
+        model: str = BUILTIN_TINY,
+        learning_rate: float = 1e-6,
+        weight_decay: float = 0.0,
+        trained: bool = True,
+        chat_template: str | None = None,
+        random_init_seed: int | None = None,
+        dropout: float = 0.0,
+        max_forward_tokens: int | None = None,
+    ) -> None:
+        super().__init__()
+        if learning_rate < 0 or weight_decay < 0 or not 0 <= dropout < 1:
+            raise PolicyError(
+                f"policy {model!r}: learning_rate {learning_rate}, weight_decay {weight_decay} and dropout {dropout} "
+                "must be 0 or above, dropout below 1"
+            )
+        self.name_or_path = model
+        self.learning_rate, self.weight_decay, self.trained = learning_rate, weight_decay, trained
+        self.chat_template, self.random_init_seed, self.dropout = chat_template, random_init_seed, dropout
+        self.max_forward_tokens = max_forward_tokens
+        self.source = _resolve(model)
+        self.config = _read_config(model, self.source)
+        self.tokenizer = _read_tokenizer(model, self.source)
+        self.model: Any = None
+        self.reference: Any = None
+
+    @cached_property
+    def chat(self) -> ChatFormat:
+        """The chat format of this policy's tokenizer."""
+        eos = getattr(self.config, "eos_token_id", None)
+        extra = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        return ChatFormat(self.tokenizer, self.chat_template, extra)
+
+    @property
+    def context_window(self) -> int:
+        """How many tokens fit into the model's context."""
+        return int(getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
+
+    def load(self, *, reference: bool = False) -> None:
+        """Read the weights, once; with ``reference`` also a frozen copy of them, which is never trained or saved."""
+        if self.model is None:
+            self.model = self._read_weights()
+            self.model.requires_grad_(self.trained)
+        if reference and self.reference is None:
+            self.reference = self._read_weights().requires_grad_(False)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        lengths: Tensor,
+        action_mask: Tensor,
+        *,
+        temperature: float = 1.0,
+        prefix_groups: Tensor | None = None,
+    ) -> Tensor:
+        """Log-probability [B, T] of each action token given the tokens before it, 0 elsewhere.
+
+        Args:
+            token_ids: [B, T] int64, rows padded on the right.
+            lengths: [B] tokens in each row.
+            action_mask: [B, T] True where the policy chose the token.
+            temperature: divides the logits.
+            prefix_groups: [B] rows with the same label share the computation of their common prompt.
+        """
+        return self._logprobs(self.model, token_ids, lengths, action_mask, temperature, prefix_groups)
+
+    @torch.no_grad()
+    def reference_logprobs(
+        self,
+        token_ids: Tensor,
+        lengths: Tensor,
+        action_mask: Tensor,
+        *,
+        temperature: float = 1.0,
+        prefix_groups: Tensor | None = None,
+    ) -> Tensor:
+        """Log-probabilities [B, T] under the frozen reference; the arguments are those of :meth:`forward`."""
+        return self._logprobs(self.reference, token_ids, lengths, action_mask, temperature, prefix_groups)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the model and the tokenizer as a plain Hugging Face folder."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def _logprobs(
+        self,
+        model: Any,
+        token_ids: Tensor,
+        lengths: Tensor,
+        action_mask: Tensor,
+        temperature: float,
+        prefix_groups: Tensor | None,
+    ) -> Tensor:
+        return token_logprobs(
+            model,
+            token_ids,
+            lengths,
+            action_mask,
+            temperature=temperature,
+            prefix_groups=prefix_groups,
+            max_tokens=self.max_forward_tokens,
+        )
+
+    def _read_weights(self) -> Any:
+        config = _with_dropout(self.config, self.dropout)
+        if self.random_init_seed is not None:
+            with torch.random.fork_rng():
+                torch.manual_seed(self.random_init_seed)
+                return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        try:
+            return AutoModelForCausalLM.from_pretrained(self.source, config=config, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
+
+
+def _resolve(model: str) -> str:
+    """The folder or hub id behind a policy's ``model``."""
+    if model == BUILTIN_TINY:
+        return str(tiny_model_path())
+    if model.startswith("builtin:"):
+        raise PolicyError(f"policy model {model!r} does not exist; the built-in model is {BUILTIN_TINY!r}")
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise PolicyError(f"policy model folder {model!r} has no config.json; name a Hugging Face model folder")
+        return str(path)
+    if model.startswith((".", "~", os.sep)) or model.count("/") > 1:
+        raise PolicyError(f"policy model folder {model!r} does not exist; check the path")
+    return model
+
+
+def _read_config(model: str, source: str) -> Any:
+    try:
+        return AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(
+            f"policy model {model!r} is neither a folder here nor a model that can be read from the hub; "
+            f"give a folder, a hub id or {BUILTIN_TINY!r} ({_first_line(error)})"
+        ) from error
+
+
+def _read_tokenizer(model: str, source: str) -> Any:
+    remedy = "save one there with `AutoTokenizer.from_pretrained(...).save_pretrained(folder)`"
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
+        raise PolicyError(f"policy model folder {model!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); {remedy}")
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"the tokenizer of {model!r} cannot be read ({_first_line(error)}); {remedy}") from error
+
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+def _with_dropout(config: Any, dropout: float) -> Any:
+    """A copy of the configuration with every dropout probability set to ``dropout``."""
+    config = type(config).from_dict(config.to_dict())
+    for name, value in config.to_dict().items():
+        is_probability = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_probability and ("dropout" in name or name.endswith(("_pdrop", "_drop"))):
+            setattr(config, name, dropout)
+    return config
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

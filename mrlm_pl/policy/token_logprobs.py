@@ -1,0 +1,292 @@
+"""Log-probabilities of the sampled tokens under a policy: the forward pass of every learner in this package.
+
+Three ways lead to the same numbers, chosen from the model's configuration (`forward_path` says which and why):
+
+``packed``
+    the rows of a group share the computation of their common prefix, nothing is padded (`packing`,
+    `packed_attention`), and logits exist for one chunk of action tokens at a time (`chunked_head`);
+``padded``
+    the rows are padded, the logits are chunked;
+``logits``
+    the rows are padded and the model computes its logits itself, for few rows at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mrlm_pl.policy.chunked_head import chunked_log_probs, default_chunk_size, log_probs_from_logits
+from mrlm_pl.policy.packed_attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
+from mrlm_pl.policy.packing import ForwardInputs, RowPlan
+
+_log = logging.getLogger(__name__)
+
+# Families of transformers whose logits are exactly `lm_head(hidden states)`, each compared with its own forward pass
+# in the tests. The first set also hands unknown keyword arguments down to the attention function.
+PACKED_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
+PADDED_FAMILIES = frozenset({"gpt2", "gpt_neox"})
+# Rotary embeddings that depend on nothing but the position; others look at the longest row of the batch.
+_POSITIONAL_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+class ForwardPath(NamedTuple):
+    """How a model's log-probabilities are computed, and the property of the model that decides it."""
+
+    name: Literal["packed", "padded", "logits"]
+    reason: str
+
+
+def forward_path(model: nn.Module) -> ForwardPath:
+    """The path that `token_logprobs` takes for this model, with the reason."""
+    base = _base_model(model)
+    config = base.config
+    family = config.model_type
+    head = base.get_output_embeddings()
+    if type(base).forward.__module__.partition(".models.")[0] != "transformers":
+        return ForwardPath("logits", f"{type(base).__name__} is not a class of transformers")
+    if family not in PACKED_FAMILIES | PADDED_FAMILIES:
+        return ForwardPath("logits", f"family {family!r} may change its logits after the output head")
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward or "forward" in vars(head):
+        return ForwardPath("logits", f"the output head {type(head).__name__} is not a plain linear layer")
+    if family not in PACKED_FAMILIES:
+        return ForwardPath("padded", f"family {family!r} has no packed attention")
+    windowed = set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}
+    if windowed or getattr(config, "sliding_window", None) is not None:
+        return ForwardPath("padded", f"sliding-window attention (sliding_window={config.sliding_window})")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in _POSITIONAL_ROPE:
+        return ForwardPath("padded", f"rotary embedding {rope!r} depends on the length of the batch")
+    return ForwardPath("packed", f"family {family!r} with full attention")
+
+
+def token_logprobs(
+    model: nn.Module,
+    token_ids: Tensor,
+    lengths: Tensor,
+    action_mask: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    prefix_groups: Tensor | None = None,
+    max_tokens: int | None = None,
+) -> Tensor:
+    """Log-probability of every action token given the tokens before it, [B, T] float32; exactly 0 elsewhere.
+
+    ``out[b, t] = log softmax(logits / temperature)[token t | tokens < t]`` where ``action_mask[b, t]``. Differentiable
+    in the model's parameters. Dropout is off whatever mode the module is in. While it runs, no other thread may call
+    the same module.
+
+    Args:
+        model: a causal language model of transformers, or its PEFT wrapper.
+        token_ids: [B, T] int64, padded on the right.
+        lengths: [B] number of real tokens of each row.
+        action_mask: [B, T] bool, True where the policy sampled the token.
+        temperature: the sampler's temperature: a number, one per row [B], or one per token [B, T].
+        prefix_groups: [B] labels; rows with the same label compute their common prefix once. It never changes the
+            values, only the work.
+        max_tokens: most tokens in one forward pass. Needing several, they run one after the other and, when gradients
+            are wanted, each is computed again in the backward pass, so that memory is that of one pass.
+
+    Raises:
+        ValueError: shapes disagree, an action token has no token before it or lies in the padding, or the temperature
+            is not positive.
+    """
+    return _evaluate(model, token_ids, lengths, action_mask, temperature, prefix_groups, max_tokens, False)[0]
+
+
+def token_logprobs_and_entropy(
+    model: nn.Module,
+    token_ids: Tensor,
+    lengths: Tensor,
+    action_mask: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    prefix_groups: Tensor | None = None,
+    max_tokens: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`token_logprobs` and the entropy, in nats, of the distribution of every action token, both [B, T] float32.
+
+    The entropy is that of the whole vocabulary at the given temperature, 0 where ``action_mask`` is False, and
+    differentiable as well. Arguments and errors are those of `token_logprobs`.
+    """
+    log_probs, entropy = _evaluate(
+        model, token_ids, lengths, action_mask, temperature, prefix_groups, max_tokens, True
+    ).unbind()
+    return log_probs, entropy
+
+
+def _evaluate(
+    model: nn.Module,
+    token_ids: Tensor,
+    lengths: Tensor,
+    action_mask: Tensor,
+    temperature: float | Tensor,
+    prefix_groups: Tensor | None,
+    max_tokens: int | None,
+    with_entropy: bool,
+) -> Tensor:
+    """Log-probabilities [1, B, T], or with the entropies [2, B, T]."""
+    _check_arguments(token_ids, lengths, action_mask, prefix_groups, max_tokens)
+    B, T = token_ids.shape
+    device = token_ids.device
+    temperatures = _flat_temperature(temperature, B, T, device)
+    path = forward_path(model)
+    _log_path(type(_base_model(model)).__name__, path)
+    if not action_mask.any():
+        # a forward pass all the same: every rank of a sharded model must take part in it, and in its gradient
+        mask = torch.tensor([[False, True]])
+        value = _evaluate(model, token_ids[:1, [0, 0]], mask.sum(1) + 1, mask, 1.0, None, None, with_entropy)
+        return torch.zeros(value.shape[0], B, T, device=device) + 0.0 * value.sum()
+
+    plan = RowPlan(token_ids, action_mask, prefix_groups)
+    forward = _model_logits if path.name == "logits" else _chunked_logits
+    chunks = _chunks(model, plan, path, max_tokens, device)
+    recompute = torch.is_grad_enabled() and len(chunks) > 1
+    results, destinations = [], []
+    for inputs in chunks:
+        chosen = temperatures
+        if temperatures is not None and temperatures.dim():
+            chosen = temperatures[inputs.destinations]
+        run = functools.partial(forward, model, inputs, chosen, with_entropy)
+        results.append(checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run())
+        destinations.append(inputs.destinations)
+    values = torch.cat(results, 1)
+    flat = values.new_zeros(values.shape[0], B * T)
+    return flat.index_copy(1, torch.cat(destinations), values).view(-1, B, T)
+
+
+def _chunks(
+    model: nn.Module, plan: RowPlan, path: ForwardPath, max_tokens: int | None, device: torch.device
+) -> list[ForwardInputs]:
+    """The inputs of every forward pass."""
+    if path.name == "packed":
+        return [plan.pack(groups, device) for groups in plan.packed_chunks(max_tokens)]
+    if path.name == "logits":
+        bound = default_chunk_size(_base_model(model).get_output_embeddings().weight.shape[0], device)
+        max_tokens = bound if max_tokens is None else min(bound, max_tokens)
+    return [plan.pad(rows, device) for rows in plan.padded_chunks(max_tokens)]
+
+
+def _chunked_logits(
+    model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, with_entropy: bool
+) -> Tensor:
+    """Log-probabilities (and entropies) [1 or 2, n]; the output head is replaced by the chunked one.
+
+    The model is called as a whole, not its decoder and head one after the other, because sharding gathers the
+    parameters of the outermost module in that call.
+    """
+    base = _base_model(model)
+    head = base.get_output_embeddings()
+
+    def forward(hidden: Tensor) -> Tensor:
+        predicting = hidden.flatten(0, 1).index_select(0, inputs.predictors)
+        log_probs, entropy = chunked_log_probs(
+            predicting,
+            head.weight,
+            inputs.targets,
+            bias=head.bias,
+            temperature=temperature,
+            with_entropy=with_entropy,
+        )
+        return (log_probs[None] if entropy is None else torch.stack([log_probs, entropy])).unsqueeze(0)
+
+    layout: dict[str, Any] = {}
+    if inputs.segments is not None:
+        layout["packed_layout"] = PackedLayout(inputs.segments, inputs.input_ids.device)
+    with ForwardSwitches(base, ATTENTION_NAME if layout else None), _replaced_forward(head, forward):
+        output = model(input_ids=inputs.input_ids, position_ids=inputs.position_ids, use_cache=False, **layout)
+    return output.logits[0]
+
+
+@contextmanager
+def _replaced_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within the context calling ``module`` runs its hooks and ``forward``."""
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+
+
+def _model_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, with_entropy: bool) -> Tensor:
+    """Log-probabilities (and entropies) [1 or 2, n] from the logits that the model computes itself."""
+    width = inputs.input_ids.shape[1]
+    base = _base_model(model)
+    first = int((inputs.predictors % width).min())
+    keep: dict[str, Any] = {}
+    if "logits_to_keep" in inspect.signature(base.forward).parameters:
+        keep["logits_to_keep"] = width - first
+    with ForwardSwitches(base, None):
+        output = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, use_cache=False, **keep)
+    logits = output.logits
+    kept = logits.shape[1]
+    row, column = inputs.predictors // width, inputs.predictors % width
+    log_probs, entropy = log_probs_from_logits(
+        logits.flatten(0, 1).index_select(0, row * kept + column - (width - kept)),
+        inputs.targets,
+        temperature=temperature,
+        with_entropy=with_entropy,
+    )
+    return log_probs[None] if entropy is None else torch.stack([log_probs, entropy])
+
+
+def _base_model(model: nn.Module) -> Any:
+    """The transformers model inside a PEFT wrapper, or ``model`` itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@functools.cache
+def _log_path(model: str, path: ForwardPath) -> None:
+    """Log the path, once for every model class and reason."""
+    _log.info("log-probabilities of %s take the %s path: %s", model, path.name, path.reason)
+
+
+def _flat_temperature(temperature: float | Tensor, B: int, T: int, device: torch.device) -> Tensor | None:
+    """Temperatures [B * T], or a 0-dimensional one for all tokens, or None when there is nothing to divide by."""
+    if not isinstance(temperature, Tensor):
+        if not temperature > 0:
+            raise ValueError(f"temperature is {temperature}, but must be positive")
+        return None if temperature == 1 else torch.tensor(float(temperature), device=device)
+    if not (temperature > 0).all():
+        raise ValueError(f"temperature has the value {temperature.min().item()}, but must be positive")
+    temperature = temperature.to(device=device, dtype=torch.float32)
+    if temperature.dim() == 0:
+        return temperature
+    if temperature.shape not in ((B,), (B, T)):
+        raise ValueError(f"temperature has shape {tuple(temperature.shape)}; give a number, [{B}] or [{B}, {T}]")
+    return temperature.view(B, -1).expand(B, T).reshape(-1)
+
+
+def _check_arguments(
+    token_ids: Tensor, lengths: Tensor, action_mask: Tensor, prefix_groups: Tensor | None, max_tokens: int | None
+) -> None:
+    """Raise ValueError when the batch contradicts itself."""
+    if token_ids.dim() != 2 or 0 in token_ids.shape:
+        raise ValueError(f"token_ids has shape {tuple(token_ids.shape)}, but must be [B, T] with at least one token")
+    B, T = token_ids.shape
+    if action_mask.shape != (B, T) or action_mask.dtype != torch.bool:
+        raise ValueError(f"action_mask is {action_mask.dtype} {tuple(action_mask.shape)}, but must be bool [{B}, {T}]")
+    for name, value in (("lengths", lengths), ("prefix_groups", prefix_groups)):
+        if value is not None and value.shape != (B,):
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, but must be [{B}]: one value per row")
+    if max_tokens is not None and max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1, or None for no limit")
+    mask, ends = action_mask.cpu(), lengths.cpu()
+    if mask[:, 0].any():
+        rows = mask[:, 0].nonzero().flatten().tolist()
+        raise ValueError(
+            f"action_mask[:, 0] is True in rows {rows}: nothing comes before a row's first token, so it has no "
+            "log-probability; start every row with a prompt or a beginning-of-sequence token"
+        )
+    padding = (torch.arange(T) >= ends[:, None]) & mask
+    if padding.any():
+        rows = padding.any(1).nonzero().flatten().tolist()
+        raise ValueError(f"action_mask is True at or after lengths in rows {rows}: padding cannot be an action token")

@@ -1,0 +1,93 @@
+"""Sampler corrections: weights computed by hand from the log-ratios."""
+
+import math
+
+import pytest
+import torch
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import decoupled_ppo_loss, masked_importance_weight, truncated_importance_weight
+
+# Log-ratios old - sampler of the action tokens: row 0 (.3, -.1), row 1 (1.0, 0.4, .1); sums .2 and 1.5, means .1 and .5
+OLD = torch.tensor([[-1.0, -1.0, 7.0], [-1.0, -1.0, -1.0]])
+SAMPLER = torch.tensor([[-1.3, -0.9, float("nan")], [-2.0, -1.4, -1.1]])
+MASK = torch.tensor([[True, True, False], [True, True, True]])
+
+
+def exps(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor([[math.exp(x) if x > -99 else 0.0 for x in row] for row in rows])
+
+
+OFF = -100.0  # stands for weight 0
+
+
+def test_truncated_per_token() -> None:
+    weights = truncated_importance_weight(OLD, SAMPLER, MASK, cap=2.0)
+    torch.testing.assert_close(weights, exps([0.3, -0.1, OFF], [math.log(2.0), 0.4, 0.1]))
+
+
+def test_truncated_per_sequence() -> None:
+    weights = truncated_importance_weight(OLD, SAMPLER, MASK, cap=2.0, level="sequence")
+    torch.testing.assert_close(weights, exps([0.2, 0.2, OFF], [math.log(2.0)] * 3))
+
+
+@pytest.mark.parametrize(
+    ("level", "low", "high", "expected"),
+    [
+        ("token", 0.95, 2.0, exps([0.3, OFF, OFF], [OFF, 0.4, 0.1])),
+        ("sequence", 0.5, 2.0, exps([0.2, 0.2, OFF], [OFF, OFF, OFF])),
+        ("geometric_mean", 1.2, 2.0, exps([OFF, OFF, OFF], [0.5, 0.5, 0.5])),
+    ],
+)
+def test_masked_weight_levels(level, low: float, high: float, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(masked_importance_weight(OLD, SAMPLER, MASK, low=low, high=high, level=level), expected)
+
+
+def test_bounds_belong_to_the_kept_range() -> None:
+    zeros, mask = torch.zeros(1, 1), torch.tensor([[True]])
+    assert masked_importance_weight(zeros, zeros, mask, low=1.0, high=1.0).item() == 1.0
+
+
+def test_default_range_is_icepops() -> None:
+    ratios = torch.tensor([[0.49, 0.51, 4.9, 5.1]])
+    weights = masked_importance_weight(ratios.log(), torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool))
+    torch.testing.assert_close(weights, torch.tensor([[0.0, 0.51, 4.9, 0.0]]))
+
+
+def test_nan_inside_the_mask_is_not_dropped_in_silence() -> None:
+    nan, mask = torch.tensor([[float("nan")]]), torch.tensor([[True]])
+    assert masked_importance_weight(nan, torch.zeros(1, 1), mask).isnan().all()
+    assert truncated_importance_weight(nan, torch.zeros(1, 1), mask).isnan().all()
+
+
+def test_weights_carry_no_gradient() -> None:
+    logp = OLD.clone().requires_grad_()
+    assert not truncated_importance_weight(logp, SAMPLER, MASK).requires_grad
+    assert not masked_importance_weight(logp, SAMPLER, MASK).requires_grad
+
+
+def test_decoupled_ppo_clips_around_the_proximal_policy() -> None:
+    """w = e^.5; r = e^.5 clipped at 1.2 for A = 1, r itself for A = -1."""
+    logp, proximal, sampler = (torch.full((1, 2), x) for x in (-0.5, -1.0, -1.5))
+    advantages, mask = torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool)
+    loss = decoupled_ppo_loss(logp, proximal, sampler, advantages, mask)
+    torch.testing.assert_close(loss, torch.tensor([[-1.2 * math.exp(0.5), math.exp(1.0)]]))
+    capped = decoupled_ppo_loss(logp, proximal, sampler, advantages, mask, weight_cap=1.1)
+    torch.testing.assert_close(capped, torch.tensor([[-1.2 * 1.1, 1.1 * math.exp(0.5)]]))
+
+
+def test_decoupled_ppo_gradient_is_weighted() -> None:
+    logp = torch.tensor([[-1.0]], requires_grad=True)
+    mask = torch.tensor([[True]])
+    loss = decoupled_ppo_loss(logp, torch.tensor([[-1.0]]), torch.tensor([[-1.5]]), torch.tensor([[2.0]]), mask)
+    (gradient,) = torch.autograd.grad(loss.sum(), logp)
+    assert gradient.item() == pytest.approx(-2.0 * math.exp(0.5))
+
+
+def test_rejected_options() -> None:
+    with pytest.raises(ConfigurationError, match="cap is 0"):
+        truncated_importance_weight(OLD, SAMPLER, MASK, cap=0.0)
+    with pytest.raises(ConfigurationError, match="low=2"):
+        masked_importance_weight(OLD, SAMPLER, MASK, low=2.0, high=1.0)
+    with pytest.raises(ConfigurationError, match="'turn'"):
+        masked_importance_weight(OLD, SAMPLER, MASK, level="turn")  # type: ignore[arg-type]

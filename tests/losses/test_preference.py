@@ -1,0 +1,77 @@
+"""Preference losses by hand."""
+
+import math
+
+import pytest
+import torch
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import dpo_hinge_loss, dpo_sigmoid_loss, ipo_loss, preference_gap, sequence_logp
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
+
+
+def test_step_zero_is_ln_2_exactly() -> None:
+    sums = torch.tensor([-12.3, -4.5])
+    gap = preference_gap(sums, sums * 2, sums, sums * 2)
+    assert dpo_sigmoid_loss(gap).tolist() == [torch.tensor(math.log(2)).item()] * 2
+
+
+def test_dpo_from_token_log_probs() -> None:
+    """gap = ((-1 - 2) - (-4)) - ((-5) - (-5.5)) = 1 - .5; loss = softplus(-.2 * .5)."""
+    mask = torch.tensor([[True, True, False]])
+    chosen = sequence_logp(torch.tensor([[-1.0, -2.0, float("nan")]]), mask)
+    gap = preference_gap(chosen, torch.tensor([-5.0]), torch.tensor([-4.0]), torch.tensor([-5.5]))
+    assert gap.item() == 0.5
+    assert dpo_sigmoid_loss(gap, beta=0.2).item() == pytest.approx(softplus(-0.1))
+
+
+def test_reference_free_gap() -> None:
+    assert preference_gap(torch.tensor([-1.0]), torch.tensor([-4.0])).item() == 3.0
+
+
+def test_label_smoothing_and_margin() -> None:
+    gap = torch.tensor([2.0])
+    smoothed = dpo_sigmoid_loss(gap, beta=0.5, label_smoothing=0.1)
+    assert smoothed.item() == pytest.approx(0.9 * softplus(-1.0) + 0.1 * softplus(1.0))
+    assert dpo_sigmoid_loss(gap, beta=0.5, margin=0.4).item() == pytest.approx(softplus(-0.6))
+    per_pair = dpo_sigmoid_loss(torch.tensor([2.0, 2.0]), beta=0.5, margin=torch.tensor([0.0, 1.0]))
+    torch.testing.assert_close(per_pair, torch.tensor([softplus(-1.0), math.log(2)]))
+
+
+def test_hinge_and_ipo() -> None:
+    gap = torch.tensor([0.0, 4.0, 30.0])
+    torch.testing.assert_close(dpo_hinge_loss(gap, beta=0.1), torch.tensor([1.0, 0.6, 0.0]))
+    torch.testing.assert_close(dpo_hinge_loss(gap, beta=0.1, margin=2.0), torch.tensor([2.0, 1.6, 0.0]))
+    torch.testing.assert_close(ipo_loss(gap, beta=0.25), torch.tensor([4.0, 4.0, 784.0]))
+
+
+def test_gradient_pushes_the_pair_apart() -> None:
+    """d loss / d chosen = -beta sigmoid(-z), and the opposite for rejected; the references get none."""
+    tensors = [torch.tensor([x], requires_grad=True) for x in (-1.0, -2.0, -1.5, -1.5)]
+    loss = dpo_sigmoid_loss(preference_gap(*tensors), beta=0.3).sum()
+    chosen, rejected, *references = torch.autograd.grad(loss, tensors, allow_unused=True)
+    expected = -0.3 / (1 + math.exp(0.3))
+    assert chosen.item() == pytest.approx(expected)
+    assert rejected.item() == pytest.approx(-expected)
+    assert references == [None, None]
+
+
+def test_extreme_gaps_stay_finite() -> None:
+    gap = torch.tensor([1e5, -1e5], requires_grad=True)
+    loss = dpo_sigmoid_loss(gap, beta=1.0)
+    assert loss.tolist() == [0.0, 1e5]
+    loss.sum().backward()
+    assert gap.grad is not None
+    assert gap.grad.tolist() == [0.0, -1.0]
+
+
+def test_rejected_arguments() -> None:
+    with pytest.raises(ValueError, match="neither"):
+        preference_gap(torch.zeros(1), torch.zeros(1), torch.zeros(1))
+    with pytest.raises(ValueError, match="one shape"):
+        preference_gap(torch.zeros(2), torch.zeros(1))
+    with pytest.raises(ConfigurationError, match=r"label_smoothing is 0\.5"):
+        dpo_sigmoid_loss(torch.zeros(1), label_smoothing=0.5)
