@@ -51,12 +51,12 @@ def token_gae(
     next_advantage = torch.zeros_like(next_value)
     advantages = torch.zeros_like(values)
     for t in reversed(range(values.shape[1])):
+        # Outside the mask reward, value and discount are all 0, and so is the advantage.
         acts, value, discount = action_mask[:, t], values[:, t], discounts[:, t]
         advantage = rewards[:, t] + discount * next_value - value + discount * lam * next_advantage
         next_advantage = torch.where(acts, advantage, next_advantage)
         next_value = torch.where(acts, value, next_value)
         advantages[:, t] = advantage
-    advantages = masked_values(advantages, action_mask)
     return advantages, advantages + values
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 
 from mrlm_pl.algorithms.base import Algorithm
@@ -38,7 +38,7 @@ class RolloutDataModule(LightningDataModule):
 
     Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats per
     token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
-    collection, ``truncated_turns`` (share cut at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups`` (share),
+    collection, ``truncated_turns`` (share cut at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups``,
     ``row_restarts``, and the components and metrics of each environment as ``rollout/ENVIRONMENT/NAME``.
 
     Args:
@@ -230,7 +230,7 @@ class RolloutDataModule(LightningDataModule):
         if failed:
             logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(episodes), failed[0].error)
         algorithm = self._algorithm()
-        with torch.no_grad(), self.trainer.precision_plugin.forward_context():
+        with torch.no_grad(), self._trainer().precision_plugin.forward_context():
             rows = algorithm.prepare(episodes, self.sampling)
         self._metrics = collection_metrics(episodes, time.perf_counter() - started)
         return rows
@@ -279,33 +279,38 @@ class RolloutDataModule(LightningDataModule):
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._rank()[1] == 1:
             return values
-        strategy = self.trainer.strategy
+        strategy = self._trainer().strategy
         return strategy.reduce(values.to(strategy.root_device), reduce_op="sum").cpu()
 
     # What the trainer knows.
 
+    def _trainer(self) -> Trainer:
+        if self.trainer is None:
+            raise ConfigurationError("the rollout data module is not attached to a trainer; pass it to `trainer.fit`")
+        return self.trainer
+
     def _algorithm(self) -> Algorithm:
-        module = self.trainer.lightning_module
+        module = self._trainer().lightning_module
         if not isinstance(module, Algorithm):
             raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; a rollout needs its policies")
         return module
 
     def _rank(self) -> tuple[int, int]:
-        kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
+        kwargs = getattr(self._trainer().strategy, "distributed_sampler_kwargs", None)
         return (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
 
     def _accumulation(self) -> int:
-        return int(self.trainer.accumulate_grad_batches)
+        return int(self._trainer().accumulate_grad_batches)
 
     def _version(self) -> int:
-        return int(self.trainer.global_step)
+        return int(self._trainer().global_step)
 
     def _run_folder(self) -> Path:
-        return Path(self.trainer.default_root_dir)
+        return Path(self._trainer().default_root_dir)
 
     def _ready_engine(self) -> Engine:
         if self._engine is None:
-            low = "bf16" in str(self.trainer.precision)
+            low = "bf16" in str(self._trainer().precision)
             self._engine = InProcessEngine(dtype=torch.bfloat16 if low else None)
         return self._engine
 

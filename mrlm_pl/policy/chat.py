@@ -42,7 +42,8 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, template: str | None = None, extra_stop_ids: Sequence[int] = ()) -> None:
         if tokenizer.eos_token_id is None:
             raise PolicyError(
-                f"the tokenizer of {tokenizer.name_or_path!r} has no EOS token; set `eos_token` in tokenizer_config.json"
+                f"the tokenizer of {tokenizer.name_or_path!r} has no EOS token; "
+                "set `eos_token` in its tokenizer_config.json"
             )
         self.tokenizer = tokenizer
         self.template = template or tokenizer.chat_template or PLAIN_TEMPLATE
@@ -72,7 +73,7 @@ class ChatFormat:
     def closing_ids(self) -> tuple[int, ...]:
         """The tokens that the template writes after an assistant message."""
         text = self.render([Message("user", "x"), Message("assistant", _SENTINEL)], generation_prompt=False)
-        head, found, closing = text.partition(_SENTINEL)
+        _, found, closing = text.partition(_SENTINEL)
         if not found:
             raise PolicyError(
                 f"the chat template of {self.tokenizer.name_or_path!r} drops the assistant's text; "

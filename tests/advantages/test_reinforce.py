@@ -63,6 +63,7 @@ def test_baseline_variant_centres_inside_the_group() -> None:
 def test_remax_subtracts_the_greedy_reward() -> None:
     assert remax_advantages(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0.5, 0.5, 0.5])).tolist() == [0.5, -0.5, 0.0]
     assert remax_advantages(torch.tensor([3, 1]), torch.tensor([0.5, 0.5])).tolist() == [2.5, 0.5]
+    assert remax_advantages(torch.tensor([3, 1]), torch.tensor([1, 1])).dtype == torch.float32
 
 
 def test_bad_inputs_are_named() -> None:

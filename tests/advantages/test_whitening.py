@@ -26,7 +26,7 @@ def test_eps_bounds_a_tiny_spread() -> None:
 
 @pytest.mark.parametrize("value", [0.1, -0.3, 1e8])
 def test_equal_values_become_exactly_zero_also_over_pieces(value: float) -> None:
-    pieces = [torch.full((1, n), value) for n in (3, 7, 1)]
+    pieces = [torch.full((1, n), value, dtype=torch.float64) for n in (3, 7, 1)]
     masks = [torch.ones_like(piece, dtype=torch.bool) for piece in pieces]
     moments = Moments(0, 0.0, 0.0)
     for piece, mask in zip(pieces, masks, strict=True):

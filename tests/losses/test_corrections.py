@@ -36,6 +36,7 @@ def test_truncated_per_sequence() -> None:
     [
         ("token", 0.95, 2.0, exps([0.3, OFF, OFF], [OFF, 0.4, 0.1])),
         ("sequence", 0.5, 2.0, exps([0.2, 0.2, OFF], [OFF, OFF, OFF])),
+        ("geometric_mean", 1.0, 2.0, exps([0.1, 0.1, OFF], [0.5, 0.5, 0.5])),
         ("geometric_mean", 1.2, 2.0, exps([OFF, OFF, OFF], [0.5, 0.5, 0.5])),
     ],
 )

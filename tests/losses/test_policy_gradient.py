@@ -149,6 +149,12 @@ def test_cispo_keeps_a_gradient_where_ppo_has_none() -> None:
     assert gradient.item() == pytest.approx(-1.2)  # the clipped weight, without a gradient of its own
 
 
+def test_cispo_weight_has_no_gradient_inside_the_clip_range_either() -> None:
+    logp = one(-0.5).requires_grad_()
+    (gradient,) = torch.autograd.grad(cispo_loss(logp, one(-1.0), one(1.0), ONE).sum(), logp)
+    assert gradient.item() == pytest.approx(-math.exp(0.5))
+
+
 def test_cispo_default_has_no_lower_bound() -> None:
     assert cispo_loss(one(-3.0), one(-1.0), one(1.0), ONE).item() == pytest.approx(3.0 * math.exp(-2))
     assert cispo_loss(one(-3.0), one(-1.0), one(1.0), ONE, clip_low=0.2).item() == pytest.approx(3.0 * 0.8)

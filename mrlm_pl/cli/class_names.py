@@ -1,0 +1,84 @@
+"""Lets a value name a class by its class name, and an environment by its short name, wherever a class is expected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jsonargparse._typehints as jsonargparse_types
+
+from mrlm_pl.cli.plugins import class_path, environments_by_name, nearest, subclasses
+from mrlm_pl.environment import Environment
+
+
+@dataclass(frozen=True)
+class UnknownName:
+    """A value that should have named a class of ``base``, and does not."""
+
+    base: type
+    name: str
+
+    def explain(self) -> str:
+        """What is wrong, the nearest name and all names."""
+        kind = _kind(self.base)
+        known = sorted(known_names(self.base), key=str.lower)
+        near = nearest(self.name, known)
+        hint = f"; did you mean {near!r}?" if near else ";"
+        return f"there is no {kind} {self.name!r}{hint} known are: {', '.join(known)}"
+
+
+def known_names(base: type) -> list[str]:
+    """What may be written where a ``base`` is expected: short names for environments, class names for all others."""
+    if issubclass(base, Environment):
+        return list(environments_by_name())
+    classes = [base, *subclasses(base)]
+    return [cls.__name__ for cls in classes if not getattr(cls, "__abstractmethods__", None) and _public(cls)]
+
+
+@contextmanager
+def short_class_names() -> Iterator[list[UnknownName]]:
+    """While it is open, parsers also resolve the short names of environments; yields the names that nothing has.
+
+    The parser library looks up class names in one function and offers no hook, so that function is replaced. It alone
+    knows which class a value is expected to be: a string parameter called ``environment`` stays a string.
+    """
+    library_lookup = jsonargparse_types.resolve_class_path_by_name
+    unknown: list[UnknownName] = []
+
+    def resolve(base: type | tuple[type, ...], name: str) -> str:
+        path = library_lookup(base, name)
+        if "." in path:
+            return path
+        bases = base if isinstance(base, tuple) else (base,)
+        environments = environments_by_name() if any(_is_class(item, Environment) for item in bases) else {}
+        if name in environments:
+            return class_path(environments[name])
+        unknown.extend(UnknownName(item, name) for item in bases if isinstance(item, type) and item.__subclasses__())
+        return path
+
+    jsonargparse_types.resolve_class_path_by_name = resolve
+    try:
+        yield unknown
+    finally:
+        jsonargparse_types.resolve_class_path_by_name = library_lookup
+
+
+def _kind(base: type) -> str:
+    names = {
+        "Environment": "environment",
+        "Algorithm": "algorithm",
+        "LightningDataModule": "data module",
+        "Callback": "callback",
+        "Logger": "logger",
+    }
+    return names.get(base.__name__, base.__name__)
+
+
+def _is_class(item: Any, base: type) -> bool:
+    return isinstance(item, type) and issubclass(item, base)
+
+
+def _public(cls: type) -> bool:
+    return not cls.__name__.startswith("_") and "<locals>" not in cls.__qualname__

@@ -1,0 +1,95 @@
+"""The entry point ``mrlm``: finds the command and imports only what that command needs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from mrlm_pl.errors import ConfigurationError, MRLMError
+
+COMMANDS = {
+    "fit": ("mrlm_pl.cli.lightning_cli:fit", "train policies as a configuration file says"),
+    "train": ("mrlm_pl.cli.train:train", "like fit, with --output FOLDER and --resume"),
+    "validate": ("mrlm_pl.cli.lightning_cli:validate", "run the validation loop"),
+    "test": ("mrlm_pl.cli.lightning_cli:test", "run the test loop"),
+    "predict": ("mrlm_pl.cli.lightning_cli:predict", "play test episodes with the policies"),
+    "eval": ("mrlm_pl.cli.evaluate:run", "score a run or a model on an environment"),
+    "check-env": ("mrlm_pl.cli.check_env:run", "check that an environment keeps to the contract"),
+    "info": ("mrlm_pl.cli.info:run", "versions, devices and what is installed"),
+}
+"""Where each command's function is, and what the command does. A function takes arguments and gives an exit status."""
+
+USAGE = """usage: mrlm COMMAND [options]
+
+Train language models with reinforcement learning, alone or as teams of agents.
+
+commands:
+{commands}
+
+options:
+  -h, --help  this text; `mrlm COMMAND --help` tells the options of a command
+  --version   the version of mrlm
+
+example:
+  mrlm fit --config run.yaml --trainer.max_epochs 2
+"""
+
+DEBUG_VARIABLE = "MRLM_DEBUG"
+"""Set to anything, errors that are otherwise told in one message come with their traceback."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status of a command: 0 done, 1 failed while running, 2 a mistake in the command or configuration.
+
+    Args:
+        argv: the arguments; None takes the process's. ``sys.argv`` stays as it is: launchers start it again.
+
+    Raises:
+        Exception: whatever is not an :class:`~mrlm_pl.errors.MRLMError` passes, so that its traceback is seen.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help"):
+        print(USAGE.format(commands="\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())), end="")
+        return 0
+    if command == "--version":
+        from importlib.metadata import version
+
+        print(f"mrlm {version('mrlm')}")
+        return 0
+    if command not in COMMANDS:
+        return _tell(_unknown_command(command), 2)
+    module, function = COMMANDS[command][0].split(":")
+    try:
+        return int(getattr(importlib.import_module(module), function)(arguments[1:]))
+    except ConfigurationError as error:
+        return _tell(error, 2)
+    except MRLMError as error:
+        return _tell(error, 1)
+    except SystemExit as end:  # argparse ends the process after --help and after a wrong option
+        if isinstance(end.code, str):
+            return _tell(end.code, 1)
+        return int(end.code or 0)
+
+
+def _unknown_command(command: str) -> str:
+    if command.startswith("-"):
+        return f"option {command!r} must follow a command, as in `mrlm fit {command} ...`"
+    near = difflib.get_close_matches(command, COMMANDS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"there is no command {command!r}{hint} Commands are {', '.join(COMMANDS)}."
+
+
+def _tell(message: object, status: int) -> int:
+    if isinstance(message, Exception) and DEBUG_VARIABLE in os.environ:
+        traceback.print_exception(message)
+    sys.stderr.write(f"mrlm: error: {message}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""A parser that answers a mistake in one short message: the key, the value, the nearest valid name."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser
+
+from mrlm_pl.cli.class_names import UnknownName, short_class_names
+from mrlm_pl.cli.plugins import nearest
+from mrlm_pl.errors import ConfigurationError
+
+_NOISE = re.compile(
+    r"Does not validate against any|Subtypes: |Errors:$|Given value|Subclass types expect|- a (class path|dict)|"
+    r"Expected a <class 'NoneType'>|Expected a path but|Not a valid subclass of"
+)
+_KEY = re.compile(r'Parser key "([^"]+)":\s*(.*)')
+_CLASS = re.compile(r"Problem with given class_path '([^']+)':\s*(.*)")
+_OPTION = re.compile(r"Option '([^']+)' is not accepted")
+_SUBCOMMAND_OPTION = re.compile(r"Subcommand '([^']+)' does not accept option '([^']+)'")
+_NOT_A_PATH = "Expected a dot import path string: "
+
+
+class ShortErrors:
+    """Mixin of a ``jsonargparse`` parser: mistakes raise :class:`ConfigurationError` with a short message.
+
+    Short names of environments are resolved while arguments are parsed.
+    """
+
+    _unknown: list[UnknownName]
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """The namespace of the arguments.
+
+        Raises:
+            ConfigurationError: the arguments or a configuration file hold a mistake.
+        """
+        with short_class_names() as ShortErrors._unknown:
+            return super().parse_args(*args, **kwargs)  # type: ignore[misc]
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise what explains a mistake; parsers of nested classes raise the library's own exception.
+
+        Raises:
+            ConfigurationError: always, on a parser of the command line.
+        """
+        if not self.exit_on_error:  # type: ignore[attr-defined]
+            super().error(message, ex)  # type: ignore[misc]
+        raise ConfigurationError(explain(message, self, ShortErrors._unknown)) from ex
+
+
+class CommandParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
+    """The parser of the commands that need no Lightning."""
+
+
+@dataclass(frozen=True)
+class _Finding:
+    depth: int
+    key: str
+    class_path: str
+    text: str
+
+
+def explain(message: str, parser: Any, unknown: Sequence[UnknownName] = ()) -> str:
+    """A short form of the parser library's message.
+
+    Args:
+        message: what the library says; a tree when a value may have several types.
+        parser: whose options are compared with an unknown one.
+        unknown: class names that were looked up in vain.
+    """
+    short = _unrecognized(message, parser) or _unaccepted_by_command(message, parser)
+    if short:
+        return short
+    required = re.match(r"the following arguments are required: (.+)", message)
+    if required:
+        keys = [re.sub(r"^(fit|validate|test|predict)\.", "", key) for key in required.group(1).split(", ")]
+        return f"{', '.join(keys)} missing; give it as `--{keys[0]} VALUE` or in a file with `--config FILE`"
+    findings = list(_findings(message))
+    if not findings:
+        return message.strip()
+    for finding in findings:
+        match = _OPTION.match(finding.text)
+        if match:
+            return _unknown_option(finding, match.group(1))
+    for finding in findings:
+        if finding.text.startswith(_NOT_A_PATH):
+            name = finding.text.removeprefix(_NOT_A_PATH)
+            for item in reversed(unknown):
+                if item.name == name:
+                    return f"{finding.key}: {item.explain()}"
+    return _wrong_value(message, findings)
+
+
+def _findings(message: str) -> Iterator[_Finding]:
+    """The lines of the library's tree that tell a cause, each with the key and class that it is about."""
+    keys: list[tuple[int, str]] = []
+    classes: list[tuple[int, str]] = []
+    for line in message.splitlines():
+        text = line.strip()
+        depth = len(line) - len(line.lstrip())
+        if text.startswith("- "):
+            text, depth = text[2:], depth + 2
+        keys = [item for item in keys if item[0] < depth]
+        classes = [item for item in classes if item[0] < depth]
+        match = _KEY.match(text)
+        if match:
+            keys.append((depth, match.group(1)))
+            text, depth = match.group(2), depth + 1
+        match = _CLASS.match(text)
+        if match:
+            classes.append((depth, match.group(1)))
+            text, depth = match.group(2), depth + 1
+        if text and not _NOISE.match(text):
+            yield _Finding(depth, ".".join(key for _, key in keys), classes[-1][1] if classes else "", text)
+
+
+def _unknown_option(finding: _Finding, option: str) -> str:
+    accepted = _parameters(finding.class_path)
+    near = nearest(option.split(".")[0], accepted)
+    hint = f"did you mean {near!r}? " if near else ""
+    name = finding.class_path.rsplit(".", 1)[-1]
+    return f"{_joined(finding.key, option)}: {name} has no {option!r}; {hint}It accepts: {', '.join(accepted)}"
+
+
+def _wrong_value(message: str, findings: Sequence[_Finding]) -> str:
+    """Names the value and the types that would do, of the innermost key."""
+    deepest = max(findings, key=lambda item: item.depth)
+    same = [item.text for item in findings if item.key == deepest.key and item.depth == deepest.depth]
+    wanted = list(dict.fromkeys(_readable(text) for text in same))
+    value = re.findall(r"Given value: (.+)", message)
+    given = ""
+    if value and "Got value" not in deepest.text:
+        nested = re.match(r"NestedArg\(key='[^']*', val=(.*)\)$", value[0])
+        given = f" (the value is {nested.group(1) if nested else repr(value[0])})"
+    prefix = f"{deepest.key}: " if deepest.key else ""
+    return f"{prefix}{' or '.join(wanted)}{given}"
+
+
+def _readable(text: str) -> str:
+    text = re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", text)
+    text = re.sub(r"typing\.Literal\[(.*?)\]", r"one of \1", text)
+    text = re.sub(r"^Expected an? one of", "expected one of", text)
+    return re.sub(r"^Expected", "expected", text).replace(". Got value: ", ", but the value is ")
+
+
+def _unrecognized(message: str, parser: Any) -> str | None:
+    match = re.match(r"unrecognized arguments: (.+)", message, re.DOTALL)
+    if not match:
+        return None
+    words = match.group(1).split()
+    options = [word.split("=")[0] for word in words if word.startswith("-")]
+    if not options:
+        return f"{words[0]!r} is not expected here; values follow an option, as in `--option VALUE`"
+    near = nearest(options[0].rstrip("+"), _options(parser))
+    return f"there is no option {options[0]!r}" + (f"; did you mean {near!r}?" if near else "; see `--help`")
+
+
+def _unaccepted_by_command(message: str, parser: Any) -> str | None:
+    match = _SUBCOMMAND_OPTION.search(message)
+    if not match:
+        return None
+    known = {option.lstrip("-") for option in _options(parser)}
+    groups = {key.split(".")[0] for key in known}
+    command, key = match.groups()
+    group = key.split(".")[0]
+    # A wrong group would pull the comparison of whole keys towards keys that look alike by chance.
+    near = nearest(group, groups) if group not in groups else nearest(key, known)
+    return f"{command} has no key {key!r}" + (f"; did you mean {near!r}?" if near else f"; see `mrlm {command} --help`")
+
+
+def _options(parser: Any) -> list[str]:
+    """All long options of a parser and of its sub-commands."""
+    options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in dict.fromkeys(action.choices.values()):
+                options += _options(child)
+    return options
+
+
+def _parameters(path: str) -> list[str]:
+    """Names of the parameters of the class at a dotted path, those that it passes on to its bases included."""
+    module, name = path.rsplit(".", 1)
+    names: list[str] = []
+    for cls in getattr(importlib.import_module(module), name).__mro__:
+        if "__init__" not in cls.__dict__:
+            continue
+        parameters = inspect.signature(cls.__init__).parameters.values()
+        plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        names += [item.name for item in parameters if item.kind in plain and item.name != "self"]
+        if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters):
+            break
+    return list(dict.fromkeys(names))
+
+
+def _joined(key: str, option: str) -> str:
+    return f"{key}.{option}" if key else option

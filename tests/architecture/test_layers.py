@@ -1,0 +1,77 @@
+"""Imports point down: the layer table of the design, held against the code."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "mrlm_pl"
+LAYERS = {
+    "episode": 0,
+    "errors": 0,
+    "seeding": 0,
+    "environment": 1,
+    "environment_check": 1,
+    "batch": 1,
+    "losses": 1,
+    "advantages": 1,
+    "rewards": 1,
+    "sandbox": 2,
+    "policy": 2,
+    "engines": 2,
+    "verifier": 2,
+    "remote": 2,
+    "stepping": 2,
+    "rollout": 3,
+    "evaluation": 3,
+    "data": 4,
+    "algorithms": 4,
+    "cli": 5,
+}
+# Reading a data file needs no torch and no model: environments use it, so it counts as a record module.
+LIGHT = {"data.rows": 1}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Dotted names below ``mrlm_pl`` that a file imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("mrlm_pl"):
+            names.add(node.module.removeprefix("mrlm_pl").lstrip("."))
+        elif isinstance(node, ast.Import):
+            names |= {alias.name.removeprefix("mrlm_pl.") for alias in node.names if alias.name.startswith("mrlm_pl.")}
+    return names - {""}
+
+
+def layer(module: str) -> int:
+    for name, number in LIGHT.items():
+        if module == name or module.startswith(name + "."):
+            return number
+    return LAYERS[module.partition(".")[0]]
+
+
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    own = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+    above = {name for name in imported_modules(path) if layer(name) > layer(own)}
+    assert not above, f"{own} (layer {layer(own)}) imports upward: {sorted(above)}"
+
+
+def test_the_package_never_imports_plugins() -> None:
+    for path in FILES:
+        assert "mrlm_environments" not in path.read_text() or path.parent.name == "cli", path
+
+
+@pytest.mark.parametrize("module", ["mrlm_pl.episode", "mrlm_pl.environment", "mrlm_pl.data.rows", "mrlm_environments"])
+def test_environments_start_without_torch(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'lightning'}} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

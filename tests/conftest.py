@@ -1,0 +1,89 @@
+"""Fixtures shared by all tests: a small random policy, an environment of words, a quiet trainer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment, TaskSource
+from mrlm_pl.episode import Message, Task
+
+
+class EchoEnvironment(SingleAgentEnvironment):
+    """Poses ``n`` and pays the share of digits in the reply; ``turns`` replies make an episode."""
+
+    name = "echo"
+
+    def __init__(self, turns: int = 1, size: int = 16, fail_every: int = 0, reward: float | None = None) -> None:
+        self.turns, self.size, self.fail_every, self.reward = turns, size, fail_every, reward
+
+    def tasks(self, split: str) -> TaskSource:
+        return DatasetTasks(self.name, split, [{"n": f"{split[0]}{n}"} for n in range(self.size)])
+
+    def begin(self, task: Task) -> str:
+        if self.fail_every and task.index % self.fail_every == 0:
+            raise OSError("the back end is away")
+        self.left = self.turns
+        return f"Say {task.data['n']}"
+
+    def reply(self, message: Message) -> Outcome:
+        self.left -= 1
+        text = message.content
+        share = sum(letter.isdigit() for letter in text) / max(len(text), 1)
+        paid = share if self.reward is None else self.reward
+        return Outcome({"digits": paid}, "More" if self.left else None, success=share > 0.5)
+
+
+@pytest.fixture
+def echo() -> type[EchoEnvironment]:
+    """The environment class of words."""
+    return EchoEnvironment
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Llama with the built-in character tokenizer."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from mrlm_pl.policy.tiny import build_config, build_tokenizer
+
+    folder = tmp_path_factory.mktemp("model")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        changes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "attention_dropout": 0.1}
+        LlamaForCausalLM(build_config(**changes)).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def quiet_trainer(tmp_path: Path) -> Any:
+    """A factory of trainers that write below the test's folder and print nothing."""
+    import lightning
+
+    def make(**options: Any) -> lightning.Trainer:
+        settings: Mapping[str, Any] = {
+            "accelerator": "cpu",
+            "max_epochs": 1,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "limit_val_batches": 0,
+            "default_root_dir": tmp_path / "run",
+        }
+        return lightning.Trainer(**{**settings, **options})
+
+    return make
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    """A seeded generator."""
+    return random.Random(0)

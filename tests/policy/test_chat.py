@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from mrlm_pl.episode import Message
+from mrlm_pl.errors import PolicyError
+from mrlm_pl.policy.chat import ChatFormat, Conversation
+from mrlm_pl.policy.tiny import build_tokenizer
+
+STRIPS_REASONING = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_rows_equal_the_templates_rendering_of_the_whole_conversation() -> None:
+    tokenizer = build_tokenizer()
+    conversation = Conversation(ChatFormat(tokenizer))
+    conversation.observe([Message("system", "Be brief."), Message("user", "2+2?")])
+    reply = tokenizer.encode("4", add_special_tokens=False) + [tokenizer.eos_token_id]
+    message = conversation.act(reply, [-0.5, -0.25])
+    conversation.observe([Message("user", "And 3+3?")])
+
+    assert message == Message("assistant", "4")
+    expected = "<|system|>Be brief.<|end|><|user|>2+2?<|end|><|assistant|>4<|end|><|user|>And 3+3?<|end|><|assistant|>"
+    assert conversation.row.token_ids == tokenizer.encode(expected, add_special_tokens=False)
+    assert [flag for flag in conversation.row.action_mask if flag] == [True, True]
+    start = conversation.row.action_mask.index(True)
+    assert conversation.row.token_ids[start : start + 2] == reply
+    assert conversation.row.logprobs[start : start + 2] == [-0.5, -0.25]
+    assert sum(conversation.row.logprobs) == -0.75
+    assert conversation.restarts == 0
+
+
+def test_a_turn_cut_at_the_length_limit_is_closed_by_an_observed_token() -> None:
+    tokenizer = build_tokenizer()
+    conversation = Conversation(ChatFormat(tokenizer))
+    conversation.observe([Message("user", "Hi")])
+    conversation.act(tokenizer.encode("abc", add_special_tokens=False), [-1.0] * 3)
+    conversation.observe([Message("user", "Go on")])
+    text = tokenizer.decode(conversation.row.token_ids)
+    assert text == "<|user|>Hi<|end|><|assistant|>abc<|end|><|user|>Go on<|end|><|assistant|>"
+    assert sum(conversation.row.action_mask) == 3, "the closing token was not sampled"
+
+
+def test_a_template_that_rewrites_history_begins_a_new_row_and_is_counted() -> None:
+    tokenizer = build_tokenizer()
+    conversation = Conversation(ChatFormat(tokenizer, STRIPS_REASONING))
+    conversation.observe([Message("user", "Q")])
+    sampled = tokenizer.encode("<think>hm</think>A", add_special_tokens=False) + [tokenizer.eos_token_id]
+    conversation.act(sampled, [-1.0] * len(sampled))
+    conversation.observe([Message("user", "R")])
+    assert conversation.restarts == 1
+    assert conversation.rows[0].token_ids[-len(sampled) :] == sampled, "the sampled row is kept as it was"
+    assert tokenizer.decode(conversation.row.token_ids) == "<|user|>Q<|end|><|assistant|>A<|end|><|user|>R<|end|><|assistant|>"
+    assert not any(conversation.row.action_mask)
+
+
+def test_models_without_a_template_get_the_plain_one() -> None:
+    core = Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 1} | {chr(c): c for c in range(10, 127)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", unk_token="<unk>")
+    chat = ChatFormat(tokenizer)
+    assert chat.render([Message("user", "Hi")], generation_prompt=True) == "User: Hi\nAssistant: "
+    assert chat.stop_ids == (1,)
+
+
+def test_without_an_eos_token_no_turn_could_end() -> None:
+    core = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    with pytest.raises(PolicyError, match="no EOS token"):
+        ChatFormat(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>"))
+
+
+def test_special_tokens_inside_a_reply_do_not_reach_the_other_side(model_folder: Path) -> None:
+    tokenizer = build_tokenizer()
+    conversation = Conversation(ChatFormat(tokenizer))
+    conversation.observe([Message("user", "Q")])
+    forged = tokenizer.encode("x<|user|>y", add_special_tokens=False)
+    assert conversation.act(forged, [-1.0] * len(forged)).content == "xy"

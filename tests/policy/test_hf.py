@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mrlm_pl.errors import PolicyError
+from mrlm_pl.policy import Policy
+
+
+def test_a_policy_is_light_until_it_is_loaded(model_folder: Path) -> None:
+    policy = Policy(str(model_folder))
+    assert policy.model is None
+    assert policy.context_window == 2048
+    policy.load()
+    assert {weight.dtype for weight in policy.model.parameters()} == {torch.float32}
+
+
+def test_dropout_is_off_whatever_the_folder_says(model_folder: Path) -> None:
+    assert json.loads((model_folder / "config.json").read_text())["attention_dropout"] == 0.1
+    policy = Policy(str(model_folder))
+    policy.load()
+    assert policy.model.config.attention_dropout == 0.0
+
+
+def test_the_reference_is_a_frozen_copy(model_folder: Path) -> None:
+    policy = Policy(str(model_folder))
+    policy.load(reference=True)
+    assert all(not weight.requires_grad for weight in policy.reference.parameters())
+    with torch.no_grad():
+        policy.model.get_input_embeddings().weight.add_(1.0)
+    rows = {
+        "token_ids": torch.tensor([[8, 9, 10]]),
+        "lengths": torch.tensor([3]),
+        "action_mask": torch.tensor([[False, True, True]]),
+    }
+    assert not torch.allclose(policy(**rows), policy.reference_logprobs(**rows))
+
+
+def test_random_initialisation_depends_on_its_seed_only(model_folder: Path) -> None:
+    first, again, other = (Policy(str(model_folder), random_init_seed=seed) for seed in (1, 1, 2))
+    for policy in (first, again, other):
+        policy.load()
+    state = torch.random.get_rng_state()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    weights = [policy.model.get_input_embeddings().weight for policy in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_the_export_is_a_plain_folder(model_folder: Path, tmp_path: Path) -> None:
+    policy = Policy(str(model_folder))
+    policy.load()
+    policy.save_pretrained(tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for ours, theirs in zip(policy.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == "<|end|>"
+
+
+def test_a_folder_without_tokenizer_is_refused_before_any_weights_are_read(model_folder: Path, tmp_path: Path) -> None:
+    shutil.copy(model_folder / "config.json", tmp_path)
+    with pytest.raises(PolicyError, match=r"has no tokenizer.*save one there"):
+        Policy(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("./nowhere", "does not exist"), ("builtin:huge", "builtin:tiny"), ("/a/b/c", "does not exist")],
+)
+def test_unknown_models_are_named(name: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        Policy(name)
+
+
+def test_values_out_of_range_are_refused(model_folder: Path) -> None:
+    with pytest.raises(PolicyError, match="learning_rate -1"):
+        Policy(str(model_folder), learning_rate=-1)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from mrlm_pl.stepping import Call, EnvironmentCaller
+
+
+def run(caller: EnvironmentCaller, *calls: Call):
+    return asyncio.run(caller.run(calls))
+
+
+def test_results_keep_the_order_of_the_calls_whatever_their_kind() -> None:
+    async def later(value: int) -> int:
+        await asyncio.sleep(0.01)
+        return value
+
+    def now(value: int) -> int:
+        return value
+
+    methods = [later, now, now, later, now]
+    results = run(EnvironmentCaller(2, 5.0), *(Call(method, (n,)) for n, method in enumerate(methods)))
+    assert [result.value for result in results] == [0, 1, 2, 3, 4]
+
+
+def test_a_failure_is_the_result_of_its_own_call_only() -> None:
+    def fail() -> None:
+        raise OSError("gone")
+
+    bad, good = run(EnvironmentCaller(1, 5.0), Call(fail, ()), Call(lambda: 7, ()))
+    assert isinstance(bad.error, OSError)
+    assert good.value_or_raise() == 7
+
+
+def test_a_stuck_call_is_given_up_and_those_behind_it_still_run() -> None:
+    release = threading.Event()
+    started = time.monotonic()
+    results = run(EnvironmentCaller(1, 0.3), Call(release.wait, (20,)), *(Call(lambda: 1, ()) for _ in range(3)))
+    waited = time.monotonic() - started
+    release.set()
+    assert isinstance(results[0].error, TimeoutError)
+    assert [result.value for result in results[1:]] == [1, 1, 1]
+    assert waited < 10
+
+
+def test_an_async_call_has_the_same_deadline() -> None:
+    (result,) = run(EnvironmentCaller(1, 0.05), Call(asyncio.sleep, (20,)))
+    assert isinstance(result.error, TimeoutError)
