@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.data import RolloutDataModule, read_episodes
+from mrlm_pl.engines import Sampling
+from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
+from mrlm_pl.policy import Policy
+
+
+def make(model_folder: Path, environment: Any, grpo: dict[str, Any] | None = None, **options: Any):
+    settings: dict[str, Any] = {"groups": 4, "group_size": 4, "iterations": 3, "sampling": Sampling(max_tokens=6)}
+    algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)}, **(grpo or {}))
+    return algorithm, RolloutDataModule(environment, **{**settings, **options})
+
+
+def fingerprint(algorithm: GRPO) -> str:
+    weights = [weight.detach().numpy().tobytes() for weight in algorithm.policies.parameters()]
+    return hashlib.sha256(b"".join(weights)).hexdigest()
+
+
+def test_an_iteration_is_one_collection_and_its_updates(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(), minibatches=2, passes=2)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    assert trainer.global_step == 3 * 2 * 2
+    assert (data.iteration, data.position) == (3, 0)
+    episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+    assert len(episodes) == 3 * 16
+    versions = {episode.iteration: episode.rows()[0].turns[0].version for episode in episodes}
+    assert versions == {0: 0, 1: 4, 2: 8}, "every collection is made with the weights of its moment"
+
+
+def test_members_of_a_group_share_the_prompt_and_differ_in_the_sample(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    groups: dict[str, list[Any]] = {}
+    for episode in read_episodes(Path(trainer.default_root_dir) / "episodes"):
+        groups.setdefault(episode.group, []).append(episode.rows()[0])
+    assert len(groups) == 4
+    for rows in groups.values():
+        prompts = {row.token_ids[: row.action_mask.index(True)] for row in rows}
+        assert len(prompts) == 1
+        assert len({row.token_ids for row in rows}) == len(rows)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    prints = []
+    for seed in (0, 0, 1):
+        algorithm, data = make(model_folder, echo(), seed=seed)
+        quiet_trainer().fit(algorithm, data)
+        prints.append(fingerprint(algorithm))
+    assert prints[0] == prints[1]
+    assert prints[0] != prints[2]
+
+
+def test_validation_does_not_change_training(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    prints = []
+    for limit in (0, 1.0):
+        algorithm, data = make(model_folder, echo(), validation_episodes=8)
+        trainer = quiet_trainer(limit_val_batches=limit, val_check_interval=1)
+        trainer.fit(algorithm, data)
+        prints.append(fingerprint(algorithm))
+    assert prints[0] == prints[1]
+    assert 0 <= trainer.callback_metrics["val/accuracy"] <= 1
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """Checkpoints lie between mini-batches of a rollout (odd steps) and between rollouts (even steps)."""
+    algorithm, data = make(model_folder, echo(), minibatches=2)
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    quiet_trainer(callbacks=[keep], enable_checkpointing=True).fit(algorithm, data)
+    whole = fingerprint(algorithm)
+    for step in (1, 2, 5):
+        algorithm, data = make(model_folder, echo(), minibatches=2)
+        trainer = quiet_trainer()
+        trainer.fit(algorithm, data, ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert trainer.global_step == 6
+        assert fingerprint(algorithm) == whole
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_first_ratio_is_one(model_folder: Path, echo: Any, quiet_trainer: Any, temperature: float) -> None:
+    """The model folder asks for attention dropout of .1; neither it nor the temperature may show in the ratio."""
+    algorithm, data = make(
+        model_folder, echo(turns=2), iterations=1, sampling=Sampling(temperature=temperature, max_tokens=8)
+    )
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    metrics = trainer.callback_metrics
+    assert metrics["train/ratio_deviation"] < 1e-4
+    assert metrics["train/approx_kl"] < 1e-6
+    assert metrics["train/clip_fraction"] == 0
+
+
+def test_truncated_sampling_takes_the_old_log_probabilities_from_the_learner(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    deviations = {}
+    for recompute in (None, False):
+        algorithm, data = make(
+            model_folder,
+            echo(),
+            {"recompute_old_logp": recompute},
+            iterations=1,
+            sampling=Sampling(top_p=0.5, max_tokens=8),
+        )
+        trainer = quiet_trainer()
+        trainer.fit(algorithm, data)
+        deviations[recompute] = float(trainer.callback_metrics["train/ratio_deviation"])
+    assert deviations[None] < 1e-4
+    assert deviations[False] > 0.1, "mu is not the learner's distribution when its tail was cut"
+
+
+def test_accumulation_and_micro_batches_do_not_change_the_update(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    weights = []
+    for accumulation in (1, 2, 4):
+        algorithm, data = make(model_folder, echo(), {"kl_coefficient": 0.1}, iterations=1)
+        trainer = quiet_trainer(accumulate_grad_batches=accumulation)
+        trainer.fit(algorithm, data)
+        assert trainer.global_step == 1
+        weights.append(algorithm.trainer.optimizers[0].state_dict()["state"])
+    for other in weights[1:]:
+        for index, state in weights[0].items():
+            # After one step AdamW's first moment is (1 - beta1) times the gradient.
+            assert torch.allclose(state["exp_avg"], other[index]["exp_avg"], atol=1e-7, rtol=1e-4)
+
+
+def test_failed_episodes_are_counted_and_stay_out_of_the_loss(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm, data = make(model_folder, echo(fail_every=4), iterations=4, retries=0)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+    assert sum(episode.failed for episode in episodes) == 16, "4 of the 16 tasks fail, 4 episodes each"
+
+
+def test_a_run_in_which_everything_fails_stops_with_the_reason(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm, data = make(model_folder, echo(fail_every=1), retries=0)
+    with pytest.raises(RolloutError, match=r"all 16 episodes.*the back end is away.*check-env echo"):
+        quiet_trainer().fit(algorithm, data)
+
+
+def test_a_reward_of_nan_stops_the_run(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(reward=float("nan")))
+    with pytest.raises(NonFiniteError, match="reward of agent 'agent' is nan"):
+        quiet_trainer().fit(algorithm, data)
+
+
+def test_a_group_of_one_is_refused_before_the_model_loads(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(), group_size=1)
+    with pytest.raises(ConfigurationError, match="group_size is 1"):
+        quiet_trainer().fit(algorithm, data)
+    assert algorithm.policy("main").model is None
+
+
+def test_groups_that_cannot_be_shared_evenly_are_refused(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(), minibatches=3)
+    with pytest.raises(ConfigurationError, match="multiple of 3"):
+        quiet_trainer().fit(algorithm, data)
+
+
+def test_equal_rewards_give_no_gradient(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(reward=0.5), iterations=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    assert trainer.callback_metrics["train/grad_norm"] == 0
+    assert trainer.callback_metrics["rollout/zero_variance_groups"] == 1
+
+
+def test_the_finished_run_leaves_a_policy_folder(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    model = AutoModelForCausalLM.from_pretrained(Path(trainer.default_root_dir) / "policies" / "main")
+    trained = algorithm.policy("main").model.get_input_embeddings().weight
+    assert torch.equal(model.get_input_embeddings().weight, trained)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mrlm_pl.algorithms import SFT
+from mrlm_pl.data import TrajectoryDataModule
+from mrlm_pl.data.trajectory_module import demonstration_rows
+from mrlm_pl.errors import DataError
+from mrlm_pl.policy import ChatFormat, Policy
+from mrlm_pl.policy.tiny import build_tokenizer
+
+TOKENIZER = build_tokenizer()
+CHAT = ChatFormat(TOKENIZER)
+
+
+def write(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def chat(question: str, answer: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def test_a_chat_trains_on_the_assistants_words_and_the_end_token() -> None:
+    (row,) = demonstration_rows(chat("2+2?", "4"), CHAT, "main")
+    assert TOKENIZER.decode(row.token_ids) == "<|user|>2+2?<|end|><|assistant|>4<|end|>"
+    trained = [token for token, action in zip(row.token_ids, row.action_mask, strict=True) if action]
+    assert TOKENIZER.decode(trained) == "4<|end|>"
+
+
+def test_every_assistant_turn_of_a_chat_counts_once() -> None:
+    messages = [*chat("a", "b")["messages"], *chat("c", "d")["messages"]]
+    (row,) = demonstration_rows({"messages": messages}, CHAT, "main")
+    text = "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>d<|end|>"
+    assert TOKENIZER.decode(row.token_ids) == text
+    trained = [token for token, action in zip(row.token_ids, row.action_mask, strict=True) if action]
+    assert TOKENIZER.decode(trained) == "b<|end|>d<|end|>"
+
+
+def test_a_prompt_of_messages_is_given_and_only_the_completion_is_trained() -> None:
+    row = {"prompt": [*chat("a", "b")["messages"], {"role": "user", "content": "c"}]}
+    row["completion"] = [{"role": "assistant", "content": "d"}]
+    (built,) = demonstration_rows(row, CHAT, "main")
+    trained = [token for token, action in zip(built.token_ids, built.action_mask, strict=True) if action]
+    assert TOKENIZER.decode(trained) == "d<|end|>"
+
+
+def test_plain_text_is_used_without_a_template() -> None:
+    (row,) = demonstration_rows({"prompt": "One, two,", "completion": " three"}, CHAT, "main")
+    assert TOKENIZER.decode(row.token_ids) == "One, two, three<|end|>"
+    assert sum(row.action_mask) == len(" three") + 1
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"text": "x"}, "lacks the field 'messages'"),
+        ({"prompt": "x"}, "lacks the field 'completion'"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "no assistant message"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "is not a message"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "answers nothing"),
+    ],
+)
+def test_a_bad_row_is_named_by_its_number(tmp_path: Path, row: dict[str, Any], fault: str) -> None:
+    path = write(tmp_path / "d.jsonl", [chat("a", "b"), row])
+    with pytest.raises(DataError, match=rf"row 2: .*{fault}"):
+        TrajectoryDataModule(path)
+
+
+def test_training_lowers_the_likelihood_loss_and_epochs_differ_in_order(
+    tmp_path: Path, model_folder: Path, quiet_trainer: Any
+) -> None:
+    path = write(tmp_path / "d.jsonl", [chat(f"{n}?", str(n % 3)) for n in range(24)])
+    algorithm = SFT({"main": Policy(str(model_folder), learning_rate=3e-3)})
+    data = TrajectoryDataModule(path, validation=path, batch_size=8)
+    trainer = quiet_trainer(max_epochs=8, limit_val_batches=1.0, accumulate_grad_batches=1)
+    trainer.fit(algorithm, data)
+    assert trainer.global_step == 24
+    assert data.epoch == 8
+    # Uniform over 105 tokens is 4.65 nats.
+    assert trainer.callback_metrics["val/nll"] < 3.0
+    first = data.order("train")
+    data.epoch += 1
+    assert first != data.order("train")
+
+
+def test_accumulation_does_not_change_the_update(tmp_path: Path, model_folder: Path, quiet_trainer: Any) -> None:
+    path = write(tmp_path / "d.jsonl", [chat(f"{n}?", "12345"[: 1 + n % 5]) for n in range(16)])
+    results = []
+    for batch_size, accumulation in ((8, 1), (4, 2), (2, 4)):
+        algorithm = SFT({"main": Policy(str(model_folder), learning_rate=1e-3)})
+        quiet_trainer(accumulate_grad_batches=accumulation).fit(algorithm, TrajectoryDataModule(path, None, batch_size))
+        results.append(torch.cat([weight.flatten() for weight in algorithm.policies["main"].parameters()]))
+    # AdamW's first steps are sign-like, so equal to rounding in the gradient is not equal to rounding in the weight.
+    for other in results[1:]:
+        assert torch.allclose(results[0], other, atol=2e-5)
