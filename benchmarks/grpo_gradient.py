@@ -1,4 +1,4 @@
-"""Gradient parity of GRPO with TRL: both sides compute the gradient of the same batch; the relative difference is printed.
+"""Gradient parity of GRPO with TRL: both sides compute the gradient of the same batch, and the difference is printed.
 
     python benchmarks/grpo_gradient.py --peer-python .venv-peers/bin/python
 
@@ -30,9 +30,9 @@ def run_peer(folder: str, output: str) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     class Recording(GRPOTrainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # noqa: ANN
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            gradients = torch.autograd.grad(loss, [p for p in model.parameters()], retain_graph=True)
+            gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
             names = [name for name, _ in model.named_parameters()]
             keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
             saved = {key: inputs[key].detach().cpu() for key in keys}
@@ -105,8 +105,10 @@ def main() -> None:
         return
     folder, output = tempfile.mkdtemp(), str(Path(tempfile.mkdtemp()) / "peer.pt")
     grpo_step.make_model(Path(folder), "s")
-    command = [options.peer_python, __file__, "--peer-python", "-", "--side", "trl", "--folder", folder, "--output", output]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    command = [options.peer_python, __file__, "--peer-python", "-", "--side", "trl"]
+    command += ["--folder", folder, "--output", output]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=offline)
     if result.returncode:
         raise SystemExit(f"TRL failed:\n{result.stderr[-3000:]}")
     saved = torch.load(output)

@@ -2,7 +2,7 @@
 
     python benchmarks/grpo_step.py --peer-python .venv-peers/bin/python --size s [--rounds 3] [--json out.json]
 
-Both sides train the same random Qwen2 model from the same folder in fp32 with AdamW: 4 prompts of 64 tokens, 8 samples
+Both sides train the same random Llama model from the same folder in fp32 with AdamW: 4 prompts of 64 tokens, 8 samples
 each, exactly 64 new tokens (no token of the vocabulary ends a turn, so that neither side pays for forcing the length).
 Each side runs as a process of its own, in turns; the first steps of a process are warm-up and not counted. Printed are
 the medians and the ratios; times are wall seconds of whole steps (generation, reward, loss, backward, optimizer).
@@ -11,6 +11,7 @@ the medians and the ratios; times are wall seconds of whole steps (generation, r
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -42,12 +43,12 @@ def make_model(folder: Path, size: str) -> None:
     """Write a random model and a tokenizer of whitespace-separated words whose EOS lies outside the vocabulary."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     options = dict(SIZES[size])
     vocabulary = options.pop("vocab")
     torch.manual_seed(0)
-    config = Qwen2Config(
+    config = LlamaConfig(
         **options,
         num_key_value_heads=options["num_attention_heads"] // 2,
         vocab_size=vocabulary,
@@ -57,7 +58,7 @@ def make_model(folder: Path, size: str) -> None:
         eos_token_id=None,
         pad_token_id=0,
     )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(config).save_pretrained(folder)
     words = {"<pad>": 0} | {f"w{n}": n for n in range(1, vocabulary)} | {"<eos>": vocabulary}
     core = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -67,7 +68,9 @@ def make_model(folder: Path, size: str) -> None:
 
 def prompt(index: int, vocabulary: int) -> str:
     """The text of one prompt: 64 words that are a function of the index."""
-    return " ".join(f"w{1 + (index * 7919 + position * 104729) % (vocabulary - 1)}" for position in range(PROMPT_TOKENS))
+    return " ".join(
+        f"w{1 + (index * 7919 + position * 104729) % (vocabulary - 1)}" for position in range(PROMPT_TOKENS)
+    )
 
 
 def reward(text: str) -> float:
@@ -170,13 +173,13 @@ def run_peer(folder: str, size: str, steps: int) -> dict[str, Any]:
         callbacks=[Clock()],
     )
     trainer.train()
-    lengths = [entry["completions/mean_length"] for entry in trainer.state.log_history if "completions/mean_length" in entry]
-    return report(times) | {"mean_length": statistics.mean(lengths)}
+    key = "completions/mean_length"
+    return report(times) | {"mean_length": statistics.mean(log[key] for log in trainer.state.log_history if key in log)}
 
 
 def report(times: list[float]) -> dict[str, Any]:
     """Seconds of each step after the warm-up, and the process's peak memory in MiB."""
-    steps = [after - before for before, after in zip(times, times[1:], strict=False)][WARMUP - 1 :]
+    steps = [after - before for before, after in itertools.pairwise(times)][WARMUP - 1 :]
     return {"steps": steps, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
@@ -184,7 +187,8 @@ def child(python: str, side: str, folder: str, options: argparse.Namespace) -> d
     """Run one side in a process of its own."""
     command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
     command += ["--steps", str(options.steps), "--precision", options.precision]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=offline)
     if result.returncode:
         raise SystemExit(f"{side} failed:\n{result.stderr[-3000:]}")
     return json.loads(result.stdout.splitlines()[-1])

@@ -103,7 +103,9 @@ def main() -> None:
     """Run the measurements that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--family", nargs="+", choices=("qwen2", "llama", "qwen3", "mistral"), default=["qwen2", "llama"])
+    parser.add_argument(
+        "--family", nargs="+", choices=("qwen2", "llama", "qwen3", "mistral"), default=["qwen2", "llama"]
+    )
     parser.add_argument("--repeats", type=int, default=5, help="measured runs of each side, after one warm-up")
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--samples", type=int, default=8, help="samples of each prompt")

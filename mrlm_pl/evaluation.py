@@ -54,8 +54,13 @@ class EvaluationReport:
     transcripts: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON-like data; it holds no time and no path, so that equal runs give equal files."""
-        return asdict(self)
+        """The report as JSON-like data; it holds no time and no path, so that equal runs give equal files.
+
+        The bounds of an interval that no spread is known for (a single task) are None: JSON has no infinity.
+        """
+        data = asdict(self)
+        data["ci95"] = [bound if math.isfinite(bound) else None for bound in self.ci95]
+        return data
 
 
 def evaluate(

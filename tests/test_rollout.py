@@ -154,5 +154,3 @@ def test_an_agent_without_a_seat_is_named() -> None:
 def test_sampling_settings_are_checked() -> None:
     with pytest.raises(ConfigurationError, match=r"top_p is 0"):
         Sampling(top_p=0)
-
-

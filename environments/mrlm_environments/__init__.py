@@ -1,0 +1,24 @@
+"""Environments: one file each. They are imported when a name is used, and never bring torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mrlm_environments.coordination import CoordinationGame
+    from mrlm_environments.math import MathEnvironment
+
+__all__ = ["CoordinationGame", "MathEnvironment"]
+
+_HOME = {"CoordinationGame": "coordination", "MathEnvironment": "math"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -48,7 +48,7 @@ def short_class_names() -> Iterator[list[UnknownName]]:
     unknown: list[UnknownName] = []
 
     def resolve(base: type | tuple[type, ...], name: str) -> str:
-        path = library_lookup(base, name)
+        path = library_lookup(base, name)  # type: ignore[arg-type]
         if "." in path:
             return path
         bases = base if isinstance(base, tuple) else (base,)
@@ -58,7 +58,7 @@ def short_class_names() -> Iterator[list[UnknownName]]:
         unknown.extend(UnknownName(item, name) for item in bases if isinstance(item, type) and item.__subclasses__())
         return path
 
-    jsonargparse_types.resolve_class_path_by_name = resolve
+    jsonargparse_types.resolve_class_path_by_name = resolve  # type: ignore[assignment]
     try:
         yield unknown
     finally:

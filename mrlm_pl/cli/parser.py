@@ -55,7 +55,7 @@ class ShortErrors:
         raise ConfigurationError(explain(message, self, ShortErrors._unknown)) from ex
 
 
-class CommandParser(ShortErrors, ArgumentParser):  # type: ignore[misc]
+class CommandParser(ShortErrors, ArgumentParser):
     """The parser of the commands that need no Lightning."""
 
 

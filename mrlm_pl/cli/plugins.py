@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
@@ -46,7 +46,8 @@ def load_plugins() -> list[ModuleType]:
 
 def subclasses(base: type) -> Iterator[type]:
     """All classes below ``base`` that have been imported, each once, the nearest first."""
-    seen, waiting = set(), list(base.__subclasses__())
+    seen: set[type] = set()
+    waiting: list[type] = list(base.__subclasses__())
     while waiting:
         current = waiting.pop(0)
         if current not in seen:
@@ -117,7 +118,7 @@ def _knows(name: str) -> bool:
     return name in environments_by_name() or any(cls.__name__ == name for cls in subclasses(Environment))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load_plugin(entry_point: EntryPoint) -> ModuleType:
     try:
         return load_package(entry_point.value)

@@ -71,7 +71,9 @@ def read_split(
     else:
         rows = _named_split(data, split, fields, identity)
     if not rows:
-        raise ConfigurationError(f"no row of {data!r} belongs to split {split!r}; give it more rows or a file of its own")
+        raise ConfigurationError(
+            f"no row of {data!r} belongs to split {split!r}; give it more rows or a file of its own"
+        )
     return rows
 
 
@@ -115,7 +117,9 @@ def _local_rows(path: Path) -> list[tuple[int, Any]]:
         raise DataError(_missing(path))
     suffix = _stem_suffix(path)
     if suffix not in SUFFIXES:
-        raise DataError(f"{path}: the suffix {suffix or '(none)'!r} is not read; use {', '.join(SUFFIXES)}, also with .gz")
+        raise DataError(
+            f"{path}: the suffix {suffix or '(none)'!r} is not read; use {', '.join(SUFFIXES)}, also with .gz"
+        )
     try:
         raw = path.read_bytes()
         raw = gzip.decompress(raw) if path.suffix == ".gz" else raw

@@ -61,7 +61,8 @@ class TrajectoryDataModule(LightningDataModule):
         self.position = 0
 
     def setup(self, stage: str) -> None:
-        algorithm = self.trainer.lightning_module
+        trainer: Any = self.trainer
+        algorithm = trainer.lightning_module
         if not isinstance(algorithm, Algorithm):
             raise ConfigurationError(f"{type(algorithm).__name__} is not an Algorithm; demonstrations need its policy")
         name = next(iter(algorithm.policies))
@@ -112,8 +113,8 @@ class _DemonstrationStream:
     def __init__(self, data: TrajectoryDataModule, split: str) -> None:
         self.data, self.split = data, split
         trainer: Any = data.trainer
-        kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
-        self.rank, self.ranks = (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
+        kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {"rank": 0, "num_replicas": 1}
+        self.rank, self.ranks = int(kwargs["rank"]), int(kwargs["num_replicas"])
         self.accumulation = int(trainer.accumulate_grad_batches) if split == "train" else 1
 
     def __len__(self) -> int:
@@ -195,7 +196,7 @@ def _plain_row(prompt: str, completion: str, chat: ChatFormat, policy: str) -> T
     )
 
 
-def _read_examples(source: str, split: str) -> list[Mapping[str, Any]]:
+def _read_examples(source: str, split: str) -> Sequence[Mapping[str, Any]]:
     rows = read_rows(source, split, ())
     for number, row in enumerate(rows, start=1):
         fault = _fault(row)

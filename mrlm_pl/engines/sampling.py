@@ -102,7 +102,7 @@ def _invert(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _draw_full(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`draw` from the whole softmax by one cumulative sum over the vocabulary; cheapest for small ones."""
     peak = logits.amax(-1, keepdim=True)
-    cumulative = (logits - peak).exp_().cumsum(-1, dtype=torch.float64)
+    cumulative = (logits - peak).exp_().contiguous().cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     index = torch.searchsorted(cumulative, uniform * total, right=True).clamp_(max=logits.shape[-1] - 1)
     return index[:, 0], (logits.gather(-1, index) - peak - total.log().float())[:, 0]
@@ -115,7 +115,8 @@ def _draw_blocks(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """
     peak = logits.amax(-1, keepdim=True)
     mass = (logits - peak).exp_()
-    blocks = F.pad(mass, (0, -mass.shape[-1] % _BLOCK)).view(mass.shape[0], -1, _BLOCK)
+    padding = -mass.shape[-1] % _BLOCK
+    blocks = (F.pad(mass, (0, padding)) if padding else mass).unflatten(-1, (-1, _BLOCK))
     block, total, rest = _invert(blocks.sum(-1), uniform)
     inside, _, _ = _invert(blocks.gather(1, block[:, :, None].expand(-1, 1, _BLOCK))[:, 0], rest)
     index = (block * _BLOCK + inside).clamp_(max=logits.shape[-1] - 1)

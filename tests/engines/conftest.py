@@ -83,9 +83,9 @@ FUSED = ("llama", "llama-bias", "llama3-rope", "yarn-rope", "qwen2", "qwen3", "m
 GENERIC = ("gpt2", "mistral-sliding", "dynamic-rope", "mamba")
 
 
-def build(name: str, seed: int = 0) -> PreTrainedModel:
+def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A random model with every parameter, norms and biases too, away from its trivial initial value."""
-    settings = dict(CONFIGS[name])
+    settings = {**CONFIGS[name], **changes}
     config = AutoConfig.for_model(settings.pop("model_type", name), **settings)
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).eval()

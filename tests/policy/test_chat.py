@@ -22,7 +22,7 @@ def test_rows_equal_the_templates_rendering_of_the_whole_conversation() -> None:
     tokenizer = build_tokenizer()
     conversation = Conversation(ChatFormat(tokenizer))
     conversation.observe([Message("system", "Be brief."), Message("user", "2+2?")])
-    reply = tokenizer.encode("4", add_special_tokens=False) + [tokenizer.eos_token_id]
+    reply = [*tokenizer.encode("4", add_special_tokens=False), tokenizer.eos_token_id]
     message = conversation.act(reply, [-0.5, -0.25])
     conversation.observe([Message("user", "And 3+3?")])
 
@@ -52,17 +52,19 @@ def test_a_template_that_rewrites_history_begins_a_new_row_and_is_counted() -> N
     tokenizer = build_tokenizer()
     conversation = Conversation(ChatFormat(tokenizer, STRIPS_REASONING))
     conversation.observe([Message("user", "Q")])
-    sampled = tokenizer.encode("<think>hm</think>A", add_special_tokens=False) + [tokenizer.eos_token_id]
+    sampled = [*tokenizer.encode("<think>hm</think>A", add_special_tokens=False), tokenizer.eos_token_id]
     conversation.act(sampled, [-1.0] * len(sampled))
     conversation.observe([Message("user", "R")])
     assert conversation.restarts == 1
     assert conversation.rows[0].token_ids[-len(sampled) :] == sampled, "the sampled row is kept as it was"
-    assert tokenizer.decode(conversation.row.token_ids) == "<|user|>Q<|end|><|assistant|>A<|end|><|user|>R<|end|><|assistant|>"
+    rewritten = "<|user|>Q<|end|><|assistant|>A<|end|><|user|>R<|end|><|assistant|>"
+    assert tokenizer.decode(conversation.row.token_ids) == rewritten
     assert not any(conversation.row.action_mask)
 
 
 def test_models_without_a_template_get_the_plain_one() -> None:
-    core = Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 1} | {chr(c): c for c in range(10, 127)}, unk_token="<unk>"))
+    words = {"<unk>": 0, "<eos>": 1} | {chr(code): code for code in range(10, 127)}
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", unk_token="<unk>")
     chat = ChatFormat(tokenizer)

@@ -1,0 +1,46 @@
+# Every target sets up what it needs. PYTHON is any Python 3.10 to 3.13.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: quickstart test check install test-all peers tiny-model clean
+
+quickstart: install  ## train the built-in tiny model on the built-in math problems (about two minutes)
+	$(BIN)/mrlm fit --config configs/quickstart.yaml
+
+test: install  ## the default tier of the tests
+	$(BIN)/python -m pytest -q
+
+check: install  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test-all: install  ## with the slow tests
+	$(BIN)/python -m pytest -q -m "not gpu"
+
+install: $(VENV)/.installed
+
+# The exact CPU build first: a range would be resolved to a build with gigabytes of GPU libraries. On a GPU machine:
+# make install TORCH="torch"
+TORCH ?= torch==2.13.0
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet "$(TORCH)"
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with, in an environment of their own
+.venv-peers/.installed:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet "$(TORCH)"
+	.venv-peers/bin/python -m pip install --quiet "trl==1.16.0" "transformers==5.23.*" accelerate datasets
+	touch $@
+
+tiny-model: install  ## make the weights of builtin:tiny again (about ten minutes)
+	$(BIN)/python examples/tiny_model/make_demonstrations.py --output runs/tiny-data
+	$(BIN)/mrlm fit --config configs/tiny_recipe.yaml
+
+clean:
+	rm -rf $(VENV) .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,93 @@
+"""A two-player coordination game: collaborating is best together and worst alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, TurnOrder
+from mrlm_pl.errors import ConfigurationError
+
+COLLABORATE, ALONE = "C", "A"
+_CHOICE = re.compile(r"[A-Za-z]")
+_NOUNS = ("game", "round", "match", "turn", "deal", "hand")
+
+
+class CoordinationGame(Environment):
+    """Both players choose at once: C (collaborate) or A (alone).
+
+    Both C pays 1 to each; A pays .4 whatever the other does; a lone C pays 0. The choice is the first letter of the
+    reply, upper or lower case; a reply without one of the two letters earns 0 and is no collaboration, so the other
+    player is paid as beside an A.
+
+    Args:
+        together: reward of each player when both collaborate.
+        alone: reward of a player who acts alone.
+        deserted: reward of a player who collaborates alone.
+
+    Raises:
+        ConfigurationError: the rewards do not make a coordination game (together > alone > deserted).
+    """
+
+    name = "coordination"
+    agents = ("row", "column")
+
+    def __init__(self, together: float = 1.0, alone: float = 0.4, deserted: float = 0.0) -> None:
+        if not together > alone > deserted:
+            raise ConfigurationError(
+                f"coordination: together {together}, alone {alone}, deserted {deserted}; "
+                "a coordination game has together > alone > deserted"
+            )
+        self.together, self.alone, self.deserted = together, alone, deserted
+
+    def tasks(self, split: str) -> TaskSource:
+        """Wordings of the question, without end; see :meth:`Environment.tasks`."""
+        return SeededTasks(self.name, split, _wording, lambda data: data["question"])
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]]:
+        """Both collaborate."""
+        return {agent: [COLLABORATE] for agent in self.agents}
+
+    def reset(self, task: Task) -> Observations:
+        """Ask both players; see :meth:`Environment.reset`."""
+        observations = {agent: (Message("user", task.data["question"]),) for agent in self.agents}
+        self._order = TurnOrder(self.name, self.agents)
+        self._order.began(observations)
+        return observations
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Pay both players; see :meth:`Environment.step`."""
+        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
+        order.check_actions(actions)
+        choices = {agent: choice(message.content) for agent, message in actions.items()}
+        together = all(chosen == COLLABORATE for chosen in choices.values())
+        pay = {COLLABORATE: self.together if together else self.deserted, ALONE: self.alone, None: 0.0}
+        step = Step(
+            rewards={agent: pay[chosen] for agent, chosen in choices.items()},
+            done=True,
+            stop_reason="answered",
+            success=together,
+            metrics={
+                **{f"{agent}_collaborates": float(chosen == COLLABORATE) for agent, chosen in choices.items()},
+                "parsed": sum(chosen is not None for chosen in choices.values()) / len(choices),
+            },
+        )
+        order.stepped(step)
+        return step
+
+
+def choice(reply: str) -> str | None:
+    """``C`` or ``A``, or None where the reply's first letter is neither.
+
+    >>> choice(" c, gladly"), choice("A"), choice("Both"), choice("")
+    ('C', 'A', None, None)
+    """
+    letter = _CHOICE.search(reply[:1000])
+    found = letter.group().upper() if letter else ""
+    return found if found in (COLLABORATE, ALONE) else None
+
+
+def _wording(rng: Random) -> dict[str, Any]:
+    return {"question": f"{rng.choice(_NOUNS).capitalize()} {rng.randint(1, 99)}: C or A?"}

@@ -1,0 +1,239 @@
+"""``mrlm eval``: score a run or a model on an environment."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+
+from mrlm_pl.cli.environment_option import environment_parser, parse
+from mrlm_pl.cli.parser import CommandParser
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.environment import SPLITS, Environment
+from mrlm_pl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mrlm_pl.evaluation import EvaluationReport
+    from mrlm_pl.rollout import Seat
+
+SINGLE = "main"
+"""Name of the policy when a model, rather than a run, is evaluated."""
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """What is evaluated.
+
+    Args:
+        policies: constructor arguments of each policy.
+        seats: which policy decides for each agent.
+        max_tokens: tokens in a turn when the run was trained; None when unknown.
+    """
+
+    policies: Mapping[str, Mapping[str, Any]]
+    seats: Mapping[str, str] = field(default_factory=dict)
+    max_tokens: int | None = None
+
+    def policy_of(self, agent: str) -> str:
+        """Name of the policy that decides for an agent.
+
+        Raises:
+            ConfigurationError: several policies could.
+        """
+        if agent in self.seats:
+            return self.seats[agent]
+        if len(self.policies) == 1:
+            return next(iter(self.policies))
+        if agent in self.policies:
+            return agent
+        raise ConfigurationError(
+            f"agent {agent!r} has no seat among the policies {sorted(self.policies)}; "
+            f'bind it with `--seats \'{{"{agent}": "POLICY"}}\'`'
+        )
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit status 0 after the report is printed, and written where ``--output`` says.
+
+    Raises:
+        ConfigurationError: a mistake in the options, or the model cannot be used.
+        RolloutError: every episode failed.
+    """
+    options = parse(eval_parser(), arguments)
+    environment: Environment = options.environment
+    model = read_model(options.model)
+    if options.seats:
+        model = replace(model, seats={**model.seats, **options.seats})
+    unknown = sorted(set(model.seats.values()) - set(model.policies))
+    if unknown:
+        raise ConfigurationError(f"seats name the policies {unknown}; {options.model!r} has {sorted(model.policies)}")
+    for agent in environment.agents:
+        model.policy_of(agent)
+    output = Path(options.output) if options.output else None
+    if output is not None and output.is_dir():
+        raise ConfigurationError(f"output: {str(output)!r} is a folder; name a file, as in `--output {output}/F.json`")
+    report = _evaluate(model, environment, options)
+    print(_table(report))
+    if output is not None:
+        write_json(output, report.to_dict())
+        print(f"report in {output}")
+    return 0
+
+
+def eval_parser() -> CommandParser:
+    """The parser of ``mrlm eval``."""
+    parser = environment_parser("eval", "Score a run or a model on an environment.")
+    defaults = Sampling()
+    parser.add_argument("--model", type=str, required=True, help="Run folder, model folder, hub id or builtin:tiny.")
+    parser.add_argument("--num-episodes", type=PositiveInt, default=200, help="Episodes in all.")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="Split of the tasks.")
+    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
+    parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help="Episodes of each task, for pass@k.")
+    parser.add_argument("--seats", type=dict[str, str], default={}, help="Policy of each agent; a run has its own.")
+    parser.add_argument("--temperature", type=float, default=defaults.temperature, help="0 is greedy.")
+    parser.add_argument("--top-p", type=float, default=defaults.top_p, help="Probability mass that is kept.")
+    parser.add_argument("--top-k", type=int, default=defaults.top_k, help="Tokens that are kept; 0 keeps all.")
+    parser.add_argument(
+        "--max-tokens",
+        type=PositiveInt | None,
+        default=None,
+        help=f"Tokens in a turn; default is what the run was trained with, else {defaults.max_tokens}.",
+    )
+    parser.add_argument("--max-turns", type=PositiveInt, default=64, help="Decisions after which an episode is cut.")
+    parser.add_argument("--device", type=str, default="auto", help="As torch names it; auto prefers an accelerator.")
+    parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report with transcripts.")
+    return parser
+
+
+def read_model(name: str) -> EvaluatedModel:
+    """What a run folder, a model folder or a hub id holds; no weights are read.
+
+    Raises:
+        ConfigurationError: the run has not written its policies yet, or its configuration cannot be read.
+    """
+    folder = Path(name)
+    if (folder / "config.json").is_file() or not folder.is_dir():
+        return EvaluatedModel({SINGLE: {"model": name}})
+    exported = sorted(path.parent for path in (folder / "policies").glob("*/config.json"))
+    if not exported:
+        if (folder / "config.yaml").is_file():
+            raise ConfigurationError(
+                f"model: the run {name!r} has no policies yet, they are written when it ends; "
+                "continue it with `mrlm train --output FOLDER --resume`"
+            )
+        return EvaluatedModel({SINGLE: {"model": name}})  # the policy says what such a folder lacks
+    settings = _run_settings(folder / "config.yaml")
+    described: dict[str, Any] = settings.get("model", {}).get("policies") or {}
+    policies: dict[str, dict[str, Any]] = {}
+    for policy, values in described.items():
+        policies[policy] = {key: values[key] for key in ("model", "chat_template") if values.get(key) is not None}
+    for path in exported:
+        policies.setdefault(path.name, {})["model"] = str(path)
+    sampling = settings.get("data", {}).get("sampling") or {}
+    return EvaluatedModel(policies, settings.get("model", {}).get("seats") or {}, sampling.get("max_tokens"))
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write JSON in one go, so that a reader sees the old file or the whole new one; infinities become null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft.write_text(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(draft, path)
+
+
+def _run_settings(path: Path) -> dict[str, dict[str, Any]]:
+    """Arguments of a run's algorithm and data module, as ``RUN/config.yaml`` has them; empty without such a file."""
+    import yaml
+
+    if not path.is_file():
+        return {}
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
+    return {key: (config.get(key) or {}).get("init_args") or {} for key in ("model", "data")}
+
+
+def _evaluate(model: EvaluatedModel, environment: Environment, options: Any) -> EvaluationReport:
+    from mrlm_pl.evaluation import evaluate, evaluation_specs
+
+    numbers = {"num_episodes": options.num_episodes, "split": options.split, "seed": options.seed}
+    # Raises for wrong numbers before a model is loaded.
+    evaluation_specs(environment, **numbers, samples_per_task=options.samples_per_task)
+    sampling = Sampling(
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        max_tokens=options.max_tokens or model.max_tokens or Sampling().max_tokens,
+    )
+    from mrlm_pl.engines import InProcessEngine
+    from mrlm_pl.rollout import EpisodePlayer
+
+    engine = InProcessEngine()
+    seats = _seats(model, environment, sampling, engine, options.device)
+    player = EpisodePlayer({environment.name: environment}, seats, engine, max_turns=options.max_turns)
+    try:
+        return evaluate(player, environment, model=options.model, samples_per_task=options.samples_per_task, **numbers)
+    finally:
+        player.close()
+        engine.close()
+        environment.close()
+
+
+def _seats(
+    model: EvaluatedModel, environment: Environment, sampling: Sampling, engine: Any, device: str
+) -> dict[str, Seat]:
+    """The agents' seats, after the policies that are needed have been loaded into the engine."""
+    import torch
+
+    from mrlm_pl.policy import Policy
+    from mrlm_pl.rollout import Seat
+
+    if device == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        device = accelerator.type if accelerator is not None else "cpu"
+    needed = sorted({model.policy_of(agent) for agent in environment.agents})
+    policies = {name: Policy(**model.policies[name]) for name in needed}
+    for name, policy in policies.items():
+        policy.load()
+        try:
+            policy.model.to(device).eval()
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
+        engine.load(name, policy.model, 0)
+    names = {agent: model.policy_of(agent) for agent in environment.agents}
+    return {
+        agent: Seat(name, policies[name].chat, sampling, policies[name].context_window) for agent, name in names.items()
+    }
+
+
+def _table(report: EvaluationReport) -> str:
+    low, high = report.ci95
+    lines = [
+        ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
+        ("model", report.model),
+        ("episodes", f"{report.episodes}" + (f" and {report.failed} failed" if report.failed else "")),
+        ("mean reward", f"{report.mean_reward:.4f}  95 % [{low:.4f}, {high:.4f}]"),
+    ]
+    if report.accuracy is not None:
+        lines.append(("accuracy", f"{report.accuracy:.4f}"))
+    lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]
+    lines += [(f"  {name}", f"{value:.4f}") for name, value in report.components.items()]
+    return "\n".join(f"{name:<14} {text}" for name, text in lines)
+
+
+def _finite(value: Any) -> Any:
+    """The value with infinities and NaN replaced by None: JSON has no such numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,182 @@
+"""The commands that run a trainer: ``fit``, ``validate``, ``test`` and ``predict``, configured by the signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from jsonargparse.typing import NonNegativeInt
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from mrlm_pl.algorithms import Algorithm
+from mrlm_pl.cli.parser import ShortErrors
+from mrlm_pl.cli.plugins import load_package, load_plugins, nearest
+from mrlm_pl.cli.policy_options import declare_policies
+from mrlm_pl.cli.run_folder import FolderRequest, RunFolder, agree_on_run_folder, discard_if_empty
+from mrlm_pl.cli.run_outputs import LastCheckpoint, SaveConfig, default_loggers, place_checkpoints, silence_noise
+from mrlm_pl.errors import ConfigurationError
+
+OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines")
+"""Packages of this one whose classes may be named without their path."""
+
+
+class RunParser(ShortErrors, LightningArgumentParser):
+    """Lightning's parser with short messages."""
+
+
+class RunCommand(LightningCLI):
+    """Parses, builds and runs one stage of a trainer.
+
+    Args:
+        arguments: the stage and its options.
+        resume: what to do with a folder that holds a run; see :class:`FolderRequest`.
+
+    Raises:
+        ConfigurationError: a mistake in the options or files; nothing has been loaded or written then.
+    """
+
+    folder: RunFolder | None = None
+
+    def __init__(self, arguments: Sequence[str], *, resume: bool | None = None) -> None:
+        self.resume = resume
+        try:
+            super().__init__(
+                Algorithm,
+                LightningDataModule,
+                save_config_callback=SaveConfig,
+                save_config_kwargs={"save_to_log_dir": False},
+                trainer_defaults={"log_every_n_steps": 1},
+                seed_everything_default=0,
+                parser_kwargs={"prog": "mrlm", "allow_abbrev": False, "default_env": True, "env_prefix": "MRLM"},
+                parser_class=RunParser,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                args=declare_policies(arguments),
+                auto_configure_optimizers=False,
+            )
+        finally:
+            if self.folder is not None:
+                discard_if_empty(self.folder)
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the seed. It is a number by default, so that a run can be repeated without having asked for it."""
+        parser.add_argument(
+            "--seed_everything",
+            type=NonNegativeInt,
+            default=self.seed_everything_default,
+            help="Seed of the run: initialization, and through `data.seed` tasks, sampling and shuffling.",
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add ``checkpoint``, and let the data module have the seed."""
+        parser.add_lightning_class_args(LastCheckpoint, "checkpoint")
+        parser.link_arguments("seed_everything", "data.init_args.seed")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse; unlike the base class without a warning when the process has arguments too."""
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: the base class would replace the configured model by the one that the checkpoint was made with."""
+
+    def before_instantiate_classes(self) -> None:
+        """Check what a trainer would find out too late, and choose the run folder."""
+        config = self.config[self.subcommand]
+        check_strategy(config.trainer)
+        files = [path for path in config.get("config") or [] if path is not None]
+        request = FolderRequest(
+            stage=str(self.subcommand),
+            root=config.trainer.default_root_dir,
+            stem=Path(str(files[0])).stem if files else "run",
+            checkpoint=config.get("ckpt_path"),
+            resume=self.resume,
+        )
+        self.folder = agree_on_run_folder(request)
+        config.trainer.default_root_dir = self.folder.path
+        config.ckpt_path = self.folder.checkpoint
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The trainer, with loggers that write to the run folder unless others are configured."""
+        assert self.folder is not None
+        if self._get(self.config_init, "trainer").logger in (None, True):
+            kwargs["logger"] = default_loggers(self.folder.path)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, ValueError, TypeError) as error:
+            raise ConfigurationError(f"trainer: {error}") from error
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        assert self.folder is not None
+        given = config["callbacks"] or []
+        everything = [*(given if isinstance(given, list) else [given]), *callbacks]
+        if config.get("enable_checkpointing") is False or self.subcommand != "fit":
+            everything = [item for item in everything if not isinstance(item, LastCheckpoint)]
+        place_checkpoints(everything, self.folder.path)
+        return super()._instantiate_trainer({**config, "callbacks": everything}, [])
+
+
+def check_strategy(trainer: Namespace) -> None:
+    """Nothing when the trainer's strategy and accelerator exist.
+
+    Raises:
+        ConfigurationError: a name does not exist; the message has the nearest.
+    """
+    registered = {
+        "strategy": StrategyRegistry.available_strategies(),
+        "accelerator": [*AcceleratorRegistry.available_accelerators(), "gpu"],
+    }
+    for key, names in registered.items():
+        value, known = trainer.get(key), sorted({"auto", *names})
+        if not isinstance(value, str) or value in known:
+            continue
+        if key == "strategy" and "." in value:
+            raise ConfigurationError(
+                f"trainer.strategy: a class must be written as `strategy: {{class_path: {value}}}` in a file, "
+                f"or as `--trainer.strategy {value}` followed by one of its options"
+            )
+        near = nearest(value, known)
+        hint = f"; did you mean {near!r}?" if near else ";"
+        raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}{hint} known are: {', '.join(known)}")
+
+
+def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = None) -> int:
+    """Exit status 0 after the stage has run.
+
+    Raises:
+        ConfigurationError: a mistake in the options or files, or a combination that the trainer refuses.
+    """
+    silence_noise()
+    for package in OWN_PACKAGES:
+        load_package(package)
+    load_plugins()
+    try:
+        RunCommand([stage, *arguments], resume=resume)
+    except MisconfigurationException as error:
+        raise ConfigurationError(str(error)) from error
+    return 0
+
+
+def fit(arguments: Sequence[str]) -> int:
+    """Exit status of ``mrlm fit``."""
+    return run_stage("fit", arguments)
+
+
+def validate(arguments: Sequence[str]) -> int:
+    """Exit status of ``mrlm validate``."""
+    return run_stage("validate", arguments)
+
+
+def test(arguments: Sequence[str]) -> int:
+    """Exit status of ``mrlm test``."""
+    return run_stage("test", arguments)
+
+
+def predict(arguments: Sequence[str]) -> int:
+    """Exit status of ``mrlm predict``."""
+    return run_stage("predict", arguments)

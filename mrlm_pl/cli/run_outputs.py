@@ -1,0 +1,172 @@
+"""What a run leaves in its folder unless told otherwise: metrics, the last checkpoint and the configuration."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from mrlm_pl.cli.run_folder import LAST_CHECKPOINT
+
+_NOISE = (
+    r"litlogger",
+    r"litmodels",
+    r"does not have many workers",
+    r"isinstance\(treespec, LeafSpec\)",
+    r"Checkpoint directory .* exists and is not empty",
+)
+
+
+class MetricsFile(Logger):
+    """Writes all numbers to ``RUN/metrics.csv``, one row for each call, and goes on with the file of a resumed run.
+
+    Rows of the earlier part at steps that the resumed run repeats are dropped, so that every step is told once.
+
+    Args:
+        folder: the run folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__()
+        self.path = Path(folder) / "metrics.csv"
+        self._columns: list[str] = []
+        self._started = False
+
+    @property
+    def name(self) -> str:
+        return "metrics"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.path.parent)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: ``RUN/config.yaml`` holds all of them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        row: dict[str, Any] = {"step": step or 0, **metrics}
+        rows = [] if self._started else self._earlier_rows(row["step"])
+        new = [name for name in sorted(row) if name not in self._columns]
+        if new or not self._started:
+            if self._started:
+                rows = self._read()
+            self._columns = ["step", *sorted({*self._columns, *new} - {"step"})]
+            self._rewrite(rows)
+            self._started = True
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def _read(self) -> list[dict[str, str]]:
+        with self.path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    def _earlier_rows(self, step: int) -> list[dict[str, str]]:
+        if not self.path.exists():
+            return []
+        # A row that a kill has cut short lacks its step or its last columns.
+        rows = [row for row in self._read() if (row.get("step") or "").isdigit() and None not in row.values()]
+        rows = [row for row in rows if int(row["step"]) < step]
+        self._columns = list(rows[0]) if rows else []
+        return rows
+
+    def _rewrite(self, rows: Sequence[dict[str, str]]) -> None:
+        """Replace the file in one go, so that a kill leaves the old one or the new one."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_suffix(".csv.part")
+        with draft.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(draft, self.path)
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
+
+    To keep the best checkpoints too, add a ``ModelCheckpoint`` to ``trainer.callbacks``.
+
+    Args:
+        every_n_epochs: epochs between two saves; the default when nothing is set is 1.
+        every_n_train_steps: optimizer steps between two saves.
+        minutes: time between two saves.
+    """
+
+    def __init__(
+        self,
+        every_n_epochs: int | None = None,
+        every_n_train_steps: int | None = None,
+        minutes: float | None = None,
+    ) -> None:
+        # One file that is replaced: `save_last` would write every checkpoint a second time.
+        super().__init__(
+            filename=LAST_CHECKPOINT.stem,
+            every_n_epochs=every_n_epochs,
+            every_n_train_steps=every_n_train_steps,
+            train_time_interval=None if minutes is None else timedelta(minutes=minutes),
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
+
+
+class SaveConfig(SaveConfigCallback):
+    """Saves the configuration as ``config.yaml`` in the run folder, and that of a continuation as ``config-2.yaml``."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path, number = folder / "config.yaml", 1
+        while path.exists():
+            number += 1
+            path = folder / f"config-{number}.yaml"
+        self.parser.save(self.config, str(path), skip_none=False, multifile=False)
+
+
+def default_loggers(folder: str) -> list[Logger]:
+    """TensorBoard in ``RUN/tensorboard`` and ``RUN/metrics.csv``."""
+    return [TensorBoardLogger(folder, name="tensorboard", version=""), MetricsFile(folder)]
+
+
+def place_checkpoints(callbacks: list[Callback], folder: str) -> None:
+    """Let checkpoint callbacks without a folder of their own write to ``RUN/checkpoints``.
+
+    :class:`LastCheckpoint` is taken out where another callback keeps the last checkpoint.
+    """
+    theirs = [item for item in callbacks if isinstance(item, ModelCheckpoint) and not isinstance(item, LastCheckpoint)]
+    if any(item.save_last for item in theirs):
+        callbacks[:] = [item for item in callbacks if not isinstance(item, LastCheckpoint)]
+    for callback in callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+            callback.dirpath = str(Path(folder) / LAST_CHECKPOINT.parent)
+
+
+def silence_noise() -> None:
+    """Drop messages of Lightning that advertise or that do not concern a run of ours."""
+    for text in _NOISE:
+        warnings.filterwarnings("ignore", message=f".*{text}.*")
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(item, _NoNoise) for item in logger.filters):
+            logger.addFilter(_NoNoise())
+
+
+class _NoNoise(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not any(re.search(text, record.getMessage()) for text in _NOISE)

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mrlm_pl.advantages import group_normalized_advantages
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.algorithms.group import credited_rows
+from mrlm_pl.batch import Batch, PolicyBatch, collate_rows
+from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Episode, Task, Trajectory, Turn
+from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.losses import batch_totals
+from mrlm_pl.policy import Policy
+
+IDS = (8, 9, 10, 11, 12, 13)
+
+
+def episode(number: int, group: str, rewards: dict[str, float], error: str | None = None) -> Episode:
+    def row(agent: str, reward: float) -> Trajectory:
+        turn = Turn(agent, 0, 3, 6, reward, {"r": reward}, "stop", agent, 0, "e")
+        ids = (*IDS[:5], 20 + number)
+        return Trajectory(agent, agent, ids, (False,) * 3 + (True,) * 3, (0.0,) * 3 + (-1.0,) * 3, (turn,))
+
+    trajectories = {} if error else {agent: (row(agent, reward),) for agent, reward in rewards.items()}
+    return Episode(str(number), Task("t", "train", 0), group, 0, 0, trajectories, "end", error=error)
+
+
+def loaded(model_folder: Path, **options: Any) -> GRPO:
+    algorithm = GRPO({"main": Policy(str(model_folder))}, **options)
+    algorithm.configure_model()
+    algorithm.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    return algorithm
+
+
+def rows(algorithm: GRPO, advantages: list[float], lengths: list[int]) -> PolicyBatch:
+    """Rows of three observed and ``length`` sampled tokens, with the learner's own numbers as the sampler's."""
+    made = [
+        Trajectory("a", "main", tuple(range(8, 11 + n)), (False,) * 3 + (True,) * n, (0.0,) * (3 + n), ())
+        for n in lengths
+    ]
+    labels = list(range(len(made)))
+    batch = collate_rows(made, labels, labels, labels, advantages=advantages)
+    with torch.no_grad():
+        batch.old_logp = algorithm.policy("main")(**batch.inputs())
+    return batch
+
+
+def test_advantages_compare_an_agent_with_itself_in_the_groups_other_episodes() -> None:
+    table = [(0, "g", 1.0, 5.0), (1, "g", 1.0, 5.0), (2, "g", 1.0, 5.0), (3, "g", 0.0, 5.0)]
+    episodes = [episode(n, group, {"x": first, "y": second}) for n, group, first, second in table]
+    batches = credited_rows(episodes, group_normalized_advantages, {})
+    assert set(batches) == {"x", "y"}
+    # The reference values of [1, 1, 1, 0]; equal rewards give exactly 0.
+    expected = [0.499999, 0.499999, 0.499999, -1.499997]
+    assert batches["x"].advantages[:, -1].tolist() == pytest.approx(expected, abs=1e-4)
+    assert batches["x"].advantages[:, :3].abs().sum() == 0, "observed tokens have no advantage"
+    assert batches["y"].advantages.abs().sum() == 0
+
+
+def test_a_failed_episode_shrinks_its_group() -> None:
+    episodes = [episode(0, "g", {"x": 1.0}), episode(1, "g", {"x": 0.0}), episode(2, "g", {}, error="away")]
+    batch = credited_rows(episodes, group_normalized_advantages, {})["x"]
+    # two episodes: (1 - .5) / sqrt(.5)
+    assert batch.advantages[:, -1].tolist() == pytest.approx([0.7071, -0.7071], abs=1e-4)
+
+
+def test_only_action_tokens_have_a_gradient(model_folder: Path) -> None:
+    """The gradient with respect to each position's embedding is zero at padding, and the loss ignores what stands there."""
+    algorithm = loaded(model_folder)
+    batch = rows(algorithm, [1.0, -1.0], [4, 2])
+    totals = {"main": batch_totals(batch.action_mask)}
+    loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, totals))
+    garbled = rows(algorithm, [1.0, -1.0], [4, 2])
+    garbled.token_ids[1, 5:] = 77
+    garbled.old_logp[:, :3] = float("nan")
+    garbled.advantages[:, :3] = float("nan")
+    again = algorithm.policy_loss("main", garbled, Batch({"main": garbled}, totals))
+    weights = list(algorithm.policy("main").model.parameters())
+    for first, second in zip(torch.autograd.grad(loss, weights), torch.autograd.grad(again, weights), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_the_gradient_is_the_policy_gradient_at_ratio_one(model_folder: Path) -> None:
+    algorithm = loaded(model_folder)
+    batch = rows(algorithm, [1.0, -0.5], [4, 2])
+    policy = algorithm.policy("main")
+    totals = {"main": batch_totals(batch.action_mask)}
+    loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, totals))
+    logits = policy.model(batch.token_ids).logits[:, :-1].log_softmax(-1)
+    chosen = logits.gather(-1, batch.token_ids[:, 1:, None]).squeeze(-1)
+    by_hand = -(chosen[0, 2:6].sum() * 1.0 + chosen[1, 2:4].sum() * -0.5) / 6
+    weights = list(policy.model.parameters())
+    for ours, theirs in zip(torch.autograd.grad(loss, weights), torch.autograd.grad(by_hand, weights), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_kl_to_the_reference_pulls_back(model_folder: Path) -> None:
+    algorithm = loaded(model_folder, kl_coefficient=0.5)
+    policy = algorithm.policy("main")
+    batch = rows(algorithm, [0.0, 0.0], [3, 3])
+    batch.ref_logp = policy.reference_logprobs(**batch.inputs())
+    totals = {"main": batch_totals(batch.action_mask)}
+    assert algorithm.policy_loss("main", batch, Batch({"main": batch}, totals)).abs() < 1e-7
+    with torch.no_grad():
+        batch.ref_logp = torch.where(batch.action_mask, batch.ref_logp - 0.5, 0.0)
+    # d = log pi - log ref = .5 on every token: e^-.5 + .5 - 1 = .106531
+    loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, totals))
+    assert loss.item() == pytest.approx(0.5 * 0.106531, abs=1e-5)
+
+
+def test_zero_variance_rows_need_no_forward_pass_and_may_leave_the_denominator(model_folder: Path) -> None:
+    episodes = [episode(n, "even" if n < 2 else "odd", {"main": float(n == 3)}) for n in range(4)]
+    for zero_variance, counted in (("keep", 12.0), ("exclude", 6.0)):
+        algorithm = loaded(model_folder, zero_variance=zero_variance, recompute_old_logp=False)
+        batch = algorithm.prepare(episodes, Sampling())["main"]
+        assert algorithm.rows_with_gradient(batch).tolist() == [2, 3]
+        assert batch_totals(batch.action_mask).tokens == counted
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_low": 1.5}, "clip_low 1.5"),
+        ({"dual_clip": 0.5}, "dual_clip 0.5"),
+        ({"advantage": "best"}, "advantage 'best'"),
+        ({"reduction": "constant_length"}, "max_length is None"),
+        ({"seats": {"a": "other"}}, "names policy 'other'"),
+    ],
+)
+def test_bad_settings_are_refused(model_folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        GRPO({"main": Policy(str(model_folder))}, **options)
+
+
+def test_nothing_to_train_is_refused(model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="none of the policies"):
+        GRPO({"main": Policy(str(model_folder), trained=False)})
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    from mrlm_pl.data import RolloutDataModule
+
+    class Broken(GRPO):
+        def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> torch.Tensor:
+            return super().policy_loss(name, rows, batch) * float("nan")
+
+    algorithm = Broken({"main": Policy(str(model_folder))})
+    data = RolloutDataModule(echo(), groups=2, group_size=2, sampling=Sampling(max_tokens=4))
+    with pytest.raises(NonFiniteError, match=r"the loss is nan at step 0; lower the learning rate"):
+        quiet_trainer().fit(algorithm, data)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy import Policy
+
+
+class Pair(Environment):
+    """Both speak at once; each is paid the share of digits in its own reply."""
+
+    name = "pair"
+    agents = ("left", "right")
+
+    def tasks(self, split: str) -> TaskSource:
+        return DatasetTasks(self.name, split, [{"n": n} for n in range(8)])
+
+    def reset(self, task: Task) -> Observations:
+        return {agent: [Message("user", f"{agent} {task.data['n']}")] for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        paid = {agent: sum(map(str.isdigit, message.content)) / 8 for agent, message in actions.items()}
+        return Step(rewards=paid, done=True, stop_reason="end")
+
+
+def fit(model_folder: Path, quiet_trainer: Any, rates: tuple[float, float], **options: Any) -> GRPO:
+    policies = {
+        "one": Policy(str(model_folder), learning_rate=rates[0], trained=rates[0] > 0),
+        "two": Policy(str(model_folder), learning_rate=rates[1], trained=rates[1] > 0, random_init_seed=5),
+    }
+    algorithm = GRPO(policies, {"left": "one", "right": "two"})
+    data = RolloutDataModule(Pair(), groups=4, group_size=4, iterations=2, sampling=Sampling(max_tokens=6))
+    quiet_trainer(**options).fit(algorithm, data)
+    return algorithm
+
+
+def changed(algorithm: GRPO, name: str) -> bool:
+    fresh = Policy(algorithm.policy(name).name_or_path, random_init_seed=algorithm.policy(name).random_init_seed)
+    fresh.load()
+    pairs = zip(fresh.model.parameters(), algorithm.policy(name).model.parameters(), strict=True)
+    return any(not torch.equal(before, after) for before, after in pairs)
+
+
+def test_two_policies_learn_in_one_run_and_are_exported_apart(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm = fit(model_folder, quiet_trainer, (1e-3, 1e-3), gradient_clip_val=0.1)
+    assert changed(algorithm, "one")
+    assert changed(algorithm, "two")
+    folder = Path(algorithm.trainer.default_root_dir) / "policies"
+    assert sorted(path.name for path in folder.iterdir()) == ["one", "two"]
+    assert {"train/one/grad_norm", "train/two/grad_norm"} <= set(algorithm.trainer.callback_metrics)
+
+
+def test_a_frozen_partner_stays_as_it_was(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm = fit(model_folder, quiet_trainer, (1e-3, 0.0))
+    assert changed(algorithm, "one")
+    assert not changed(algorithm, "two")
+
+
+def test_each_policy_is_clipped_by_its_own_norm(model_folder: Path) -> None:
+    algorithm = GRPO({"one": Policy(str(model_folder)), "two": Policy(str(model_folder))})
+    algorithm.configure_model()
+    optimizer = algorithm.configure_optimizers()
+    for scale, group in zip((100.0, 0.001), optimizer.param_groups, strict=True):
+        for weight in group["params"]:
+            weight.grad = torch.full_like(weight, scale)
+    algorithm.configure_gradient_clipping(optimizer, 1.0, "norm")
+    norms = [torch.nn.utils.get_total_norm([p.grad for p in group["params"]]) for group in optimizer.param_groups]
+    assert norms[0].item() == pytest.approx(1.0, rel=1e-3)
+    size = sum(weight.numel() for weight in optimizer.param_groups[1]["params"])
+    assert norms[1].item() == pytest.approx(0.001 * size**0.5, rel=1e-3), "the quiet policy keeps its gradient"
+
+
+def test_an_agent_without_a_seat_is_named_before_the_models_load(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm = GRPO({"one": Policy(str(model_folder)), "two": Policy(str(model_folder))}, {"left": "one"})
+    with pytest.raises(ConfigurationError, match="agent 'right' has no seat"):
+        quiet_trainer().fit(algorithm, RolloutDataModule(Pair(), groups=2, group_size=2))
+    assert algorithm.policy("one").model is None

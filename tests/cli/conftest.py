@@ -1,0 +1,35 @@
+"""Makes a third party's plugin visible, as an installed distribution is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.cli.main import main
+
+PLUGIN = Path(__file__).parent / "plugin"
+
+
+@pytest.fixture(autouse=True)
+def run_outside_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    monkeypatch.chdir(tmp_path)
+    for name in ("LOCAL_RANK", "RANK", "NODE_RANK", "WORLD_SIZE", "MRLM_DEBUG", "MRLM_RUN_FOLDER"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+
+
+@pytest.fixture
+def mrlm(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command in this process: exit status, standard output, standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main(arguments)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run

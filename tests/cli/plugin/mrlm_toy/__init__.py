@@ -1,0 +1,19 @@
+"""A third party's plugin, with lazy exports."""
+
+import importlib
+from typing import Any
+
+__all__ = ["EchoEnvironment", "ToyAlgorithm", "ToyData", "WrappedEnvironment"]
+
+_HOME = {
+    "EchoEnvironment": "environments",
+    "ToyAlgorithm": "training",
+    "ToyData": "training",
+    "WrappedEnvironment": "environments",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
