@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -57,16 +59,16 @@ def subclasses(base: type) -> Iterator[type]:
 
 
 def environments_by_name() -> dict[str, type[Environment]]:
-    """The imported environments by their short name.
+    """The environments that imported plugins export, by their short name.
 
     Raises:
         ConfigurationError: two classes have the same short name.
     """
     named: dict[str, type[Environment]] = {}
-    for cls in subclasses(Environment):
-        name = cls.__dict__.get("name")
-        if not isinstance(name, str) or getattr(cls, "__abstractmethods__", None):
+    for cls in _exported_classes():
+        if not issubclass(cls, Environment) or inspect.isabstract(cls):
             continue
+        name = cls.name
         other = named.setdefault(name, cls)
         if other is not cls:
             raise ConfigurationError(
@@ -112,6 +114,16 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     folded = {item.lower(): item for item in known}
     found = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
     return folded[found[0]] if found else None
+
+
+def _exported_classes() -> Iterator[type]:
+    """Classes in the ``__all__`` of the plugin packages that have been imported."""
+    for entry_point in plugin_entry_points():
+        package = sys.modules.get(entry_point.value)
+        for export in getattr(package, "__all__", ()):
+            item = getattr(package, export)
+            if isinstance(item, type):
+                yield item
 
 
 def _knows(name: str) -> bool:

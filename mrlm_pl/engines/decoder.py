@@ -224,7 +224,6 @@ class DecoderRows(Rows):
         self._decoder = decoder
         self._end = max(lengths)
         self._starts = [self._end - length for length in lengths]
-        self._reserve = reserve
         self._allocate(len(lengths), self._end + min(reserve, _GROWTH))
         self._align()
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from mrlm_pl.engines.backend import Backend, Context, Rows
@@ -70,9 +71,7 @@ def generate(
     contexts, order = _distinct_contexts(requests, sessions)
     most = max(limits)
     logits, rows = backend.prefill(contexts, reserve=most)
-    logits = logits.repeat_interleave(
-        logits.new_tensor([context.rows for context in contexts], dtype=int), dim=0
-    )
+    logits = logits.repeat_interleave(torch.tensor([context.rows for context in contexts], device=logits.device), dim=0)
     prefilled = time.perf_counter()
     batch = _Batch([requests[r] for r in order], [limits[r] for r in order], rows, sessions)
     sampler = Sampler([q.seed for q in batch.requests], [q.sampling for q in batch.requests], most, backend.device)

@@ -44,8 +44,9 @@ class GenericModel(Backend):
         for module in training:
             module.training = False
         try:
-            with torch.no_grad(), torch.autocast(
-                self.device.type, dtype=self._dtype, enabled=self._dtype != self._model.dtype
+            with (
+                torch.no_grad(),
+                torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype != self._model.dtype),
             ):
                 yield
         finally:
@@ -57,7 +58,7 @@ class GenericModel(Backend):
         return DynamicCache(config=self._model.config)
 
     def forward(self, ids: Tensor, mask: Tensor, cache: DynamicCache | None) -> Tensor:
-        """Logits ``[B, V]`` after the last column of ``ids`` ``[B, T]``; ``mask`` ``[B, cached + T]`` is 1 at tokens."""
+        """Logits ``[B, V]`` after the last column of ``ids`` ``[B, T]``; ``mask`` ``[B, past + T]`` is 1 at tokens."""
         arguments: dict[str, object] = {}
         if "position_ids" in self._takes:
             arguments["position_ids"] = (mask.cumsum(-1) - 1).clamp_(min=0)[:, -ids.shape[1] :]
@@ -137,14 +138,15 @@ class GenericRows(Rows):
 
     def states(self, row: int, length: int) -> Tensor | None:
         """A copy of the keys and values of a row's first ``length`` tokens; None unless all layers store them alike."""
-        layers = self._cache.layers
-        if any(type(layer) is not DynamicLayer for layer in layers):
-            return None
-        if len({part.shape for layer in layers for part in (layer.keys, layer.values)}) > 1:
+        parts: list[Tensor] = []
+        for layer in self._cache.layers:
+            if type(layer) is not DynamicLayer or layer.keys is None or layer.values is None:
+                return None
+            parts += [layer.keys[row], layer.values[row]]
+        if len({part.shape for part in parts}) > 1:
             return None
         columns = self._mask[row].nonzero()[:length, 0]
-        pairs = [torch.stack((layer.keys[row], layer.values[row])) for layer in layers]
-        return torch.stack(pairs)[..., columns, :]
+        return torch.stack([part[:, columns] for part in parts]).unflatten(0, (-1, 2))
 
 
 class RecomputedRows(Rows):

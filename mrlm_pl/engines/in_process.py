@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from mrlm_pl.engines.decoder import FusedDecoder
 from mrlm_pl.engines.generation import EngineStats, Generated, generate
 from mrlm_pl.engines.generic import GenericModel
 from mrlm_pl.engines.session_cache import SessionCache
-from mrlm_pl.engines.weights import unsupported_reason
+from mrlm_pl.engines.weights import read_affine, unsupported_reason
 from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class _Loaded:
     model: PreTrainedModel
     backend: Backend
     window: int | None
+    vocabulary: int
     version: int
 
 
@@ -113,7 +114,8 @@ class InProcessEngine(Engine):
             loaded.version = version
             return
         window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        self._loaded[policy] = _Loaded(model, self._backend(policy, model), window, version)
+        vocabulary = len(read_affine(model.get_input_embeddings())[0])
+        self._loaded[policy] = _Loaded(model, self._backend(policy, model), window, vocabulary, version)
 
     def _backend(self, policy: str, model: PreTrainedModel) -> Backend:
         dtype = self._dtype or model.dtype
@@ -131,7 +133,8 @@ class InProcessEngine(Engine):
         Generation stops at the model's context window with finish reason ``length``.
 
         Raises:
-            EngineError: a policy is not loaded, or a context is empty or leaves no room in the model's window.
+            EngineError: a policy is not loaded, or a context is empty, holds an id outside the vocabulary or leaves no
+                room in the model's window.
             NonFiniteError: the model gave logits from which no token can be drawn.
         """
         if not requests:
@@ -162,8 +165,8 @@ class InProcessEngine(Engine):
     def _finish(self, policy: str, version: int, out: Generated) -> Sample:
         if not math.isfinite(sum(out.logprobs)):
             raise NonFiniteError(
-                f"policy {policy!r} version {version} gave a log-probability that is not finite: its logits hold NaN or "
-                "infinity; look at the learning rate and at the weights of the last checkpoint"
+                f"policy {policy!r} version {version} gave a log-probability that is not finite: its logits hold NaN "
+                "or infinity; look at the learning rate and at the weights of the last checkpoint"
             )
         return Sample(tuple(out.token_ids), tuple(out.logprobs), out.finish_reason, version, self.name)
 
@@ -175,6 +178,12 @@ class InProcessEngine(Engine):
             raise EngineError(f"policy {request.policy!r} is not loaded (loaded: {known}); call load() first")
         if not request.token_ids:
             raise EngineError(f"a request for policy {request.policy!r} has an empty context; give at least one token")
+        worst = max(request.token_ids) if min(request.token_ids) >= 0 else min(request.token_ids)
+        if not 0 <= worst < loaded.vocabulary:
+            raise EngineError(
+                f"token id {worst} is outside the vocabulary of policy {request.policy!r}, which has "
+                f"{loaded.vocabulary} entries; encode the context with that policy's tokenizer"
+            )
         if loaded.window is None:
             return request.sampling.max_tokens
         room = loaded.window - len(request.token_ids)
@@ -211,7 +220,7 @@ class InProcessEngine(Engine):
             self._loaded.clear()
             self._sessions = SessionCache(0)
 
-    def _submit(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+    def _submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         if self._worker is None:
             raise EngineError("the in-process engine is closed; make a new one")
         return self._worker.submit(function, *arguments)

@@ -33,7 +33,7 @@ def _splitmix(state: np.ndarray) -> np.ndarray:
 
 
 def uniforms(seeds: Sequence[int], count: int) -> np.ndarray:
-    """Numbers in ``[0, 1)``, shape ``[len(seeds), count]``, float64; row b, column n is a function of ``(seeds[b], n)``.
+    """Numbers in ``[0, 1)``, shape ``[len(seeds), count]``, float64; each is a function of its seed and column alone.
 
     Column n is the n-th output of a SplitMix64 generator that starts at the mixed seed. The numbers lie on a grid of
     2**-52, so that ``u * total < total`` also after rounding.
@@ -179,10 +179,8 @@ class Sampler:
 
     def _group(self) -> None:
         distinct = list(dict.fromkeys(self._samplings))
-        self._groups: list[tuple[Sampling, Tensor | None]] = [(distinct[0], None)] if len(distinct) == 1 else [
-            (sampling, torch.tensor([b for b, s in enumerate(self._samplings) if s == sampling], device=self._device))
-            for sampling in distinct
-        ]
+        members = [[b for b, s in enumerate(self._samplings) if s == sampling] for sampling in distinct]
+        self._groups = [(s, torch.tensor(rows, device=self._device)) for s, rows in zip(distinct, members, strict=True)]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but ``rows`` (indices into the current ones, at least one)."""

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mrlm_pl.cli.main import main
 
+collect_ignore = ["plugin"]
 PLUGIN = Path(__file__).parent / "plugin"
 
 
 @pytest.fixture(autouse=True)
-def run_outside_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def run_outside_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PLUGIN))
     monkeypatch.chdir(tmp_path)
     for name in ("LOCAL_RANK", "RANK", "NODE_RANK", "WORLD_SIZE", "MRLM_DEBUG", "MRLM_RUN_FOLDER"):
         monkeypatch.delenv(name, raising=False)
-    yield
 
 
 @pytest.fixture

@@ -27,7 +27,13 @@ COMMON = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": COMMON,
-    "llama-bias": {**COMMON, "model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "llama-bias": {
+        **COMMON,
+        "model_type": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
     "llama3-rope": {
         **COMMON,
         "model_type": "llama",

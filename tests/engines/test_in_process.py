@@ -48,7 +48,9 @@ def test_log_probabilities_are_those_of_the_models_forward(name: str, make_engin
 
 
 @pytest.mark.parametrize("name", [*FUSED, *GENERIC])
-def test_which_models_take_the_fused_decoder(name: str, make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_which_models_take_the_fused_decoder(
+    name: str, make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, logger="mrlm_pl"):
         make_engine(build(name))
     assert ("its own forward" in caplog.text) == (name in GENERIC)
@@ -128,9 +130,12 @@ def _second_turn(engine: InProcessEngine, session: str) -> tuple[list[list[int]]
     first = run(
         engine, *[request(r, s, max_tokens=5 + s, session=f"{session}{s}" * bool(session)) for s, r in enumerate(rows)]
     )
-    longer = [row + list(out.token_ids) + [7, 8, 9][: s + 1] for s, (row, out) in enumerate(zip(rows, first, strict=True))]
+    longer = [
+        row + list(out.token_ids) + [7, 8, 9][: s + 1] for s, (row, out) in enumerate(zip(rows, first, strict=True))
+    ]
     second = run(
-        engine, *[request(r, 9 + s, max_tokens=6, session=f"{session}{s}" * bool(session)) for s, r in enumerate(longer)]
+        engine,
+        *[request(r, 9 + s, max_tokens=6, session=f"{session}{s}" * bool(session)) for s, r in enumerate(longer)],
     )
     return longer, second
 
@@ -247,7 +252,9 @@ def test_policies_of_different_models_are_served_in_one_call(make_engine: MakeEn
     engine.load("q", models["q"], 7)
     rows = contexts(4, 6, 8, 3)
     names = ["q", "p", "q", "p"]
-    samples = run(engine, *[request(r, s, policy=n, max_tokens=6) for s, (r, n) in enumerate(zip(rows, names, strict=True))])
+    samples = run(
+        engine, *[request(r, s, policy=n, max_tokens=6) for s, (r, n) in enumerate(zip(rows, names, strict=True))]
+    )
     for row, name, sample in zip(rows, names, samples, strict=True):
         assert sample.version == {"p": 1, "q": 7}[name]
         assert sample.engine == "in_process"
@@ -314,7 +321,9 @@ def test_logits_that_are_not_finite_stop_the_run(make_engine: MakeEngine) -> Non
                 run(engine, request([1, 2], max_tokens=3, **settings))
 
 
-def test_a_module_in_training_mode_generates_without_dropout_and_stays_in_training_mode(make_engine: MakeEngine) -> None:
+def test_a_module_in_training_mode_generates_without_dropout_and_stays_in_training_mode(
+    make_engine: MakeEngine,
+) -> None:
     for name in ("llama", "gpt2"):
         model = build(name)
         row = contexts(6)[0]

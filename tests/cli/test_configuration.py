@@ -1,0 +1,205 @@
+"""What a user may write, and how mistakes are answered: exit status 2, one message, no traceback, nothing loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+CONFIG = """
+model:
+  class_path: ToyAlgorithm
+  init_args: {rate: 0.25}
+data:
+  class_path: ToyData
+  init_args:
+    environment: echo
+trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false}
+"""
+
+
+@pytest.fixture
+def config() -> str:
+    Path("toy.yaml").write_text(CONFIG)
+    return "toy.yaml"
+
+
+@pytest.fixture
+def parsed(mrlm, config):
+    """The configuration that a command line comes to."""
+
+    def parse(*arguments):
+        status, out, err = mrlm("fit", "--config", config, *arguments, "--print_config")
+        assert status == 0, err
+        return yaml.safe_load(out)
+
+    return parse
+
+
+def test_short_names_become_class_paths(parsed):
+    result = parsed()
+    assert result["model"]["class_path"] == "mrlm_toy.ToyAlgorithm"
+    assert result["data"]["class_path"] == "mrlm_toy.ToyData"
+    assert result["data"]["init_args"]["environment"]["class_path"] == "mrlm_toy.EchoEnvironment"
+    assert result["trainer"]["log_every_n_steps"] == 1
+    assert result["seed_everything"] == 0
+
+
+@pytest.mark.parametrize("name", ["echo", "EchoEnvironment", "mrlm_toy.EchoEnvironment"])
+def test_environment_by_short_name_class_name_and_path(parsed, name):
+    result = parsed("--data.environment", name, "--data.environment.difficulty", "[1, 2]")
+    assert result["data"]["init_args"]["environment"] == {
+        "class_path": "mrlm_toy.EchoEnvironment",
+        "init_args": {"difficulty": [1, 2]},
+    }
+
+
+def test_short_names_in_lists_and_inside_environments(parsed):
+    value = json.dumps(["echo", {"class_path": "wrapped", "init_args": {"inner": "echo", "environment": "echo"}}])
+    first, second = parsed("--data.environment", value)["data"]["init_args"]["environment"]
+    assert first["class_path"] == "mrlm_toy.EchoEnvironment"
+    assert second["class_path"] == "mrlm_toy.WrappedEnvironment"
+    assert second["init_args"]["inner"]["class_path"] == "mrlm_toy.EchoEnvironment"
+    assert second["init_args"]["environment"] == "echo"  # a text stays a text
+
+
+def test_later_files_and_options_override(parsed):
+    Path("faster.yaml").write_text("model: {init_args: {rate: 0.75}}\ntrainer: {max_epochs: 7}\n")
+    result = parsed("--config", "faster.yaml", "--trainer.max_epochs", "9")
+    assert result["model"]["init_args"]["rate"] == 0.75
+    assert result["trainer"]["max_epochs"] == 9
+
+
+def test_environment_variable_sets_a_default_below_files(parsed, monkeypatch):
+    monkeypatch.setenv("MRLM_FIT__SEED_EVERYTHING", "11")
+    monkeypatch.setenv("MRLM_FIT__TRAINER__MAX_EPOCHS", "12")
+    result = parsed()
+    assert result["seed_everything"] == 11
+    assert result["trainer"]["max_epochs"] == 1
+
+
+def test_policy_fields_without_a_policy_in_a_file(parsed):
+    result = parsed("--model.policies.a.learning_rate", "3", "--model.policies.b.model=x", "--model.policies.a.model=y")
+    assert result["model"]["init_args"]["policies"] == {
+        "a": {"model": "y", "learning_rate": 3.0, "weight_decay": 0.0},
+        "b": {"model": "x", "learning_rate": 1e-6, "weight_decay": 0.0},
+    }
+
+
+def test_policy_fields_override_one_field_of_a_file(parsed):
+    Path("policies.yaml").write_text("model: {init_args: {policies: {a: {model: x, weight_decay: 0.5}}}}\n")
+    result = parsed("--config", "policies.yaml", "--model.policies.a.learning_rate", "3")
+    assert result["model"]["init_args"]["policies"] == {"a": {"model": "x", "learning_rate": 3.0, "weight_decay": 0.5}}
+
+
+def test_callbacks_by_short_name(parsed):
+    result = parsed("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/weight")
+    (callback,) = result["trainer"]["callbacks"]
+    assert callback["init_args"]["monitor"] == "val/weight"
+
+
+def test_model_help_names_parameters_and_default(mrlm):
+    status, out, _ = mrlm("fit", "--model.help", "GRPO")
+    assert status == 0
+    assert "--model.init_args.clip_low" in out
+    assert "0.2" in out
+
+
+MISTAKES = {
+    "option": (("--trainer.max_epoch", "3"), ("'--trainer.max_epoch'", "'--trainer.max_epochs'")),
+    "abbreviation": (("--trainer.max_ep", "3"), ("'--trainer.max_ep'",)),
+    "model class": (("--model", "ToyAlgoritm"), ("model", "'ToyAlgoritm'", "'ToyAlgorithm'")),
+    "model key": (("--model.rat", "1"), ("model.rat", "ToyAlgorithm", "'rate'")),
+    "model value": (("--model.rate", "fast"), ("model.rate", "float", "fast")),
+    "environment": (("--data.environment", "ecko"), ("data.environment", "'ecko'", "'echo'")),
+    "environment class": (("--data.environment", "EchoEnvironmet"), ("data.environment", "'EchoEnvironmet'")),
+    "environment in a list": (("--data.environment", '["echo", "ecko"]'), ("data.environment", "'ecko'", "'echo'")),
+    "environment key": (
+        ("--data.environment.dificulty", "[1]"),
+        ("data.environment.dificulty", "EchoEnvironment", "'difficulty'"),
+    ),
+    "environment value": (("--data.environment.difficulty", "[x]"), ("data.environment.difficulty", "int", "x")),
+    "policy key": (("--model.policies.a.lerning_rate", "1"), ("lerning_rate", "'learning_rate'")),
+    "trainer value": (("--trainer.max_epochs", "many"), ("trainer.max_epochs", "int", "many")),
+    "precision": (("--trainer.precision", "bf17"), ("trainer.precision", "bf17", "bf16-mixed")),
+    "strategy": (("--trainer.strategy", "ddpp"), ("trainer.strategy", "'ddpp'", "'ddp'")),
+    "strategy class": (("--trainer.strategy", "a.B"), ("trainer.strategy", "class_path")),
+    "accelerator": (("--trainer.accelerator", "gpuu"), ("trainer.accelerator", "'gpuu'", "'gpu'")),
+    "callback": (("--trainer.callbacks+=EarlyStoping",), ("trainer.callbacks", "'EarlyStoping'", "'EarlyStopping'")),
+    "file": (("--config", "absent.yaml"), ("config", "absent.yaml")),
+    "data file": (("--data.file", "absent.jsonl"), ("data.file", "absent.jsonl")),
+    "seed": (("--seed_everything", "-1"), ("seed_everything", "-1")),
+    "checkpoint": (("--ckpt_path", "absent.ckpt"), ("ckpt_path", "absent.ckpt")),
+    "last": (("--ckpt_path", "last"), ("ckpt_path", "runs/toy")),
+    "trainer combination": (
+        ("--trainer.barebones", "true", "--trainer.enable_progress_bar", "true"),
+        ("trainer", "barebones"),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_on_the_command_line(mrlm, config, mistake):
+    arguments, words = MISTAKES[mistake]
+    status, _, err = mrlm("fit", "--config", config, *arguments)
+    import mrlm_toy
+
+    assert status == 2, err
+    assert err.startswith("mrlm: error: ")
+    for word in words:
+        assert word in err
+    assert "Traceback" not in err
+    assert "Subtypes" not in err
+    assert len(err.splitlines()) <= 3
+    assert mrlm_toy.ToyAlgorithm.loaded == 0
+    assert not list(Path("runs").glob("*"))
+
+
+FILES = {
+    "group": ("trainr: {max_epochs: 3}\n", ("trainr", "'trainer'")),
+    "trainer key": ("trainer: {max_epoch: 3}\n", ("trainer.max_epoch", "'trainer.max_epochs'")),
+    "model key": ("model: {class_path: ToyAlgorithm, init_args: {rat: 3}}\n", ("model.rat", "'rate'")),
+    "nested key": (
+        "data: {class_path: ToyData, init_args: {environment: {class_path: echo, init_args: {hard: 3}}}}\n",
+        ("data.environment.hard", "difficulty"),
+    ),
+    "nested class": ("data: {class_path: ToyData, init_args: {environment: ekho}}\n", ("'ekho'", "'echo'")),
+    "policy key": (
+        "model: {class_path: ToyAlgorithm, init_args: {policies: {a: {lr: 3}}}}\n",
+        ("model.policies", "'lr'", "learning_rate"),
+    ),
+    "syntax": ("trainer: {max_epochs: 3\nmodel: x\n", ("line 2",)),
+}
+
+
+@pytest.mark.parametrize("mistake", FILES)
+def test_mistake_in_a_file(mrlm, config, mistake):
+    text, words = FILES[mistake]
+    Path("wrong.yaml").write_text(text)
+    status, _, err = mrlm("fit", "--config", config, "--config", "wrong.yaml")
+    assert status == 2, err
+    for word in words:
+        assert word in err
+    assert "Traceback" not in err
+    assert "Subtypes" not in err
+
+
+def test_missing_data_is_named(mrlm):
+    status, _, err = mrlm("fit", "--model", "ToyAlgorithm")
+    assert status == 2
+    assert "data missing" in err
+
+
+def test_plugin_that_fails_names_its_distribution(mrlm, config, tmp_path, monkeypatch):
+    folder = tmp_path / "broken"
+    (folder / "mrlm_broken-1.0.dist-info").mkdir(parents=True)
+    (folder / "mrlm_broken-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: mrlm-broken\nVersion: 1\n"
+    )
+    (folder / "mrlm_broken-1.0.dist-info" / "entry_points.txt").write_text("[mrlm_pl.plugins]\nx = mrlm_broken\n")
+    (folder / "mrlm_broken.py").write_text("import a_module_that_does_not_exist\n")
+    monkeypatch.syspath_prepend(str(folder))
+    status, _, err = mrlm("fit", "--config", config)
+    assert status == 2
+    assert "'mrlm-broken'" in err
+    assert "a_module_that_does_not_exist" in err

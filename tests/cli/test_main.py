@@ -1,0 +1,66 @@
+"""The dispatcher."""
+
+import subprocess
+import sys
+
+import pytest
+
+from mrlm_pl.cli import main as main_module
+from mrlm_pl.cli.main import COMMANDS, main
+from mrlm_pl.errors import ConfigurationError, EngineError
+
+
+def test_help_lists_the_commands_without_importing_anything_heavy():
+    code = (
+        "import sys\n"
+        "from mrlm_pl.cli.main import main\n"
+        "status = main(['--help']) or main(['--version'])\n"
+        "heavy = {'torch', 'lightning', 'transformers', 'jsonargparse', 'numpy', 'yaml'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else status)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("fit", "train", "validate", "test", "predict", "eval", "check-env", "info"):
+        assert f"\n  {command} " in done.stdout
+    assert "mrlm 0." in done.stdout
+
+
+def test_unknown_command_names_the_nearest(mrlm):
+    status, _, err = mrlm("fitt")
+    assert status == 2
+    assert "'fitt'" in err
+    assert "did you mean 'fit'?" in err
+
+
+def test_option_before_the_command_is_explained(mrlm):
+    status, _, err = mrlm("--config", "a.yaml")
+    assert status == 2
+    assert "must follow a command" in err
+
+
+@pytest.mark.parametrize("error", [(ConfigurationError("wrong key"), 2), (EngineError("no model"), 1)])
+def test_our_errors_become_a_message_and_a_status(mrlm, monkeypatch, error):
+    def fail(arguments):
+        raise error[0]
+
+    monkeypatch.setitem(main_module.COMMANDS, "info", ("mrlm_pl.cli.info:run", ""))
+    monkeypatch.setattr("mrlm_pl.cli.info.run", fail)
+    status, _, err = mrlm("info")
+    assert (status, err) == (error[1], f"mrlm: error: {error[0]}\n")
+    monkeypatch.setenv("MRLM_DEBUG", "1")
+    assert "Traceback" in mrlm("info")[2]
+
+
+def test_other_errors_keep_their_traceback(monkeypatch):
+    def fail(arguments):
+        raise KeyError("bug")
+
+    monkeypatch.setattr("mrlm_pl.cli.info.run", fail)
+    with pytest.raises(KeyError):
+        main(["info"])
+
+
+def test_every_command_exists():
+    for target, _ in COMMANDS.values():
+        module, function = target.split(":")
+        assert callable(getattr(__import__(module, fromlist=[function]), function))
