@@ -95,7 +95,8 @@ class _Checker:
         order = TurnOrder(environment.name, environment.agents)
         observations: Observations = _finished(environment.reset(task))
         order.began(observations)
-        seen, steps = [observations], []
+        seen: list[Observations] = [observations]
+        steps: list[Step] = []
         spoken = dict.fromkeys(environment.agents, 0)
         while True:
             if len(steps) == self.max_turns:

@@ -22,9 +22,9 @@ def run(arguments: Sequence[str]) -> int:
 
     from mrlm_pl.environment_check import check_environment
 
-    results = check_environment(environment)
+    results = check_environment(environment).checks
     for result in results:
-        print(f"{'ok  ' if result.passed else 'FAIL'} {result.name}" + (f": {result.detail}" if result.detail else ""))
+        print(f"{'ok  ' if result.passed else 'FAIL'} {result.name}: {result.message}")
     failed = sum(not result.passed for result in results)
     print(f"{environment.name}: {len(results) - failed} of {len(results)} checks passed")
     return 1 if failed else 0

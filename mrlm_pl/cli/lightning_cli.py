@@ -34,7 +34,8 @@ class RunCommand(LightningCLI):
     """Parses, builds and runs one stage of a trainer.
 
     Args:
-        arguments: the stage and its options.
+        stage: the trainer's method.
+        arguments: its options.
         resume: what to do with a folder that holds a run; see :class:`FolderRequest`.
 
     Raises:
@@ -43,8 +44,8 @@ class RunCommand(LightningCLI):
 
     folder: RunFolder | None = None
 
-    def __init__(self, arguments: Sequence[str], *, resume: bool | None = None) -> None:
-        self.resume = resume
+    def __init__(self, stage: str, arguments: Sequence[str], *, resume: bool | None = None) -> None:
+        self.stage, self.resume = stage, resume
         try:
             super().__init__(
                 Algorithm,
@@ -57,12 +58,16 @@ class RunCommand(LightningCLI):
                 parser_class=RunParser,
                 subclass_mode_model=True,
                 subclass_mode_data=True,
-                args=declare_policies(arguments),
+                args=[stage, *declare_policies(arguments)],
                 auto_configure_optimizers=False,
             )
         finally:
             if self.folder is not None:
                 discard_if_empty(self.folder)
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The one stage that is wanted: building a parser takes a while."""
+        return {self.stage: LightningCLI.subcommands()[self.stage]}
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the seed. It is a number by default, so that a run can be repeated without having asked for it."""
@@ -87,11 +92,11 @@ class RunCommand(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Check what a trainer would find out too late, and choose the run folder."""
-        config = self.config[self.subcommand]
+        config = self.config[self.stage]
         check_strategy(config.trainer)
         files = [path for path in config.get("config") or [] if path is not None]
         request = FolderRequest(
-            stage=str(self.subcommand),
+            stage=self.stage,
             root=config.trainer.default_root_dir,
             stem=Path(str(files[0])).stem if files else "run",
             checkpoint=config.get("ckpt_path"),
@@ -104,7 +109,8 @@ class RunCommand(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with loggers that write to the run folder unless others are configured."""
         assert self.folder is not None
-        if self._get(self.config_init, "trainer").logger in (None, True):
+        trainer = self._get(self.config_init, "trainer")
+        if trainer.logger in (None, True) and not trainer.barebones:
             kwargs["logger"] = default_loggers(self.folder.path)
         try:
             return super().instantiate_trainer(**kwargs)
@@ -115,7 +121,7 @@ class RunCommand(LightningCLI):
         assert self.folder is not None
         given = config["callbacks"] or []
         everything = [*(given if isinstance(given, list) else [given]), *callbacks]
-        if config.get("enable_checkpointing") is False or self.subcommand != "fit":
+        if config["enable_checkpointing"] is False or config["barebones"] or self.stage != "fit":
             everything = [item for item in everything if not isinstance(item, LastCheckpoint)]
         place_checkpoints(everything, self.folder.path)
         return super()._instantiate_trainer({**config, "callbacks": everything}, [])
@@ -156,7 +162,7 @@ def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = Non
         load_package(package)
     load_plugins()
     try:
-        RunCommand([stage, *arguments], resume=resume)
+        RunCommand(stage, arguments, resume=resume)
     except MisconfigurationException as error:
         raise ConfigurationError(str(error)) from error
     return 0

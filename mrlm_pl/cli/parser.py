@@ -44,6 +44,23 @@ class ShortErrors:
         with short_class_names() as ShortErrors._unknown:
             return super().parse_args(*args, **kwargs)  # type: ignore[misc]
 
+    def instantiate(self, *args: Any, **kwargs: Any) -> Any:
+        """The namespace with its classes built.
+
+        Raises:
+            MRLMError: a class refused its arguments. The library hides such an error among those of the other types
+                that the value might have had.
+        """
+        if not any(item[0] is _build for item in getattr(self, "_instantiators", {}).items()):
+            self.add_instantiator(_build, object, subclasses=True)  # type: ignore[attr-defined]
+        _refusals.clear()
+        try:
+            return super().instantiate(*args, **kwargs)  # type: ignore[misc]
+        except ValueError:
+            if _refusals:
+                raise _refusals[0] from None
+            raise
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise what explains a mistake; parsers of nested classes raise the library's own exception.
 

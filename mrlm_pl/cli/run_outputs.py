@@ -21,6 +21,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from mrlm_pl.cli.run_folder import LAST_CHECKPOINT
 
 _NOISE = (
+    r"^Seed set to",
     r"litlogger",
     r"litmodels",
     r"does not have many workers",
@@ -160,8 +161,12 @@ def place_checkpoints(callbacks: list[Callback], folder: str) -> None:
 def silence_noise() -> None:
     """Drop messages of Lightning that advertise or that do not concern a run of ours."""
     for text in _NOISE:
-        warnings.filterwarnings("ignore", message=f".*{text}.*")
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        warnings.filterwarnings("ignore", message=f".*{text}")
+    for name in (
+        "lightning.pytorch.utilities.rank_zero",
+        "lightning.fabric.utilities.rank_zero",
+        "lightning.fabric.utilities.seed",
+    ):
         logger = logging.getLogger(name)
         if not any(isinstance(item, _NoNoise) for item in logger.filters):
             logger.addFilter(_NoNoise())

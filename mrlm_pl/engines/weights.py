@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +114,7 @@ class DecoderWeights:
         self.inverse_frequency = rotary.inv_freq.to(self.device, torch.float32)
         self.rotary_scale: float = rotary.attention_scaling
 
-    def _read_layer(self, name: str, layer: nn.Module) -> LayerWeights:
+    def _read_layer(self, name: str, layer: Any) -> LayerWeights:
         attention, mlp = layer.self_attn, layer.mlp
         qkv = self._fuse(f"{name} qkv", attention.q_proj, attention.k_proj, attention.v_proj)
         out = self._fuse(f"{name} out", attention.o_proj)

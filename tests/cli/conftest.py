@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import lightning.pytorch  # noqa: F401  its log handler keeps the stream that it finds, so not a captured one
 import pytest
 
 from mrlm_pl.cli.main import main

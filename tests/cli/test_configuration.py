@@ -13,7 +13,7 @@ model:
 data:
   class_path: ToyData
   init_args:
-    environment: echo
+    environment: parrot
 trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false}
 """
 
@@ -40,27 +40,27 @@ def test_short_names_become_class_paths(parsed):
     result = parsed()
     assert result["model"]["class_path"] == "mrlm_toy.ToyAlgorithm"
     assert result["data"]["class_path"] == "mrlm_toy.ToyData"
-    assert result["data"]["init_args"]["environment"]["class_path"] == "mrlm_toy.EchoEnvironment"
+    assert result["data"]["init_args"]["environment"]["class_path"] == "mrlm_toy.ParrotEnvironment"
     assert result["trainer"]["log_every_n_steps"] == 1
     assert result["seed_everything"] == 0
 
 
-@pytest.mark.parametrize("name", ["echo", "EchoEnvironment", "mrlm_toy.EchoEnvironment"])
+@pytest.mark.parametrize("name", ["parrot", "ParrotEnvironment", "mrlm_toy.ParrotEnvironment"])
 def test_environment_by_short_name_class_name_and_path(parsed, name):
     result = parsed("--data.environment", name, "--data.environment.difficulty", "[1, 2]")
     assert result["data"]["init_args"]["environment"] == {
-        "class_path": "mrlm_toy.EchoEnvironment",
+        "class_path": "mrlm_toy.ParrotEnvironment",
         "init_args": {"difficulty": [1, 2]},
     }
 
 
 def test_short_names_in_lists_and_inside_environments(parsed):
-    value = json.dumps(["echo", {"class_path": "wrapped", "init_args": {"inner": "echo", "environment": "echo"}}])
+    value = json.dumps(["parrot", {"class_path": "wrapped", "init_args": {"inner": "parrot", "environment": "parrot"}}])
     first, second = parsed("--data.environment", value)["data"]["init_args"]["environment"]
-    assert first["class_path"] == "mrlm_toy.EchoEnvironment"
+    assert first["class_path"] == "mrlm_toy.ParrotEnvironment"
     assert second["class_path"] == "mrlm_toy.WrappedEnvironment"
-    assert second["init_args"]["inner"]["class_path"] == "mrlm_toy.EchoEnvironment"
-    assert second["init_args"]["environment"] == "echo"  # a text stays a text
+    assert second["init_args"]["inner"]["class_path"] == "mrlm_toy.ParrotEnvironment"
+    assert second["init_args"]["environment"] == "parrot"  # a text stays a text
 
 
 def test_later_files_and_options_override(parsed):
@@ -111,12 +111,15 @@ MISTAKES = {
     "model class": (("--model", "ToyAlgoritm"), ("model", "'ToyAlgoritm'", "'ToyAlgorithm'")),
     "model key": (("--model.rat", "1"), ("model.rat", "ToyAlgorithm", "'rate'")),
     "model value": (("--model.rate", "fast"), ("model.rate", "float", "fast")),
-    "environment": (("--data.environment", "ecko"), ("data.environment", "'ecko'", "'echo'")),
-    "environment class": (("--data.environment", "EchoEnvironmet"), ("data.environment", "'EchoEnvironmet'")),
-    "environment in a list": (("--data.environment", '["echo", "ecko"]'), ("data.environment", "'ecko'", "'echo'")),
+    "environment": (("--data.environment", "parot"), ("data.environment", "'parot'", "'parrot'")),
+    "environment class": (("--data.environment", "ParrotEnvironmet"), ("data.environment", "'ParrotEnvironmet'")),
+    "environment in a list": (
+        ("--data.environment", '["parrot", "parot"]'),
+        ("data.environment", "'parot'", "'parrot'"),
+    ),
     "environment key": (
         ("--data.environment.dificulty", "[1]"),
-        ("data.environment.dificulty", "EchoEnvironment", "'difficulty'"),
+        ("data.environment.dificulty", "ParrotEnvironment", "'difficulty'"),
     ),
     "environment value": (("--data.environment.difficulty", "[x]"), ("data.environment.difficulty", "int", "x")),
     "policy key": (("--model.policies.a.lerning_rate", "1"), ("lerning_rate", "'learning_rate'")),
@@ -160,10 +163,10 @@ FILES = {
     "trainer key": ("trainer: {max_epoch: 3}\n", ("trainer.max_epoch", "'trainer.max_epochs'")),
     "model key": ("model: {class_path: ToyAlgorithm, init_args: {rat: 3}}\n", ("model.rat", "'rate'")),
     "nested key": (
-        "data: {class_path: ToyData, init_args: {environment: {class_path: echo, init_args: {hard: 3}}}}\n",
+        "data: {class_path: ToyData, init_args: {environment: {class_path: parrot, init_args: {hard: 3}}}}\n",
         ("data.environment.hard", "difficulty"),
     ),
-    "nested class": ("data: {class_path: ToyData, init_args: {environment: ekho}}\n", ("'ekho'", "'echo'")),
+    "nested class": ("data: {class_path: ToyData, init_args: {environment: parott}}\n", ("'parott'", "'parrot'")),
     "policy key": (
         "model: {class_path: ToyAlgorithm, init_args: {policies: {a: {lr: 3}}}}\n",
         ("model.policies", "'lr'", "learning_rate"),
@@ -194,7 +197,7 @@ def test_plugin_that_fails_names_its_distribution(mrlm, config, tmp_path, monkey
     folder = tmp_path / "broken"
     (folder / "mrlm_broken-1.0.dist-info").mkdir(parents=True)
     (folder / "mrlm_broken-1.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: mrlm-broken\nVersion: 1\n"
+        "Name: mrlm-broken\nVersion: 1\n"
     )
     (folder / "mrlm_broken-1.0.dist-info" / "entry_points.txt").write_text("[mrlm_pl.plugins]\nx = mrlm_broken\n")
     (folder / "mrlm_broken.py").write_text("import a_module_that_does_not_exist\n")

@@ -3,10 +3,10 @@
 import importlib
 from typing import Any
 
-__all__ = ["EchoEnvironment", "ToyAlgorithm", "ToyData", "WrappedEnvironment"]
+__all__ = ["ParrotEnvironment", "ToyAlgorithm", "ToyData", "WrappedEnvironment"]
 
 _HOME = {
-    "EchoEnvironment": "environments",
+    "ParrotEnvironment": "environments",
     "ToyAlgorithm": "training",
     "ToyData": "training",
     "WrappedEnvironment": "environments",

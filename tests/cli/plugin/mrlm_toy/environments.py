@@ -3,14 +3,14 @@ from random import Random
 from mrlm_pl.environment import Environment, Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 
 
-class EchoEnvironment(SingleAgentEnvironment):
+class ParrotEnvironment(SingleAgentEnvironment):
     """Say the word back.
 
     Args:
         difficulty: lengths of the words.
     """
 
-    name = "echo"
+    name = "parrot"
 
     def __init__(self, difficulty: list[int] | None = None) -> None:
         self.difficulty = difficulty or [3]
@@ -30,7 +30,7 @@ class EchoEnvironment(SingleAgentEnvironment):
         return {"word": "".join(rng.choices("abcdefgh", k=rng.choice(self.difficulty)))}
 
 
-class WrappedEnvironment(EchoEnvironment):
+class WrappedEnvironment(ParrotEnvironment):
     """Another environment behind a name.
 
     Args:
@@ -40,6 +40,6 @@ class WrappedEnvironment(EchoEnvironment):
 
     name = "wrapped"
 
-    def __init__(self, inner: Environment, environment: str = "echo") -> None:
+    def __init__(self, inner: Environment, environment: str = "parrot") -> None:
         super().__init__()
         self.inner, self.environment = inner, environment
