@@ -12,6 +12,9 @@ import jsonargparse._typehints as jsonargparse_types
 from mrlm_pl.cli.plugins import class_path, environments_by_name, nearest, subclasses
 from mrlm_pl.environment import Environment
 
+MOST_NAMES = 20
+"""More names than this are not listed when one of them is near."""
+
 
 @dataclass(frozen=True)
 class UnknownName:
@@ -22,11 +25,10 @@ class UnknownName:
 
     def explain(self) -> str:
         """What is wrong, the nearest name and all names."""
-        kind = _kind(self.base)
         known = sorted(known_names(self.base), key=str.lower)
-        near = nearest(self.name, known)
-        hint = f"; did you mean {near!r}?" if near else ";"
-        return f"there is no {kind} {self.name!r}{hint} known are: {', '.join(known)}"
+        near = nearest(self.name, [*known, *(cls.__name__ for cls in subclasses(self.base) if _public(cls))])
+        message = f"there is no {_kind(self.base)} {self.name!r}" + (f"; did you mean {near!r}?" if near else "")
+        return message if near and len(known) > MOST_NAMES else f"{message}; known are: {', '.join(known)}"
 
 
 def known_names(base: type) -> list[str]:

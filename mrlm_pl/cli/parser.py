@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 
 from mrlm_pl.cli.class_names import UnknownName, short_class_names
 from mrlm_pl.cli.plugins import nearest
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, MRLMError
 
 _NOISE = re.compile(
     r"Does not validate against any|Subtypes: |Errors:$|Given value|Subclass types expect|- a (class path|dict)|"
@@ -51,14 +51,25 @@ class ShortErrors:
             MRLMError: a class refused its arguments. The library hides such an error among those of the other types
                 that the value might have had.
         """
-        if not any(item[0] is _build for item in getattr(self, "_instantiators", {}).items()):
-            self.add_instantiator(_build, object, subclasses=True)  # type: ignore[attr-defined]
-        _refusals.clear()
+        refusals: list[MRLMError] = []
+
+        def build(cls: type, *arguments: Any, **options: Any) -> Any:
+            try:
+                return cls(*arguments, **options)
+            except MRLMError as error:
+                refusals.append(error)
+                raise
+
+        # Instantiators of narrower classes, such as Lightning's, go first.
+        self.add_instantiator(build, object, subclasses=True)  # type: ignore[attr-defined]
         try:
             return super().instantiate(*args, **kwargs)  # type: ignore[misc]
-        except ValueError:
-            if _refusals:
-                raise _refusals[0] from None
+        except ValueError as error:
+            cause = error.__cause__
+            if isinstance(cause, MRLMError):
+                refusals.append(cause)
+            if refusals:
+                raise refusals[0] from None
             raise
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -121,6 +132,8 @@ def _findings(message: str) -> Iterator[_Finding]:
     classes: list[tuple[int, str]] = []
     for line in message.splitlines():
         text = line.strip()
+        if not text:
+            continue
         depth = len(line) - len(line.lstrip())
         if text.startswith("- "):
             text, depth = text[2:], depth + 2

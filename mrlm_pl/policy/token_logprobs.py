@@ -24,16 +24,34 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.chunked_head import chunked_log_probs, default_chunk_size, log_probs_from_logits
 from mrlm_pl.policy.packed_attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
 from mrlm_pl.policy.packing import ForwardInputs, RowPlan
 
 _log = logging.getLogger(__name__)
 
-# Families of transformers whose logits are exactly `lm_head(hidden states)`, each compared with its own forward pass
-# in the tests. The first set also hands unknown keyword arguments down to the attention function.
-PACKED_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
-PADDED_FAMILIES = frozenset({"gpt2", "gpt_neox"})
+# Families of transformers whose logits are exactly `lm_head(hidden states)`; the tests compare each with its own forward
+# pass. The first set also hands unknown keyword arguments down to the attention function.
+PACKED_FAMILIES = frozenset(
+    {
+        "ernie4_5",
+        "gemma",
+        "glm4",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "starcoder2",
+    }
+)
+PADDED_FAMILIES = frozenset({"gpt2", "gpt_neox", "stablelm"})
 # Rotary embeddings that depend on nothing but the position; others look at the longest row of the batch.
 _POSITIONAL_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 
@@ -46,8 +64,18 @@ class ForwardPath(NamedTuple):
 
 
 def forward_path(model: nn.Module) -> ForwardPath:
-    """The path that `token_logprobs` takes for this model, with the reason."""
+    """The path that `token_logprobs` takes for this model, with the reason.
+
+    Raises:
+        PolicyError: the model is a PEFT wrapper that puts virtual tokens before the prompt.
+    """
     base = _base_model(model)
+    adapter = getattr(model, "active_peft_config", None)
+    if adapter is not None and adapter.is_prompt_learning:
+        raise PolicyError(
+            f"the adapter {type(adapter).__name__} puts virtual tokens before the prompt, which shifts every position; "
+            "use an adapter that changes weights, such as LoRA"
+        )
     config = base.config
     family = config.model_type
     head = base.get_output_embeddings()
@@ -59,9 +87,10 @@ def forward_path(model: nn.Module) -> ForwardPath:
         return ForwardPath("logits", f"the output head {type(head).__name__} is not a plain linear layer")
     if family not in PACKED_FAMILIES:
         return ForwardPath("padded", f"family {family!r} has no packed attention")
-    windowed = set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}
-    if windowed or getattr(config, "sliding_window", None) is not None:
-        return ForwardPath("padded", f"sliding-window attention (sliding_window={config.sliding_window})")
+    window = getattr(config, "sliding_window", None)
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if window is not None or layer_types - {"full_attention"}:
+        return ForwardPath("padded", f"attention is not full (sliding_window={window}, layers {sorted(layer_types)})")
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in _POSITIONAL_ROPE:
         return ForwardPath("padded", f"rotary embedding {rope!r} depends on the length of the batch")
@@ -175,9 +204,7 @@ def _chunks(
     return [plan.pad(rows, device) for rows in plan.padded_chunks(max_tokens)]
 
 
-def _chunked_logits(
-    model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, with_entropy: bool
-) -> Tensor:
+def _chunked_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, with_entropy: bool) -> Tensor:
     """Log-probabilities (and entropies) [1 or 2, n]; the output head is replaced by the chunked one.
 
     The model is called as a whole, not its decoder and head one after the other, because sharding gathers the
