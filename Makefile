@@ -38,9 +38,9 @@ peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with
 	.venv-peers/bin/python -m pip install --quiet "trl==1.16.0" "transformers==5.23.*" accelerate datasets
 	touch $@
 
-tiny-model: install  ## make the weights of builtin:tiny again (about ten minutes)
-	$(BIN)/python examples/tiny_model/make_demonstrations.py --output runs/tiny-data
-	$(BIN)/mrlm fit --config configs/tiny_recipe.yaml
+tiny-model: install  ## make the weights of builtin:tiny again, in runs/tiny-model/policies/main (about five minutes)
+	$(BIN)/python examples/tiny_model/make_demonstrations.py runs/tiny_demonstrations.jsonl
+	$(BIN)/mrlm train --config configs/tiny_recipe.yaml --output runs/tiny-model
 
 clean:
 	rm -rf $(VENV) .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,8 +3,8 @@
     python benchmarks/rollout.py [--size xs s m] [--family qwen2 llama] [--repeats 5] [--json FILE]
 
 Both sides are run in turn in one process; the figures are medians, and the ratio is the median of the ratios of
-neighbouring runs, because a shared machine changes its speed over time. Lengths are forced on both sides by having no
-end token (``min_new_tokens`` would slow ``generate`` down further).
+neighbouring runs, because a shared machine changes its speed over time; the ratio of CPU seconds stands beside it
+for a busy one. Lengths are forced on both sides by having no end token (``min_new_tokens`` would slow ``generate`` down further).
 """
 
 from __future__ import annotations
@@ -78,15 +78,17 @@ def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, 
         return sum(len(s.token_ids) for s in asyncio.run(engine.sample(requests)))
 
     speeds: dict[str, list[float]] = {"generate": [], "engine": []}
+    cpu: dict[str, list[float]] = {"generate": [], "engine": []}
     for repeat in range(arguments.repeats + 1):
         for name, run in (("generate", generate), ("engine", sample)):
-            started = time.perf_counter()
+            started, cpu_started = time.perf_counter(), time.process_time()
             tokens = run()
-            seconds = time.perf_counter() - started
+            seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
             if tokens != groups * members * length:
                 raise RuntimeError(f"{name} made {tokens} tokens instead of {groups * members * length}")
             if repeat:
                 speeds[name].append(tokens / seconds)
+                cpu[name].append(cpu_seconds)
     engine.close()
     ratios = [ours / theirs for ours, theirs in zip(speeds["engine"], speeds["generate"], strict=True)]
     return {
@@ -95,6 +97,7 @@ def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, 
         "generate_tokens_per_second": round(statistics.median(speeds["generate"]), 1),
         "engine_tokens_per_second": round(statistics.median(speeds["engine"]), 1),
         "ratio": round(statistics.median(ratios), 2),
+        "cpu_ratio": round(statistics.median(a / b for a, b in zip(cpu["generate"], cpu["engine"], strict=True)), 2),
         "ratios": [round(ratio, 2) for ratio in ratios],
     }
 
@@ -120,7 +123,8 @@ def main() -> None:
     for row in rows:
         print(
             f"{row['family']:8s} {row['size']:3s} generate {row['generate_tokens_per_second']:9.1f} tok/s   "
-            f"engine {row['engine_tokens_per_second']:9.1f} tok/s   ratio {row['ratio']:.2f}"
+            f"engine {row['engine_tokens_per_second']:9.1f} tok/s   "
+            f"ratio {row['ratio']:.2f}   in CPU seconds {row['cpu_ratio']:.2f}"
         )
     if arguments.json:
         with open(arguments.json, "w") as file:

@@ -16,6 +16,7 @@ from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
 from mrlm_pl.environment import Environment, Observations, Step, TurnOrder
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, PolicyError
+from mrlm_pl.hosting import STARTUP_SECONDS, EnvironmentHosts
 from mrlm_pl.policy.chat import ChatFormat, Conversation
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.stepping import Call, EnvironmentCaller
@@ -185,6 +186,7 @@ class EpisodePlayer:
         step_timeout: seconds that one ``reset`` or ``step`` may take.
         retries: how many times a failed episode is started again.
         workers: threads that step environments side by side.
+        processes: host processes that environments live in; 0 keeps them in this process.
 
     Raises:
         ConfigurationError: an agent of an environment has no seat.
@@ -200,6 +202,7 @@ class EpisodePlayer:
         step_timeout: float = 60.0,
         retries: int = 2,
         workers: int = 4,
+        processes: int = 0,
     ) -> None:
         for environment in environments.values():
             for agent in environment.agents:
@@ -208,9 +211,14 @@ class EpisodePlayer:
                         f"agent {agent!r} of environment {environment.name!r} has no seat; "
                         f"bind it to a policy with `seats: {{{agent}: POLICY}}`"
                     )
-        self.environments, self.seats, self.engine = dict(environments), dict(seats), engine
+        self.hosts = EnvironmentHosts(processes, step_timeout) if processes else None
+        host = self.hosts.host if self.hosts else _itself
+        self.environments = {name: host(environment) for name, environment in environments.items()}
+        self.seats, self.engine = dict(seats), engine
         self.max_turns, self.retries = max_turns, retries
-        self.caller = EnvironmentCaller(workers=workers, timeout=step_timeout)
+        # A host needs a thread that waits for it, and the time in which its process starts counts as well.
+        deadline = step_timeout + 2 * STARTUP_SECONDS if processes else step_timeout
+        self.caller = EnvironmentCaller(workers=max(workers, processes), timeout=deadline)
         self._idle: dict[str, list[Environment]] = {name: [] for name in environments}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -245,6 +253,8 @@ class EpisodePlayer:
             for environment in environments:
                 environment.close()
             self._idle[name] = []
+        if self.hosts is not None:
+            self.hosts.close()
         if self._loop is not None:
             self._loop.close()
             self._loop = None
@@ -320,6 +330,10 @@ class EpisodePlayer:
                 raise
             except Exception as error:  # any other fault of an environment becomes a record
                 play.error = _describe(error, play, "step")
+
+
+def _itself(environment: Environment) -> Environment:
+    return environment
 
 
 def _describe(error: Exception, play: _Play, phase: str) -> str:

@@ -27,8 +27,12 @@ class UnknownName:
         """What is wrong, the nearest name and all names."""
         known = sorted(known_names(self.base), key=str.lower)
         near = nearest(self.name, [*known, *(cls.__name__ for cls in subclasses(self.base) if _public(cls))])
-        message = f"there is no {_kind(self.base)} {self.name!r}" + (f"; did you mean {near!r}?" if near else "")
-        return message if near and len(known) > MOST_NAMES else f"{message}; known are: {', '.join(known)}"
+        message = f"there is no {_kind(self.base)} {self.name!r}; "
+        if near:
+            message += f"did you mean {near!r}?"
+        if near and len(known) > MOST_NAMES:
+            return message
+        return f"{message} Known are: {', '.join(known)}" if near else f"{message}known are: {', '.join(known)}"
 
 
 def known_names(base: type) -> list[str]:

@@ -191,10 +191,12 @@ def _seats(
 ) -> dict[str, Seat]:
     """The agents' seats, after the policies that are needed have been loaded into the engine."""
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
     from mrlm_pl.policy import Policy
     from mrlm_pl.rollout import Seat
 
+    disable_progress_bar()
     if device == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         device = accelerator.type if accelerator is not None else "cpu"

@@ -19,7 +19,14 @@ from mrlm_pl.cli.parser import ShortErrors
 from mrlm_pl.cli.plugins import load_package, load_plugins, nearest
 from mrlm_pl.cli.policy_options import declare_policies
 from mrlm_pl.cli.run_folder import FolderRequest, RunFolder, agree_on_run_folder, discard_if_empty
-from mrlm_pl.cli.run_outputs import LastCheckpoint, SaveConfig, default_loggers, place_checkpoints, silence_noise
+from mrlm_pl.cli.run_outputs import (
+    LastCheckpoint,
+    PredictedEpisodes,
+    SaveConfig,
+    default_loggers,
+    place_checkpoints,
+    silence_noise,
+)
 from mrlm_pl.errors import ConfigurationError
 
 OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines")
@@ -60,6 +67,7 @@ class RunCommand(LightningCLI):
                 subclass_mode_data=True,
                 args=[stage, *declare_policies(arguments)],
                 auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
             )
         finally:
             if self.folder is not None:
@@ -67,7 +75,12 @@ class RunCommand(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """The one stage that is wanted: building a parser takes a while."""
-        return {self.stage: LightningCLI.subcommands()[self.stage]}
+        # Predictions go to files: collecting them would keep all episodes of the loop in memory.
+        return {self.stage: LightningCLI.subcommands()[self.stage] | {"return_predictions"}}
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        return {**kwargs, "return_predictions": False} if subcommand == "predict" else kwargs
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the seed. It is a number by default, so that a run can be repeated without having asked for it."""
@@ -121,7 +134,11 @@ class RunCommand(LightningCLI):
         assert self.folder is not None
         given = config["callbacks"] or []
         everything = [*(given if isinstance(given, list) else [given]), *callbacks]
-        if config["enable_checkpointing"] is False or config["barebones"] or self.stage != "fit":
+        if self.stage == "predict":
+            everything.append(PredictedEpisodes())
+        if config["barebones"]:
+            config = {**config, "log_every_n_steps": None}  # the trainer refuses to be told how often not to log
+        if config["enable_checkpointing"] is False or config["barebones"]:
             everything = [item for item in everything if not isinstance(item, LastCheckpoint)]
         place_checkpoints(everything, self.folder.path)
         return super()._instantiate_trainer({**config, "callbacks": everything}, [])
@@ -147,8 +164,8 @@ def check_strategy(trainer: Namespace) -> None:
                 f"or as `--trainer.strategy {value}` followed by one of its options"
             )
         near = nearest(value, known)
-        hint = f"; did you mean {near!r}?" if near else ";"
-        raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}{hint} known are: {', '.join(known)}")
+        hint = f"did you mean {near!r}? Known" if near else "known"
+        raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}; {hint} are: {', '.join(known)}")
 
 
 def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = None) -> int:

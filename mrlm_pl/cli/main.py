@@ -80,8 +80,8 @@ def _unknown_command(command: str) -> str:
     if command.startswith("-"):
         return f"option {command!r} must follow a command, as in `mrlm fit {command} ...`"
     near = difflib.get_close_matches(command, COMMANDS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"there is no command {command!r}{hint} Commands are {', '.join(COMMANDS)}."
+    hint = f"did you mean {near[0]!r}? Commands" if near else "commands"
+    return f"there is no command {command!r}; {hint} are: {', '.join(COMMANDS)}"
 
 
 def _tell(message: object, status: int) -> int:

@@ -60,10 +60,8 @@ class ShortErrors:
                 refusals.append(error)
                 raise
 
-        # Instantiators of narrower classes, such as Lightning's, go first.
-        self.add_instantiator(build, object, subclasses=True)  # type: ignore[attr-defined]
         try:
-            return super().instantiate(*args, **kwargs)  # type: ignore[misc]
+            return super().instantiate(*args, instantiators=[(build, object, True)], **kwargs)  # type: ignore[misc]
         except ValueError as error:
             cause = error.__cause__
             if isinstance(cause, MRLMError):
@@ -111,8 +109,8 @@ def explain(message: str, parser: Any, unknown: Sequence[UnknownName] = ()) -> s
         keys = [re.sub(r"^(fit|validate|test|predict)\.", "", key) for key in required.group(1).split(", ")]
         return f"{', '.join(keys)} missing; give it as `--{keys[0]} VALUE` or in a file with `--config FILE`"
     findings = list(_findings(message))
-    if not findings:
-        return message.strip()
+    if not any(finding.key for finding in findings):
+        return " ".join(message.split())
     for finding in findings:
         match = _OPTION.match(finding.text)
         if match:
@@ -154,9 +152,9 @@ def _findings(message: str) -> Iterator[_Finding]:
 def _unknown_option(finding: _Finding, option: str) -> str:
     accepted = _parameters(finding.class_path)
     near = nearest(option.split(".")[0], accepted)
-    hint = f"did you mean {near!r}? " if near else ""
+    hint = f"did you mean {near!r}? It" if near else "it"
     name = finding.class_path.rsplit(".", 1)[-1]
-    return f"{_joined(finding.key, option)}: {name} has no {option!r}; {hint}It accepts: {', '.join(accepted)}"
+    return f"{_joined(finding.key, option)}: {name} has no {option!r}; {hint} accepts: {', '.join(accepted)}"
 
 
 def _wrong_value(message: str, findings: Sequence[_Finding]) -> str:
@@ -170,14 +168,14 @@ def _wrong_value(message: str, findings: Sequence[_Finding]) -> str:
         nested = re.match(r"NestedArg\(key='[^']*', val=(.*)\)$", value[0])
         given = f" (the value is {nested.group(1) if nested else repr(value[0])})"
     prefix = f"{deepest.key}: " if deepest.key else ""
-    return f"{prefix}{' or '.join(wanted)}{given}"
+    first, *others = wanted
+    return f"{prefix}{' or '.join([first, *(text.removeprefix('expected ') for text in others)])}{given}"
 
 
 def _readable(text: str) -> str:
     text = re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", text)
     text = re.sub(r"typing\.Literal\[(.*?)\]", r"one of \1", text)
-    text = re.sub(r"^Expected an? one of", "expected one of", text)
-    return re.sub(r"^Expected", "expected", text).replace(". Got value: ", ", but the value is ")
+    return re.sub(r"^Expected an? ", "expected ", text).replace(". Got value: ", ", but the value is ")
 
 
 def _unrecognized(message: str, parser: Any) -> str | None:

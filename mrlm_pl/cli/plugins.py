@@ -106,13 +106,16 @@ def class_path(cls: type) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like ``name``, upper and lower case alike, or None if none does.
+    """The known name that begins with ``name``, else the one that looks most like it, or None if none does.
+
+    Upper and lower case are alike.
 
     >>> nearest("mathenvironmet", ["MathEnvironment", "math", "code"])
     'MathEnvironment'
     """
     folded = {item.lower(): item for item in known}
-    found = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
+    longer = sorted((item for item in folded if name and item.startswith(name.lower())), key=len)
+    found = longer or difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
     return folded[found[0]] if found else None
 
 

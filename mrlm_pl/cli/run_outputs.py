@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.cli.run_folder import LAST_CHECKPOINT
+from mrlm_pl.data import write_episodes
 
 _NOISE = (
     r"^Seed set to",
     r"litlogger",
     r"litmodels",
     r"does not have many workers",
+    r"Couldn't infer the batch indices",
     r"isinstance\(treespec, LeafSpec\)",
     r"Checkpoint directory .* exists and is not empty",
 )
@@ -126,6 +129,31 @@ class LastCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: what the base class keeps tells which of several files is the best."""
+        return {}
+
+
+class PredictedEpisodes(BasePredictionWriter):
+    """Writes the episodes that a prediction loop plays to ``RUN/episodes``."""
+
+    def __init__(self) -> None:
+        super().__init__(write_interval="batch")
+
+    def write_on_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        prediction: Any,
+        batch_indices: Sequence[int] | None,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
+        name = f"predict-{dataloader_idx}-{batch_idx:06d}{rank}.jsonl.gz"
+        write_episodes(Path(trainer.default_root_dir) / "episodes" / name, prediction)
+
 
 class SaveConfig(SaveConfigCallback):
     """Saves the configuration as ``config.yaml`` in the run folder, and that of a continuation as ``config-2.yaml``."""
@@ -137,7 +165,7 @@ class SaveConfig(SaveConfigCallback):
         while path.exists():
             number += 1
             path = folder / f"config-{number}.yaml"
-        self.parser.save(self.config, str(path), skip_none=False, multifile=False)
+        self.parser.save(self.config, str(path), skip_unset=False, multifile=False)
 
 
 def default_loggers(folder: str) -> list[Logger]:
@@ -159,7 +187,8 @@ def place_checkpoints(callbacks: list[Callback], folder: str) -> None:
 
 
 def silence_noise() -> None:
-    """Drop messages of Lightning that advertise or that do not concern a run of ours."""
+    """Drop messages that advertise or do not concern a run of ours, and bars for reading and writing weights."""
+    disable_progress_bar()
     for text in _NOISE:
         warnings.filterwarnings("ignore", message=f".*{text}")
     for name in (

@@ -56,6 +56,7 @@ class RolloutDataModule(LightningDataModule):
         step_timeout: seconds that one environment step may take.
         retries: how many times a failed episode is started again.
         workers: threads that step environments.
+        processes: host processes that environments live in, for slow or unstable ones; 0 keeps them in this process.
         engine: where turns are sampled; None is the in-process engine at the trainer's precision.
         save_episodes: write every collection to ``RUN/episodes``.
         seed: of tasks, sampling and shuffling; the command line passes ``seed_everything``.
@@ -80,6 +81,7 @@ class RolloutDataModule(LightningDataModule):
         step_timeout: float = 60.0,
         retries: int = 2,
         workers: int = 4,
+        processes: int = 0,
         engine: Engine | None = None,
         save_episodes: bool = True,
         seed: int = 0,
@@ -112,6 +114,7 @@ class RolloutDataModule(LightningDataModule):
             "step_timeout": step_timeout,
             "retries": retries,
             "workers": workers,
+            "processes": processes,
         }
         self.tasks = TaskStream({name: item.tasks("train") for name, item in self.environments.items()}, weights, seed)
         self._engine = engine

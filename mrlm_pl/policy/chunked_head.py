@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of target tokens from hidden states, without ever holding all the logits.
 
-The language-model head turns ``[n, hidden]`` into ``[n, V]``; at a vocabulary of 152k those logits and their softmax are
-the largest tensors of a training step. Here they exist for one chunk of tokens at a time: the forward pass keeps the
-log-normaliser of every token and the backward pass computes the chunk's logits again.
+The language-model head turns ``[n, hidden]`` into ``[n, V]``; at a vocabulary of 152k those logits and their softmax
+are the largest tensors of a training step. Here they exist for one chunk of tokens at a time: the forward pass keeps
+the log-normaliser of every token and the backward pass computes the chunk's logits again.
 """
 
 from __future__ import annotations
@@ -112,11 +112,14 @@ class _ChunkedLogProbs(torch.autograd.Function):
         for rows in head.chunks():
             logits = head.scaled_logits(rows)
             target_logits = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
-            normalisers[rows] = torch.logsumexp(logits, dim=-1)
+            largest = logits.amax(-1, keepdim=True)
+            # log-sum-exp by hand: torch.logsumexp allocates a second chunk and is 2.5 times slower on a CPU
+            exponentials = (logits - largest if with_entropy else logits.sub_(largest)).exp_()
+            total = exponentials.sum(-1)
+            normalisers[rows] = total.log() + largest.squeeze(-1)
             log_probs[rows] = target_logits - normalisers[rows]
             if with_entropy:
-                logits.sub_(normalisers[rows].unsqueeze(-1))
-                entropy[rows] = -(logits.exp().mul_(logits)).sum(-1)
+                entropy[rows] = normalisers[rows] - exponentials.mul_(logits).sum(-1) / total
         ctx.save_for_backward(hidden, weight, bias, targets, temperature, normalisers, entropy)
         ctx.settings = (with_entropy, chunk_size, compute_dtype)
         ctx.set_materialize_grads(False)
@@ -187,7 +190,10 @@ class _Head:
         self.temperature = temperature
         self.chunk_size = chunk_size
         self.softmax_dtype = torch.promote_types(compute_dtype, torch.float32)
-        self._buffer = self.hidden.new_empty(min(chunk_size, hidden.shape[0]), weight.shape[0])
+        shape = (min(chunk_size, hidden.shape[0]), weight.shape[0])
+        self._product = self.hidden.new_empty(shape)
+        wide = compute_dtype == self.softmax_dtype
+        self._logits = self._product if wide else self._product.new_empty(shape, dtype=self.softmax_dtype)
 
     def chunks(self) -> list[slice]:
         """Slices of at most ``chunk_size`` tokens that cover all tokens in order."""
@@ -196,11 +202,13 @@ class _Head:
 
     def scaled_logits(self, rows: slice) -> Tensor:
         """Logits of these tokens over their temperature, [rows, V], in the softmax dtype; valid until the next call."""
-        logits = self._buffer[: rows.stop - rows.start]
-        torch.mm(self.hidden[rows], self.weight.t(), out=logits)
+        tokens = rows.stop - rows.start
+        product, logits = self._product[:tokens], self._logits[:tokens]
+        torch.mm(self.hidden[rows], self.weight.t(), out=product)
         if self.bias is not None:
-            logits += self.bias
-        logits = logits.to(self.softmax_dtype)
+            product += self.bias
+        if logits.dtype != product.dtype:
+            logits.copy_(product)
         if self.temperature is not None:
             logits.div_(self.temperature[rows].unsqueeze(-1) if self.temperature.dim() else self.temperature)
         return logits

@@ -1,9 +1,9 @@
 """Attention over one packed row of shared prefixes and the rows that continue them, for Hugging Face decoders.
 
 The decoder sees a single sequence [1, N]: first the prefix of every group, then the own tokens of every row. The
-function registered with transformers cuts that sequence into segments: prefixes attend causally to themselves, a row's own tokens
-attend to the whole prefix of their group and causally to themselves. Everything else in the decoder works token by
-token and needs no change, so adapters, sharding hooks and gradient checkpointing keep working.
+function registered with transformers cuts that sequence into segments: prefixes attend causally to themselves, a row's
+own tokens attend to the whole prefix of their group and causally to themselves. Everything else in the decoder works
+token by token and needs no change, so adapters, sharding hooks and gradient checkpointing keep working.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class PackedLayout:
         """Attention output [N, heads, dim] for queries [N, heads, dim] and keys and values [N, kv heads, dim]."""
         sizes = [self._prefixes.tokens, self._own.tokens]
         if not sizes[0]:
-            return self._own.flattened(_attention(*(self._own.batched(x) for x in (query, key, value)), scaling))
+            own_q, own_k, own_v = (self._own.batched(x) for x in (query, key, value))
+            return self._own.flattened(_attention(own_q, own_k, own_v, scaling))
         (prefix_q, own_q), (prefix_k, own_k), (prefix_v, own_v) = (x.split(sizes) for x in (query, key, value))
         prefix_q, prefix_k, prefix_v = (self._prefixes.batched(x) for x in (prefix_q, prefix_k, prefix_v))
         prefix_out = self._prefixes.flattened(_attention(prefix_q, prefix_k, prefix_v, scaling))
@@ -101,7 +102,7 @@ class PackedLayout:
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None = None) -> Tensor:
-    """Attention of [S, L, heads, dim], causal unless a mask is given; the keys may have fewer heads than the queries."""
+    """Attention of [S, L, heads, dim], causal unless a mask is given; keys may have fewer heads than queries."""
     return F.scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -158,6 +159,7 @@ class ForwardSwitches:
         self._checkpointing: list[tuple[Any, str, Any]] = []
         if not model.training:
             return
+        module: Any
         for module in model.modules():
             if isinstance(module, nn.Dropout) and module.p:
                 self._values.append((module, "p", 0.0))

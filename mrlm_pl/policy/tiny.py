@@ -1,8 +1,8 @@
 """The built-in tiny model: a character-level tokenizer with a chat template and a small Llama decoder.
 
 ``builtin:tiny`` is the trained model that ships in this package, a plain Hugging Face folder that ``from_pretrained``
-reads without custom code. ``builtin:tiny-untrained`` is the same architecture with seeded random weights: the start of
-the recipe (``examples/tiny_model``) that made the shipped weights.
+reads without custom code. :func:`build_tokenizer` and :func:`build_config` make the untrained folder with which the recipe
+of its weights begins (``examples/tiny_model/make_demonstrations.py``).
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<|end|>"
 ROLE_TOKENS = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")}
@@ -75,8 +74,8 @@ def build_config(**changes: Any) -> LlamaConfig:
     tokens = {token: index for index, token in enumerate([PAD, UNKNOWN, END])}
     fields: dict[str, Any] = {
         "vocab_size": len(tokens) + len(ROLE_TOKENS) + len(CHARACTERS),
-        "hidden_size": 96,
-        "intermediate_size": 256,
+        "hidden_size": 64,
+        "intermediate_size": 192,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
@@ -87,10 +86,3 @@ def build_config(**changes: Any) -> LlamaConfig:
         "eos_token_id": tokens[END],
     }
     return LlamaConfig(**(fields | changes))
-
-
-def untrained_tiny(seed: int = 0) -> LlamaForCausalLM:
-    """The tiny architecture with random weights that are a function of ``seed``; global generators are left alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(build_config())

@@ -31,8 +31,8 @@ from mrlm_pl.policy.packing import ForwardInputs, RowPlan
 
 _log = logging.getLogger(__name__)
 
-# Families of transformers whose logits are exactly `lm_head(hidden states)`; the tests compare each with its own forward
-# pass. The first set also hands unknown keyword arguments down to the attention function.
+# Families of transformers whose logits are exactly `lm_head(hidden states)`; the tests compare each with its own
+# forward pass. The first set also hands unknown keyword arguments down to the attention function.
 PACKED_FAMILIES = frozenset(
     {
         "ernie4_5",
@@ -267,7 +267,8 @@ def _model_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor |
 
 def _base_model(model: nn.Module) -> Any:
     """The transformers model inside a PEFT wrapper, or ``model`` itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    wrapper: Any = model
+    return wrapper.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 @functools.cache

@@ -27,6 +27,7 @@ LAYERS = {
     "verifier": 2,
     "remote": 2,
     "stepping": 2,
+    "hosting": 2,
     "rollout": 3,
     "evaluation": 3,
     "data": 4,

@@ -16,15 +16,12 @@ from mrlm_pl.policy.chunked_head import chunked_log_probs, default_chunk_size, l
 class LargestTensor(TorchDispatchMode):
     """Remembers the number of elements of the largest tensor that any operation returns."""
 
-    def __init__(self, ignore: int = 0) -> None:
-        super().__init__()
-        self.ignore, self.elements = ignore, 0
+    elements = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN201
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.numel() != self.ignore:
-                self.elements = max(self.elements, leaf.numel())
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.elements = max([self.elements, *sizes])
         return result
 
 

@@ -65,7 +65,7 @@ def tiny_model(family: str, **changes: Any) -> Any:
 
 
 class Batch:
-    """Seven rows: two groups with ragged prompts, a multi-turn row, a row without actions, a row sampled from its start."""
+    """Seven rows: two groups with ragged prompts, a multi-turn row, one without actions, one sampled from its start."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -114,7 +114,7 @@ def assert_same_gradients(got: dict[str, Tensor], want: dict[str, Tensor]) -> No
         assert (got[name] - grad).norm() <= 1e-5 * grad.norm() + 1e-7 * largest, name
 
 
-@pytest.mark.parametrize("family", sorted(PACKED_FAMILIES | PADDED_FAMILIES) + ["gemma2", "granite"])
+@pytest.mark.parametrize("family", [*sorted(PACKED_FAMILIES | PADDED_FAMILIES), "gemma2", "granite"])
 def test_values_and_gradients_are_those_of_the_padded_forward_pass(family: str) -> None:
     model, batch = tiny_model(family), Batch()
     expected_path = "packed" if family in PACKED_FAMILIES else "padded" if family in PADDED_FAMILIES else "logits"
@@ -283,7 +283,7 @@ def test_logits_are_never_held_for_all_action_tokens(monkeypatch: pytest.MonkeyP
     sizes: set[int] = set()
 
     class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN202
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
             sizes.update(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
             return result

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms import Algorithm
 from mrlm_pl.environment import Environment
+from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import DataError, NonFiniteError
 
 
@@ -60,6 +61,10 @@ class ToyAlgorithm(Algorithm):
 
     test_step = validation_step
 
+    def predict_step(self, batch: Tensor, batch_idx: int) -> list[Episode]:
+        task = Task("parrot", "test", int(batch))
+        return [Episode(f"{self.weight.item()}", task, task.key, 0, -1, {}, "answered")]
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         pass
 
@@ -101,3 +106,4 @@ class ToyData(LightningDataModule):
         return _Batches()
 
     test_dataloader = val_dataloader
+    predict_dataloader = val_dataloader

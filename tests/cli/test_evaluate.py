@@ -1,0 +1,129 @@
+"""``mrlm eval``."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mrlm_pl.cli.evaluate import EvaluatedModel, read_model, write_json
+from mrlm_pl.errors import ConfigurationError
+
+FIELDS = {"environment", "model", "split", "seed", "episodes", "mean_reward", "ci95", "accuracy", "pass_at_k"}
+
+
+@pytest.fixture
+def evaluate(mrlm, model_folder):
+    def run(*options, model=str(model_folder), status=0):
+        arguments = ("--environment", "parrot", "--environment.difficulty", "[1]", "--max-tokens", "2", *options)
+        result = mrlm("eval", "--model", model, *arguments)
+        assert result[0] == status, result[2]
+        return result[1] if status == 0 else result[2]
+
+    return run
+
+
+def test_report_is_complete_and_the_same_twice(evaluate):
+    options = ("--num-episodes", "4", "--samples-per-task", "2", "--seed", "7")
+    printed = evaluate(*options, "--output", "deep/a.json")
+    evaluate(*options, "--output", "b.json")
+    report = json.loads(Path("deep/a.json").read_text())
+    assert FIELDS | {"components", "transcripts"} <= set(report)
+    assert (report["environment"], report["split"], report["seed"], report["episodes"]) == ("parrot", "test", 7, 4)
+    assert len(report["transcripts"]) == 4
+    assert set(report["pass_at_k"]) == {"1", "2"}
+    assert report["ci95"][0] <= report["mean_reward"] <= report["ci95"][1]
+    assert Path("deep/a.json").read_bytes() == Path("b.json").read_bytes()
+    assert [path.name for path in Path("deep").iterdir()] == ["a.json"]
+    assert "mean reward" in printed
+    assert "pass@2" in printed
+
+
+def test_seed_and_sampling_reach_the_episodes(evaluate):
+    def texts(*options):
+        evaluate("--num-episodes", "4", "--output", "r.json", *options)
+        return [
+            item["messages"]["agent"][-1]["content"] for item in json.loads(Path("r.json").read_text())["transcripts"]
+        ]
+
+    assert texts("--seed", "1") != texts("--seed", "2")
+    greedy = ("--temperature", "0", "--samples-per-task", "4")
+    assert len(set(texts(*greedy))) == 1
+    assert max(map(len, texts("--max-tokens", "9"))) > 2
+
+
+def test_run_folder_gives_policies_seats_and_length(tmp_path):
+    for name in ("solver", "critic"):
+        (tmp_path / "run" / "policies" / name).mkdir(parents=True)
+        (tmp_path / "run" / "policies" / name / "config.json").write_text("{}")
+    policies = {
+        "solver": {"model": "a", "chat_template": "x", "learning_rate": 1},
+        "critic": {"model": "b", "chat_template": None},
+        "judge": {"model": "c", "trained": False},
+    }
+    config = {
+        "model": {"init_args": {"policies": policies, "seats": {"pro": "solver"}}},
+        "data": {"init_args": {"sampling": {"max_tokens": 77}}},
+    }
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    assert read_model("run") == EvaluatedModel(
+        {
+            "solver": {"model": "run/policies/solver", "chat_template": "x"},
+            "critic": {"model": "run/policies/critic"},
+            "judge": {"model": "c"},  # frozen policies are not written
+        },
+        {"pro": "solver"},
+        77,
+    )
+
+
+def test_run_with_one_policy_is_evaluated(evaluate, model_folder):
+    Path("run/policies").mkdir(parents=True)
+    Path("run/policies/main").symlink_to(model_folder)
+    evaluate("--num-episodes", "2", "--output", "r.json", model="run")
+    evaluate("--num-episodes", "2", "--output", "m.json")
+    run, model = (json.loads(Path(name).read_text()) for name in ("r.json", "m.json"))
+    assert run["transcripts"] == model["transcripts"]
+
+
+def test_agents_find_their_policy():
+    two = EvaluatedModel({"a": {}, "b": {}}, {"pro": "a"})
+    assert (two.policy_of("pro"), two.policy_of("b")) == ("a", "b")
+    assert EvaluatedModel({"a": {}}).policy_of("anyone") == "a"
+    with pytest.raises(ConfigurationError, match="agent 'con' has no seat"):
+        two.policy_of("con")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--num-episodes", "3", "--samples-per-task", "2"), "multiple of samples_per_task"),
+        (("--num-episode", "3"), "did you mean '--num-episodes'"),
+        (("--split", "trai"), "trai"),
+        (("--temperature", "-1"), "temperature"),
+        (("--seats", '{"agent": "solver"}'), "seats name the policies ['solver']"),
+        (("--output", "."), "is a folder"),
+        (("--device", "warp"), "device: 'warp' cannot be used"),
+    ],
+)
+def test_mistakes(evaluate, options, words):
+    error = evaluate(*options, status=2)
+    assert words in error
+    assert "Traceback" not in error
+
+
+def test_model_that_cannot_be_used(evaluate):
+    assert "absent" in evaluate(model="./absent", status=2)
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("{}")
+    assert "has no policies yet" in evaluate(model="run", status=2)
+
+
+def test_json_is_replaced_in_one_go_and_has_no_infinities():
+    path = Path("r.json")
+    write_json(path, {"ci95": (-float("inf"), 1.0)})
+    assert json.loads(path.read_text()) == {"ci95": [None, 1.0]}
+    with pytest.raises(TypeError):
+        write_json(path, {"x": object()})
+    assert json.loads(path.read_text()) == {"ci95": [None, 1.0]}
+    assert [item.name for item in Path().iterdir()] == ["r.json"]

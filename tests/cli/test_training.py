@@ -1,0 +1,218 @@
+"""Runs of a trainer: what they leave, and how they are continued."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from mrlm_pl.data import read_episodes
+
+CONFIG = """
+model: {class_path: ToyAlgorithm, init_args: {rate: 0.25}}
+data: {class_path: ToyData}
+trainer: {max_epochs: 2, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false}
+"""
+# w <- w - .25 * 2 (w - target), targets 1, 3: 0 -> .5 -> 1.75 -> 1.375 -> 2.1875
+WEIGHTS = [0.0, 0.5, 1.75, 1.375]
+FINAL = 2.1875
+
+
+@pytest.fixture(autouse=True)
+def config() -> None:
+    Path("toy.yaml").write_text(CONFIG)
+
+
+@pytest.fixture
+def fit(mrlm):
+    """Runs ``mrlm fit`` and checks its status."""
+
+    def run(*arguments, status=0):
+        result = mrlm("fit", "--config", "toy.yaml", *arguments)
+        assert result[0] == status, result[2]
+        return result[2]
+
+    return run
+
+
+def outcome(folder: str, rank: int = 0) -> dict:
+    return json.loads(Path(folder, f"rank-{rank}.json").read_text())
+
+
+def logged(folder: str) -> dict[int, float]:
+    with Path(folder, "metrics.csv").open() as file:
+        rows = [(int(row["step"]), row["train/weight"]) for row in csv.DictReader(file)]
+    steps = [step for step, value in rows if value]
+    assert len(steps) == len(set(steps))
+    return {step: float(value) for step, value in rows if value}
+
+
+def test_run_folder_holds_metrics_checkpoint_and_configuration(fit):
+    fit("--seed_everything", "5")
+    run = Path("runs/toy")
+    assert outcome("runs/toy") == {"weight": FINAL, "step": 4, "seed": 5}
+    assert logged("runs/toy") == dict(enumerate(WEIGHTS))
+    assert list((run / "tensorboard").glob("events.*"))
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["last.ckpt"]
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert saved["seed_everything"] == 5
+    assert saved["model"] == {
+        "class_path": "mrlm_toy.ToyAlgorithm",
+        "init_args": {"policies": None, "rate": 0.25, "fail_at": -1},
+    }
+    assert not Path("config.yaml").exists()
+    assert not Path("lightning_logs").exists()
+
+
+def test_second_run_does_not_touch_the_first(fit):
+    fit()
+    before = {path: path.read_bytes() for path in Path("runs/toy").rglob("*") if path.is_file()}
+    fit("--model.rate", "0.5")
+    assert {path: path.read_bytes() for path in Path("runs/toy").rglob("*") if path.is_file()} == before
+    assert outcome("runs/toy-2")["weight"] == 3.0
+
+
+def test_saved_configuration_repeats_the_run(fit, mrlm):
+    fit("--model.rate", "0.125")
+    assert mrlm("fit", "--config", "runs/toy/config.yaml")[0] == 0
+    assert outcome("runs/toy-2") == outcome("runs/toy")
+
+
+def test_last_continues_where_the_run_was(fit):
+    fit("--trainer.max_epochs", "1")
+    assert outcome("runs/toy")["weight"] == 1.75
+    message = fit("--ckpt_path", "last")
+    assert "continuing runs/toy" in message
+    assert outcome("runs/toy") == {"weight": FINAL, "step": 4, "seed": 0}
+    assert logged("runs/toy") == dict(enumerate(WEIGHTS))
+    assert Path("runs/toy/config-2.yaml").exists()
+    assert not Path("runs/toy-2").exists()
+
+
+def test_steps_that_a_crash_lost_are_told_once(fit):
+    fit("--model.fail_at", "3", status=1)
+    assert list(logged("runs/toy")) == [0, 1, 2]  # the checkpoint is of step 2
+    fit("--ckpt_path", "last")
+    assert logged("runs/toy") == dict(enumerate(WEIGHTS))
+
+
+def test_failure_while_running_is_a_message_with_status_1(fit):
+    message = fit("--model.fail_at", "1", status=1)
+    assert message == "mrlm: error: the loss is nan at step 1; lower the learning rate\n"
+
+
+def test_checkpoint_does_not_override_the_configured_model(fit):
+    fit("--trainer.max_epochs", "1")
+    fit("--ckpt_path", "last", "--model.rate", "0.0", "--trainer.max_epochs", "1")
+    assert yaml.safe_load(Path("runs/toy/config-2.yaml").read_text())["model"]["init_args"]["rate"] == 0.0
+
+
+def test_checkpoints_by_step_and_loggers_of_the_user(fit):
+    logger = json.dumps({"class_path": "CSVLogger", "init_args": {"save_dir": "own", "name": "", "version": ""}})
+    best = json.dumps([{"class_path": "ModelCheckpoint", "init_args": {"monitor": "val/weight", "filename": "best"}}])
+    options = ("--trainer.logger", logger, "--trainer.callbacks", best)
+    fit("--checkpoint.every_n_train_steps", "3", *options)
+    assert sorted(path.name for path in Path("runs/toy/checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
+    state = torch.load("runs/toy/checkpoints/last.ckpt", weights_only=True)
+    assert state["global_step"] == 3
+    assert Path("own/metrics.csv").exists()
+    assert not Path("runs/toy/metrics.csv").exists()
+    assert not Path("runs/toy/tensorboard").exists()
+
+
+def test_users_last_checkpoint_replaces_ours(fit):
+    mine = json.dumps([{"class_path": "ModelCheckpoint", "init_args": {"save_last": True, "save_top_k": -1}}])
+    fit("--trainer.callbacks", mine)
+    names = sorted(path.name for path in Path("runs/toy/checkpoints").iterdir())
+    assert names == ["epoch=0-step=2.ckpt", "epoch=1-step=4.ckpt", "last.ckpt"]
+
+
+def test_loggers_and_checkpoints_can_be_turned_off(fit):
+    fit("--trainer.logger", "false", "--trainer.enable_checkpointing", "false")
+    assert sorted(path.name for path in Path("runs/toy").iterdir()) == ["config.yaml", "rank-0.json"]
+
+
+def test_fast_development_run_and_barebones(fit):
+    fit("--trainer.fast_dev_run", "true")
+    quiet = ("--trainer.enable_progress_bar", "null", "--trainer.enable_model_summary", "null")
+    fit("--trainer.barebones", "true", *quiet)
+
+
+def test_validation_of_a_run_writes_beside_it(fit, mrlm):
+    fit()
+    before = Path("runs/toy/metrics.csv").read_bytes()
+    status, out, err = mrlm("validate", "--config", "toy.yaml", "--ckpt_path", "last")
+    assert status == 0, err
+    assert "2.1875" in out
+    assert Path("runs/toy/metrics.csv").read_bytes() == before
+    assert Path("runs/toy/validate/metrics.csv").exists()
+    assert mrlm("test", "--config", "toy.yaml", "--ckpt_path", "last")[0] == 0
+    assert Path("runs/toy/test/config.yaml").exists()
+
+
+def test_prediction_writes_the_episodes(fit, mrlm):
+    fit()
+    status, _, err = mrlm("predict", "--config", "toy.yaml", "--ckpt_path", "last")
+    assert status == 0, err
+    _, second = sorted(Path("runs/toy/predict/episodes").iterdir())
+    (episode,) = read_episodes(second)
+    assert (episode.id, episode.task.index) == (str(FINAL), 3)
+
+
+def test_train_writes_to_its_folder_and_resumes(mrlm):
+    command = ("train", "--config", "toy.yaml", "--output", "out")
+    assert mrlm(*command, "--resume", "--trainer.max_epochs", "1")[0] == 0
+    assert outcome("out")["step"] == 2
+    status, _, err = mrlm(*command)
+    assert status == 2
+    assert "out holds a run; add `--resume`" in err
+    assert mrlm(*command, "--resume")[0] == 0
+    assert outcome("out") == {"weight": FINAL, "step": 4, "seed": 0}
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--resume",), "--resume needs the folder"),
+        (("--output", "out", "--ckpt_path", "x"), "--ckpt_path cannot be combined with --output"),
+        (("--output",), "expected one argument"),
+    ],
+)
+def test_train_explains_options_that_do_not_fit(mrlm, options, message):
+    status, _, err = mrlm("train", "--config", "toy.yaml", *options)
+    assert status == 2
+    assert message in err
+
+
+def test_train_help_has_its_own_options_and_those_of_fit(mrlm):
+    status, out, _ = mrlm("train", "--help")
+    assert status == 0
+    assert "--output FOLDER" in out
+    assert "--checkpoint.every_n_train_steps" in out
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_numbered_folder(fit):
+    fit()
+    root = Path(__file__).parents[2]
+    paths = [str(Path(__file__).parent / "plugin"), str(root), str(root / "environments"), str(root / "callbacks")]
+    script = Path("launch.py")  # the launcher starts the same command line again
+    script.write_text("import sys\nfrom mrlm_pl.cli.main import main\nsys.exit(main())\n")
+    options = ("--trainer.strategy", "ddp", "--trainer.devices", "2", "--trainer.max_epochs", "1")
+    done = subprocess.run(
+        [sys.executable, str(script), "fit", "--config", "toy.yaml", *options],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["toy", "toy-2"]
+    assert outcome("runs/toy-2", 0) == outcome("runs/toy-2", 1)
