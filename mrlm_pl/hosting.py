@@ -1,7 +1,7 @@
 """Environments in processes of their own: for judges that compute long, hold the interpreter lock or may crash.
 
-A host process keeps many instances and steps one at a time; several hosts work side by side. What happens in a host stays
-there: when it dies or hangs, its episodes fail (and are retried elsewhere) and another host takes its place.
+A host process keeps many instances and steps one at a time; several hosts work side by side. What happens in a host
+stays there: when it dies or hangs, its episodes fail (and are retried elsewhere) and another host takes its place.
 """
 
 from __future__ import annotations

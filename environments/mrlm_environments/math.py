@@ -50,7 +50,9 @@ class MathEnvironment(SingleAgentEnvironment):
     ) -> None:
         levels = tuple(difficulty)
         if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= MAX_DIFFICULTY:
-            raise ConfigurationError(f"math: difficulty is {difficulty!r}; give [lowest, highest] from 1 to {MAX_DIFFICULTY}")
+            raise ConfigurationError(
+                f"math: difficulty is {difficulty!r}; give [lowest, highest] from 1 to {MAX_DIFFICULTY}"
+            )
         unknown = [kind for kind in kinds or () if kind not in KINDS]
         if unknown or kinds == []:
             raise ConfigurationError(f"math: kinds is {kinds!r}; choose from {', '.join(KINDS)}")

@@ -16,14 +16,18 @@ MAX_DIGITS = 300
 _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 _POWER_OF_TEN = r"[ ]?(?:\\times|\\cdot|\*|x|×)[ ]?10[ ]?\^[ ]?\{?[-+]?[0-9]+\}?"
 _PLAIN = rf"\$?{_UNSIGNED}(?:[eE][-+]?[0-9]+(?![0-9A-Za-z])|{_POWER_OF_TEN})?"
-_LATEX_FRACTION = rf"(?:[0-9]{{1,9}}[ ]?)?\\[dt]?frac(?:\{{[ ]?[-+]?{_UNSIGNED}[ ]?\}}\{{[ ]?{_UNSIGNED}[ ]?\}}|[0-9]{{2}})"
+_LATEX_FRACTION = (
+    rf"(?:[0-9]{{1,9}}[ ]?)?\\[dt]?frac(?:\{{[ ]?[-+]?{_UNSIGNED}[ ]?\}}\{{[ ]?{_UNSIGNED}[ ]?\}}|[0-9]{{2}})"
+)
 _NUMBER = (
     rf"(?:(?<![0-9A-Za-z_)\]}}.])[-+])?(?<![\^_0-9])(?<![\^_]\{{)(?<![\^_]-)(?<![\^_]\{{-)(?:\$[-+])?"
     rf"(?:{_LATEX_FRACTION}|{_PLAIN}(?:[ ]?/[ ]?{_PLAIN})?)(?:[ ]?%)?"
 )
 _NUMBERS = re.compile(_NUMBER)
 _MARKED = re.compile(rf"####[ \t]{{0,4}}({_NUMBER})")
-_STATED = re.compile(rf"answer\s{{1,4}}is\s{{0,4}}:?\s{{0,4}}(?:[\\*(\[]{{0,4}})(?:[a-z]\s?=\s?)?({_NUMBER})", re.IGNORECASE)
+_STATED = re.compile(
+    rf"answer\s{{1,4}}is\s{{0,4}}:?\s{{0,4}}(?:[\\*(\[]{{0,4}})(?:[a-z]\s?=\s?)?({_NUMBER})", re.IGNORECASE
+)
 _BRACES = re.compile(r"\\[{}]|\\boxed\s{0,4}\{|[{}]")
 _PARTS = re.compile(
     rf"(?P<sign>[-+]?\$?[-+]?)(?:(?P<whole>[0-9]{{1,9}})?\\[dt]?frac(?:\{{(?P<top>[-+]?{_UNSIGNED})\}}"
@@ -160,10 +164,8 @@ def _last_box(text: str) -> str | None:
 
 
 def _last_number(text: str) -> str | None:
-    last = None
-    for last in _NUMBERS.finditer(text):
-        pass
-    return last.group().strip() if last else None
+    found = [match.group() for match in _NUMBERS.finditer(text)]
+    return found[-1].strip() if found else None
 
 
 def _unsigned_value(text: str) -> Fraction | None:

@@ -1,8 +1,8 @@
 """Procedural mathematics problems of five difficulties, each with its exact answer and a short worked solution.
 
-Every generator draws from a ``random.Random`` and returns a :class:`Problem`. Difficulty 1 is written for character-level
-models of a few hundred thousand weights (numbers up to 20, about 15 to 35 characters); difficulty 5 asks for several
-steps, percentages, decimals and fractions. All texts are plain ASCII.
+Every generator draws from a ``random.Random`` and returns a :class:`Problem`. Difficulty 1 is written for
+character-level models of a few hundred thousand weights (numbers up to 20, about 15 to 35 characters); difficulty 5
+asks for several steps, percentages, decimals and fractions. All texts are plain ASCII.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def generate_problem(rng: Random, kind: Kind, difficulty: int) -> Problem:
         difficulty: 1 (easiest) to 5.
 
     >>> generate_problem(Random(0), "arithmetic", 1)
-    Problem(question='What is 14 + 2?', answer='16', solution='14+2=16', key='14+2')
+    Problem(question='What is 14 - 2?', answer='12', solution='14-2=12', key='14-2')
     """
     return _GENERATORS[kind](rng, difficulty)
 
@@ -265,8 +265,8 @@ def _savings(rng: Random, name: str, thing: str) -> Problem:
     spent = earned * percent // 100
     left = earned - spent - price
     question = (
-        f"{name} earns ${wage} per hour and works {hours} hours a day for {days} days. {name} spends {percent}% of it on "
-        f"rent and ${price} on {thing}. How many dollars are left?"
+        f"{name} earns ${wage} per hour and works {hours} hours a day for {days} days. {name} spends {percent}% of it "
+        f"on rent and ${price} on {thing}. How many dollars are left?"
     )
     steps = [
         f"{wage}*{hours}={wage * hours}",
@@ -283,8 +283,8 @@ def _ratio(rng: Random, name: str, thing: str) -> Problem:
     friend = rng.choice([other for other in NAMES if other != name])
     total, mine = (a + b) * unit, a * unit
     question = (
-        f"{name} and {friend} share {total} {thing} in the ratio {a}:{b}. Then {friend} gives {given} {thing} to {name}. "
-        f"How many {thing} does {name} have?"
+        f"{name} and {friend} share {total} {thing} in the ratio {a}:{b}. Then {friend} gives {given} {thing} to "
+        f"{name}. How many {thing} does {name} have?"
     )
     steps = [f"{a}+{b}={a + b}", f"{total}/{a + b}={unit}", f"{a}*{unit}={mine}", f"{mine}+{given}={mine + given}"]
     return _problem(question, mine + given, steps, f"ratio {a} {b} {unit} {given}")

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mrlm_pl.episode import Episode, Message, Task, ToolCall, Trajectory, Turn
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(st.none() | st.booleans() | st.integers() | finite | st.text(), st.lists, max_leaves=5)
+calls = st.builds(ToolCall, st.text(), st.text(), st.dictionaries(st.text(), json_values, max_size=2))
+messages = st.builds(
+    Message,
+    st.sampled_from(["system", "user", "assistant", "tool"]),
+    st.text(),
+    st.lists(calls, max_size=2).map(tuple),
+    st.none() | st.text(),
+    st.none() | st.text(),
+)
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    length = draw(st.integers(0, 6))
+
+    def row(elements: st.SearchStrategy) -> tuple:
+        return tuple(draw(st.lists(elements, min_size=length, max_size=length)))
+
+    turn = st.builds(
+        Turn,
+        st.just("a"),
+        st.integers(0, 9),
+        st.integers(0, 9),
+        st.integers(0, 9),
+        finite,
+        st.dictionaries(st.text(), finite, max_size=2),
+        st.sampled_from(["stop", "length"]),
+        st.text(),
+        st.integers(0, 9),
+        st.text(),
+    )
+    return Trajectory(
+        "a",
+        draw(st.text()),
+        row(st.integers(0, 10**6)),
+        row(st.booleans()),
+        row(finite),
+        tuple(draw(st.lists(turn, max_size=2))),
+        tuple(draw(st.lists(messages, max_size=2))),
+    )
+
+
+@given(
+    trajectories(), finite, st.none() | st.booleans(), st.none() | st.text(), st.dictionaries(st.text(), json_values)
+)
+def test_json_loses_nothing(
+    row: Trajectory, number: float, success: bool | None, error: str | None, data: dict
+) -> None:
+    episode = Episode(
+        "id",
+        Task("e", "train", 1, 2, data),
+        "g",
+        3,
+        4,
+        {"a": (row, row)},
+        "end",
+        success=success,
+        metrics={"m": number},
+        error=error,
+    )
+    text = episode.to_json()
+    assert "\n" not in text
+    assert Episode.from_json(text) == episode
+
+
+def test_numbers_that_json_has_not_are_refused() -> None:
+    episode = Episode("id", Task("e", "train", 1), "g", 3, 4, {}, "end", metrics={"m": float("nan")})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        episode.to_json()
+
+
+def test_missing_and_unknown_fields_are_named() -> None:
+    data = json.loads(Episode("id", Task("e", "train", 1), "g", 3, 4, {}, "end").to_json())
+    del data["group"]
+    data["colour"] = 1
+    with pytest.raises(ValueError, match=r"missing fields \['group'\], unknown \['colour'\]"):
+        Episode.from_dict(data)
+
+
+def test_rows_of_unequal_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="2, 1, 2"):
+        Trajectory("a", "p", (1, 2), (True,), (0.0, 0.0), ())
+
+
+def test_a_role_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="'robot'"):
+        Message("robot", "x")  # type: ignore[arg-type]
+
+
+def test_rewards_are_sums_over_turns_and_means_over_agents() -> None:
+    def row(agent: str, *rewards: float) -> Trajectory:
+        turns = tuple(Turn(agent, n, 0, 0, r, {"x": r}, "stop", "p", 0, "e") for n, r in enumerate(rewards))
+        return Trajectory(agent, "p", (), (), (), turns)
+
+    episode = Episode("id", Task("e", "train", 1), "g", 3, 4, {"a": (row("a", 1, 2),), "b": (row("b", 5),)}, "end")
+    assert episode.rewards() == {"a": 3.0, "b": 5.0}
+    assert episode.reward == 4.0
+    assert episode.components() == {"x": 4.0}
+
+
+def test_tool_messages_have_the_fields_of_chat_templates() -> None:
+    call = ToolCall("1", "add", {"x": 2})
+    assert Message("assistant", "", (call,)).to_chat()["tool_calls"] == [
+        {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"x": 2}}}
+    ]
+    answer = Message("tool", "4", tool_call_id="1", name="add").to_chat()
+    assert answer == {"role": "tool", "content": "4", "tool_call_id": "1", "name": "add"}
