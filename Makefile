@@ -39,7 +39,8 @@ peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with
 	touch $@
 
 tiny-model: install  ## make the weights of builtin:tiny again, in runs/tiny-model/policies/main (about five minutes)
-	$(BIN)/python examples/tiny_model/make_demonstrations.py runs/tiny_demonstrations.jsonl
+	$(BIN)/python examples/tiny_model/make_demonstrations.py --output runs/tiny-data
+	$(BIN)/mrlm train --config configs/tiny_recipe_worked.yaml --output runs/tiny-worked
 	$(BIN)/mrlm train --config configs/tiny_recipe.yaml --output runs/tiny-model
 
 clean:

@@ -21,7 +21,9 @@ def run(seed: int) -> dict[str, object]:
     command = [str(Path(sys.executable).with_name("mrlm")), "fit", "--config", "configs/quickstart.yaml"]
     command += ["--seed_everything", str(seed), "--trainer.default_root_dir", str(folder)]
     used, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    if result.returncode:
+        raise SystemExit(f"seed {seed} failed:\n{result.stderr[-3000:]}")
     wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     reports = {
         moment: json.loads((folder / f"evaluation_{moment}.json").read_text())["math"] for moment in ("before", "after")

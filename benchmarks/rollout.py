@@ -4,7 +4,8 @@
 
 Both sides are run in turn in one process; the figures are medians, and the ratio is the median of the ratios of
 neighbouring runs, because a shared machine changes its speed over time; the ratio of CPU seconds stands beside it
-for a busy one. Lengths are forced on both sides by having no end token (``min_new_tokens`` would slow ``generate`` down further).
+for a busy one. Lengths are forced on both sides by having no end token (``min_new_tokens`` would slow ``generate``
+down further).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A decode step for the Llama family that spends its time on arithmetic instead of on modules and cache objects.
 
-Against ``model.forward`` it fuses projections, writes keys and values in place, never repeats them for grouped
-queries, computes logits at last positions only and needs no attention mask where the rows are equally long.
+Against ``model.forward`` it fuses projections, writes keys and values in place, never repeats them for grouped queries
+or for the rows of a shared context, computes logits at last positions only and needs no attention mask where the
+contexts are equally long.
 Precision follows ``torch.autocast``: projections and attention in the compute dtype, residual stream and norms in
 the module's dtype.
 """
@@ -15,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines.backend import Backend, Context, Rows
+from mrlm_pl.engines.backend import Backend, Context
+from mrlm_pl.engines.decoder_rows import DecoderRows
 from mrlm_pl.engines.weights import DecoderWeights, LayerWeights
 
-_GROWTH = 64
 _PREFILL_TOKENS = 8192
 _PADDING_SHARE = 0.25
 
@@ -31,8 +32,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     >>> rms_norm(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), 0.0).tolist()    # sqrt(12.5) = 3.5355
     [0.8485281467437744, 2.262741804122925]
     """
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    wide = x.float()
+    scale = (wide * wide).mean(-1, keepdim=True).add_(eps).rsqrt_()
     if x.dtype == torch.float32:
         return (x * scale).mul_(weight)
     return (x * scale).to(x.dtype) * weight
@@ -98,19 +99,19 @@ class FusedDecoder(Backend):
         w = self.weights
         return _linear(rms_norm(x, w.norm, w.eps).to(w.dtype), w.head, w.head_bias)
 
-    def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, Rows]:
+    def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, DecoderRows]:
         """Logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
-        rows = DecoderRows(self, [len(c.token_ids) for c in contexts for _ in range(c.rows)], reserve)
-        first = [0]
-        for context in contexts:
-            first.append(first[-1] + context.rows)
         logits: list[Tensor] = [torch.empty(0)] * len(contexts)
+        lengths = [len(context.token_ids) for context in contexts]
+        w = self.weights
+        shape = (len(w.layers), 2, len(contexts), w.kv_heads, max(lengths), w.head_dim)
+        shared = torch.zeros(shape, dtype=w.dtype, device=self.device)
         for chunk in _chunks(contexts):
             chunk_logits, states = self._prefill_chunk([contexts[j] for j in chunk])
             for u, j in enumerate(chunk):
-                rows.fill(range(first[j], first[j + 1]), states[:, :, u, :, : len(contexts[j].token_ids)])
+                shared[:, :, j, :, : lengths[j]] = states[:, :, u, :, : lengths[j]]
                 logits[j] = chunk_logits[u]
-        return torch.stack(logits), rows
+        return torch.stack(logits), DecoderRows(self, shared, lengths, [context.rows for context in contexts], reserve)
 
     def _prefill_chunk(self, contexts: Sequence[Context]) -> tuple[Tensor, Tensor]:
         """Logits ``[u, V]`` and keys and values ``[layers, 2, u, KV heads, T, head size]``, rows left-aligned."""
@@ -206,90 +207,3 @@ def _chunks(contexts: Sequence[Context]) -> Iterator[list[int]]:
         chunk.append(j)
     if chunk:
         yield chunk
-
-
-class DecoderRows(Rows):
-    """Rows of a :class:`FusedDecoder`, right-aligned in one tensor ``[layers, 2, B, KV heads, capacity, head size]``.
-
-    All rows end at the same column, so a new token's keys and values are one slice write and a mask is needed only
-    where rows differ in length.
-
-    Args:
-        decoder: the weights and the arithmetic.
-        lengths: context length of each row.
-        reserve: tokens that will be appended at most.
-    """
-
-    def __init__(self, decoder: FusedDecoder, lengths: Sequence[int], reserve: int) -> None:
-        self._decoder = decoder
-        self._end = max(lengths)
-        self._starts = [self._end - length for length in lengths]
-        self._allocate(len(lengths), self._end + min(reserve, _GROWTH))
-        self._align()
-
-    def _allocate(self, rows: int, capacity: int) -> None:
-        w = self._decoder.weights
-        shape = (len(w.layers), 2, rows, w.kv_heads, capacity, w.head_dim)
-        self._use(torch.zeros(shape, dtype=w.dtype, device=w.device))
-
-    def _use(self, states: Tensor) -> None:
-        self._states = states
-        self._layers = [(layer[0], layer[1]) for layer in states]
-
-    def _align(self) -> None:
-        """Recompute what depends on where rows start."""
-        self._low = min(self._starts)
-        self._mask: Tensor | None = None
-        if max(self._starts) > self._low:
-            starts = torch.tensor(self._starts, device=self._decoder.device)
-            self._start_of_row = starts
-            hidden = torch.arange(self._states.shape[4], device=starts.device) < starts[:, None, None, None]
-            mask = torch.zeros(hidden.shape, dtype=self._states.dtype, device=starts.device)
-            self._mask = mask.masked_fill_(hidden, float("-inf"))
-
-    def fill(self, rows: range, states: Tensor) -> None:
-        """Write one context's keys and values ``[layers, 2, KV heads, T, head size]`` into each of ``rows``."""
-        self._states[:, :, rows.start : rows.stop, :, self._starts[rows.start] : self._end] = states[:, :, None]
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
-        if self._end == self._states.shape[4]:
-            self._grow()
-        decoder, end, low = self._decoder, self._end, self._low
-        cos, sin = decoder.rotation(end - low + 1)
-        if self._mask is None:
-            mask, cos, sin = None, cos[end - low], sin[end - low]
-        else:
-            position = end - self._start_of_row
-            mask, cos, sin = self._mask[..., low : end + 1], cos[position][:, None], sin[position][:, None]
-        w = decoder.weights
-        grouped = (len(tokens), w.kv_heads, w.heads // w.kv_heads, w.head_dim)
-
-        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self._layers[i]
-            keys.select(2, end).copy_(k)
-            values.select(2, end).copy_(v)
-            keys, values = keys[:, :, low : end + 1], values[:, :, low : end + 1]
-            # The query heads of a group take the place of query positions, so keys and values are not repeated.
-            return F.scaled_dot_product_attention(q.reshape(grouped), keys, values, attn_mask=mask, scale=w.scale)
-
-        x = decoder.hidden(tokens, cos, sin, attend)
-        self._end += 1
-        return decoder.logits(x)
-
-    def _grow(self) -> None:
-        old = self._states
-        self._allocate(old.shape[2], self._end + max(_GROWTH, self._end // 4))
-        self._states[..., : self._end, :] = old[..., : self._end, :]
-        self._align()
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but ``rows``."""
-        self._use(self._states[:, :, torch.tensor(rows, device=self._decoder.device)])
-        self._starts = [self._starts[b] for b in rows]
-        self._align()
-
-    def states(self, row: int, length: int) -> Tensor:
-        """A copy of the keys and values of a row's first ``length`` tokens."""
-        start = self._starts[row]
-        return self._states[:, :, row, :, start : start + length].clone()

@@ -137,6 +137,7 @@ def packed_attention_forward(
             f"{type(module).__name__} was called without packed_layout while its attention is {ATTENTION_NAME!r}: "
             "another thread uses the module during token_logprobs; give that thread its own copy of the model"
         )
+    # under autocast the rotary embedding has promoted queries and keys: cast them back before keys are copied
     query, key, value = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     return packed_layout.attend(query, key, value, scaling).unsqueeze(0), None
 

@@ -1,8 +1,8 @@
 """The built-in tiny model: a character-level tokenizer with a chat template and a small Llama decoder.
 
 ``builtin:tiny`` is the trained model that ships in this package, a plain Hugging Face folder that ``from_pretrained``
-reads without custom code. :func:`build_tokenizer` and :func:`build_config` make the untrained folder with which the recipe
-of its weights begins (``examples/tiny_model/make_demonstrations.py``).
+reads without custom code. :func:`build_tokenizer` and :func:`build_config` make the untrained folder with which the
+recipe of its weights begins (``examples/tiny_model/make_demonstrations.py``).
 """
 
 from __future__ import annotations

@@ -122,7 +122,8 @@ def token_logprobs(
         prefix_groups: [B] labels; rows with the same label compute their common prefix once. It never changes the
             values, only the work.
         max_tokens: most tokens in one forward pass. Needing several, they run one after the other and, when gradients
-            are wanted, each is computed again in the backward pass, so that memory is that of one pass.
+            are wanted, each is computed again in the backward pass, so that memory is that of one pass. The ranks of a
+            sharded model must need equally many passes (None: one each).
 
     Raises:
         ValueError: shapes disagree, an action token has no token before it or lies in the padding, or the temperature
@@ -200,7 +201,7 @@ def _chunks(
         return [plan.pack(groups, device) for groups in plan.packed_chunks(max_tokens)]
     if path.name == "logits":
         bound = default_chunk_size(_base_model(model).get_output_embeddings().weight.shape[0], device)
-        max_tokens = bound if max_tokens is None else min(bound, max_tokens)
+        max_tokens = bound if max_tokens is None else max_tokens
     return [plan.pad(rows, device) for rows in plan.padded_chunks(max_tokens)]
 
 

@@ -91,6 +91,8 @@ def test_last_continues_where_the_run_was(fit):
     assert outcome("runs/toy") == {"weight": FINAL, "step": 4, "seed": 0}
     assert logged("runs/toy") == dict(enumerate(WEIGHTS))
     assert Path("runs/toy/config-2.yaml").exists()
+    (checkpoint,) = Path("runs/toy/checkpoints").iterdir()
+    assert torch.load(checkpoint, weights_only=True)["global_step"] == 4
     assert not Path("runs/toy-2").exists()
 
 
@@ -108,7 +110,7 @@ def test_failure_while_running_is_a_message_with_status_1(fit):
 
 def test_checkpoint_does_not_override_the_configured_model(fit):
     fit("--trainer.max_epochs", "1")
-    fit("--ckpt_path", "last", "--model.rate", "0.0", "--trainer.max_epochs", "1")
+    fit("--ckpt_path", "runs/toy/checkpoints/last.ckpt", "--model.rate", "0.0", "--trainer.max_epochs", "1")
     assert yaml.safe_load(Path("runs/toy/config-2.yaml").read_text())["model"]["init_args"]["rate"] == 0.0
 
 

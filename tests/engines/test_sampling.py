@@ -115,6 +115,13 @@ def test_top_p_keeps_the_token_that_crosses_the_threshold() -> None:
     assert set(draw(logits, uniform, Sampling(top_p=0.81))[0].tolist()) == {0, 1, 2}
 
 
+def test_top_k_alone_keeps_a_token_whose_mass_is_below_single_precision() -> None:
+    logits = torch.tensor([[0.0, -20.0, -30.0]])  # exp(-20) = 2e-9: the first token's share rounds to 1
+    tokens, logprobs = draw(logits, torch.tensor([1 - 2.0**-52], dtype=torch.float64), Sampling(top_k=2))
+    assert tokens.tolist() == [1]
+    assert logprobs.item() == pytest.approx(-20, abs=1e-4)
+
+
 def test_feature_major_logits_give_the_same_draws() -> None:
     logits = torch.randn(6, 5000, generator=torch.Generator().manual_seed(0))
     uniform = torch.from_numpy(uniforms([4], 6)[0])

@@ -34,7 +34,7 @@ class ToyAlgorithm(Algorithm):
     loaded = 0
 
     def __init__(self, policies: dict[str, ToyPolicy] | None = None, rate: float = 0.5, fail_at: int = -1) -> None:
-        LightningModule.__init__(self)
+        super(Algorithm, self).__init__()  # the toy has no models to be put in seats
         self.save_hyperparameters()
         self.settings, self.rate, self.fail_at = policies or {}, rate, fail_at
         self.weight = torch.nn.Parameter(torch.zeros(()))
