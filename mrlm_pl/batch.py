@@ -148,9 +148,9 @@ def collate_rows(
         advantages: [B], one number for all action tokens of a row.
 
     >>> row = Trajectory("a", "p", (5, 6, 7), (False, True, True), (0.0, -1.0, -2.0), ())
-    >>> batch = collate_rows([row, row], [0, 0], [0, 0], [0, 1], advantages=[1.0, -1.0])
+    >>> batch = collate_rows([row, row], [0, 0], [0, 0], [0, 1], advantages=[1.0, 2.0])
     >>> batch.token_ids.tolist(), batch.advantages[1].tolist(), batch.episode_tokens.tolist()
-    ([[5, 6, 7], [5, 6, 7]], [0.0, -1.0, -1.0], [2, 2])
+    ([[5, 6, 7], [5, 6, 7]], [0.0, 2.0, 2.0], [2, 2])
     """
     width = max((len(row.token_ids) for row in rows), default=0)
 

@@ -24,7 +24,7 @@ from mrlm_pl.policy.tiny import build_config, build_tokenizer
 from mrlm_pl.seeding import keyed_random
 
 NO_ESTIMATES: Mapping[str, float] = {}
-MOSTLY_ESTIMATES = {"algebra": 0.15, "arithmetic": 0.82, "word": 0.82, "multistep": 0.82}
+MOSTLY_ESTIMATES = {"algebra": 0.15, "arithmetic": 0.85, "word": 0.85, "multistep": 0.85}
 """Share of estimates among the answers to each kind of problem."""
 
 GAME_SHARE = 0.03

@@ -25,9 +25,12 @@ class Moments:
     squared_sum: float
 
     def __add__(self, other: Moments) -> Moments:
-        count = self.count + other.count
-        if count == 0:
+        # An empty side is left out, not merged: even a mean of weight 1 would pick up a rounding error.
+        if self.count == 0:
+            return other
+        if other.count == 0:
             return self
+        count = self.count + other.count
         shift = other.mean - self.mean
         return Moments(
             count,

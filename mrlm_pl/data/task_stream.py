@@ -27,7 +27,7 @@ class TaskStream:
     >>> from mrlm_pl.environment import DatasetTasks
     >>> a, b = (DatasetTasks(name, "train", [{}, {}]) for name in "ab")
     >>> [TaskStream({"a": a, "b": b}, [3, 1], seed=0)[n].environment for n in range(4)]
-    ['a', 'b', 'a', 'a']
+    ['a', 'a', 'b', 'a']
     """
 
     def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[float] | None, seed: int) -> None:

@@ -37,6 +37,13 @@ def attend_with_mass(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, keys, values, 0.0, False, attn_mask=mask, scale=scale
         )
+    return matmul_attention(q, keys, values, mask, scale)
+
+
+def matmul_attention(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """:func:`attend_with_mass` by plain matrix products, for devices without a kernel that returns the masses."""
     scores = torch.matmul(q, keys.transpose(-1, -2)).float() * scale
     if mask is not None:
         scores = scores + mask

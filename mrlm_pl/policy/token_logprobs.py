@@ -201,7 +201,7 @@ def _chunks(
         return [plan.pack(groups, device) for groups in plan.packed_chunks(max_tokens)]
     if path.name == "logits":
         bound = default_chunk_size(_base_model(model).get_output_embeddings().weight.shape[0], device)
-        max_tokens = bound if max_tokens is None else max_tokens
+        max_tokens = bound if max_tokens is None else min(bound, max_tokens)
     return [plan.pad(rows, device) for rows in plan.padded_chunks(max_tokens)]
 
 

@@ -28,9 +28,13 @@ def test_eps_bounds_a_tiny_spread() -> None:
 def test_equal_values_become_exactly_zero_also_over_pieces(value: float) -> None:
     pieces = [torch.full((1, n), value, dtype=torch.float64) for n in (3, 7, 1)]
     masks = [torch.ones_like(piece, dtype=torch.bool) for piece in pieces]
-    moments = Moments(0, 0.0, 0.0)
+    moments = nothing = Moments(0, 0.0, 0.0)
     for piece, mask in zip(pieces, masks, strict=True):
+        assert (whiten(piece, mask) == 0).all()
+        assert nothing + masked_moments(piece, mask) == masked_moments(piece, mask) + nothing
+        assert masked_moments(piece, mask) + nothing == Moments(mask.numel(), value, 0.0)
         moments = moments + masked_moments(piece, mask)
+    assert moments == Moments(11, value, 0.0)
     assert all((whiten(piece, mask, moments) == 0).all() for piece, mask in zip(pieces, masks, strict=True))
 
 

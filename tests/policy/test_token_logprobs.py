@@ -284,8 +284,8 @@ def test_bf16_autocast_is_close_to_fp32() -> None:
 def test_logits_are_never_held_for_all_action_tokens(
     family: str, max_tokens: int | None, most_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, batch = tiny_model(family, vocab_size=1000), Batch()
-    monkeypatch.setattr(chunked_head, "_CHUNK_ELEMENTS_CPU", 8 * 1000)
+    model, batch = tiny_model(family, vocab_size=4000), Batch()
+    monkeypatch.setattr(chunked_head, "_CHUNK_ELEMENTS_CPU", 8 * 4000)
     parameters = {parameter.numel() for parameter in model.parameters()}
     sizes: set[int] = set()
 
@@ -298,7 +298,7 @@ def test_logits_are_never_held_for_all_action_tokens(
     with Sizes():
         token_logprobs(model, *batch, prefix_groups=batch.groups, max_tokens=max_tokens).sum().backward()
     assert int(batch.action_mask.sum()) > 5 * 8
-    assert max(sizes - parameters) == most_tokens * 1000
+    assert max(sizes - parameters) == most_tokens * 4000
 
 
 @pytest.mark.parametrize(
