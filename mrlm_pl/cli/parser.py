@@ -7,8 +7,8 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass, is_dataclass
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
 
@@ -22,7 +22,11 @@ _NOISE = re.compile(
 )
 _KEY = re.compile(r'Parser key "([^"]+)":\s*(.*)')
 _CLASS = re.compile(r"Problem with given class_path '([^']+)':\s*(.*)")
-_OPTION = re.compile(r"Option '([^']+)' is not accepted")
+_OPTIONS = (
+    re.compile(r"Option '(?P<key>[^']+)' is not accepted"),
+    re.compile(r"unrecognized arguments: --(?P<key>[^= ]+)"),
+    re.compile(r"Group '(?P<group>[^']+)' does not accept option '(?P<key>[^']+)'"),
+)
 _SUBCOMMAND_OPTION = re.compile(r"Subcommand '([^']+)' does not accept option '([^']+)'")
 _NOT_A_PATH = "Expected a dot import path string: "
 
@@ -112,9 +116,10 @@ def explain(message: str, parser: Any, unknown: Sequence[UnknownName] = ()) -> s
     if not any(finding.key for finding in findings):
         return " ".join(message.split())
     for finding in findings:
-        match = _OPTION.match(finding.text)
-        if match:
-            return _unknown_option(finding, match.group(1))
+        for pattern in _OPTIONS:
+            match = pattern.match(finding.text)
+            if match and finding.class_path:
+                return _unknown_option(finding, ".".join(match.groupdict().values()))
     for finding in findings:
         if finding.text.startswith(_NOT_A_PATH):
             name = finding.text.removeprefix(_NOT_A_PATH)
@@ -150,11 +155,25 @@ def _findings(message: str) -> Iterator[_Finding]:
 
 
 def _unknown_option(finding: _Finding, option: str) -> str:
-    accepted = _parameters(finding.class_path)
-    near = nearest(option.split(".")[0], accepted)
+    module, name = finding.class_path.rsplit(".", 1)
+    cls: type = getattr(importlib.import_module(module), name)
+    key, *rest = option.split(".")
+    while rest:
+        inner = _settings_class(cls, key)
+        if inner is None:
+            break
+        cls, (key, *rest) = inner, rest
+    accepted = _parameters(cls)
+    near = nearest(key, accepted)
     hint = f"did you mean {near!r}? It" if near else "it"
-    name = finding.class_path.rsplit(".", 1)[-1]
-    return f"{_joined(finding.key, option)}: {name} has no {option!r}; {hint} accepts: {', '.join(accepted)}"
+    return f"{_joined(finding.key, option)}: {cls.__name__} has no {key!r}; {hint} accepts: {', '.join(accepted)}"
+
+
+def _settings_class(cls: type, parameter: str) -> type | None:
+    """The dataclass that a parameter of ``cls`` is annotated with, alone or as one of several types."""
+    annotation = get_type_hints(cls.__init__).get(parameter)  # type: ignore[misc]
+    candidates = (annotation, *get_args(annotation))
+    return next((item for item in candidates if isinstance(item, type) and is_dataclass(item)), None)
 
 
 def _wrong_value(message: str, findings: Sequence[_Finding]) -> str:
@@ -213,14 +232,13 @@ def _options(parser: Any) -> list[str]:
     return options
 
 
-def _parameters(path: str) -> list[str]:
-    """Names of the parameters of the class at a dotted path, those that it passes on to its bases included."""
-    module, name = path.rsplit(".", 1)
+def _parameters(cls: type) -> list[str]:
+    """Names of the parameters of a class, those that it passes on to its bases included."""
     names: list[str] = []
-    for cls in getattr(importlib.import_module(module), name).__mro__:
-        if "__init__" not in cls.__dict__:
+    for base in cls.__mro__:
+        if "__init__" not in base.__dict__:
             continue
-        parameters = inspect.signature(cls.__init__).parameters.values()
+        parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
         plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         names += [item.name for item in parameters if item.kind in plain and item.name != "self"]
         if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters):

@@ -122,6 +122,8 @@ MISTAKES = {
         ("data.environment.dificulty", "ParrotEnvironment", "'difficulty'"),
     ),
     "environment value": (("--data.environment.difficulty", "[x]"), ("data.environment.difficulty", "int", "x")),
+    "settings key": (("--data.sampling.temprature", "1"), ("data.sampling.temprature", "Sampling", "'temperature'")),
+    "settings value": (("--data.sampling.temperature", "-1"), ("sampling.temperature is -1", "0 (greedy) or above")),
     "policy key": (("--model.policies.a.lerning_rate", "1"), ("lerning_rate", "'learning_rate'")),
     "trainer value": (("--trainer.max_epochs", "many"), ("trainer.max_epochs", "int", "many")),
     "precision": (("--trainer.precision", "bf17"), ("trainer.precision", "bf17", "bf16-mixed")),
@@ -165,6 +167,10 @@ FILES = {
     "nested key": (
         "data: {class_path: ToyData, init_args: {environment: {class_path: parrot, init_args: {hard: 3}}}}\n",
         ("data.environment.hard", "difficulty"),
+    ),
+    "settings key": (
+        "data: {class_path: ToyData, init_args: {sampling: {temprature: 1}}}\n",
+        ("data.sampling.temprature", "'temperature'"),
     ),
     "nested class": ("data: {class_path: ToyData, init_args: {environment: parott}}\n", ("'parott'", "'parrot'")),
     "policy key": (

@@ -8,6 +8,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 
 from mrlm_pl.algorithms import Algorithm
+from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import DataError, NonFiniteError
@@ -90,10 +91,15 @@ class ToyData(LightningDataModule):
         environment: not played.
         file: a file that must exist.
         seed: of the run.
+        sampling: not used.
     """
 
     def __init__(
-        self, environment: Environment | list[Environment] | None = None, file: str | None = None, seed: int = -1
+        self,
+        environment: Environment | list[Environment] | None = None,
+        file: str | None = None,
+        seed: int = -1,
+        sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__()
         if file is not None and not Path(file).is_file():
