@@ -101,6 +101,11 @@ class GRPO(Algorithm):
                 f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)} and kl_estimator {kl_estimator!r} "
                 f"one of {sorted(KL_ESTIMATORS)}"
             )
+        with_dropout = [name for name in self.policies if self.policy(name).trained and self.policy(name).dropout]
+        if with_dropout:
+            raise ConfigurationError(
+                f"policies {with_dropout} have dropout, which the sampler has not; set their dropout to 0 for GRPO"
+            )
         if kl_coefficient < 0 or not 0 < clip_low < 1 or clip_high <= 0 or (dual_clip is not None and dual_clip <= 1):
             raise ConfigurationError(
                 f"kl_coefficient {kl_coefficient} must be 0 or above, clip_low {clip_low} between 0 and 1, "

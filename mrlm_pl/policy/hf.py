@@ -86,6 +86,7 @@ class Policy(nn.Module):
         if self.model is None:
             self.model = self._read_weights()
             self.model.requires_grad_(self.trained)
+            self.model.train()  # transformers hands models out in evaluation mode, without dropout
         if reference and self.reference is None:
             self.reference = self._read_weights().requires_grad_(False)
 

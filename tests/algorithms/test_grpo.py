@@ -136,6 +136,11 @@ def test_bad_settings_are_refused(model_folder: Path, options: dict[str, Any], m
         GRPO({"main": Policy(str(model_folder))}, **options)
 
 
+def test_dropout_is_refused(model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"\['main'\] have dropout"):
+        GRPO({"main": Policy(str(model_folder), dropout=0.1)})
+
+
 def test_nothing_to_train_is_refused(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="none of the policies"):
         GRPO({"main": Policy(str(model_folder), trained=False)})

@@ -27,6 +27,13 @@ def test_dropout_is_off_whatever_the_folder_says(model_folder: Path) -> None:
     assert policy.model.config.attention_dropout == 0.0
 
 
+def test_dropout_that_is_asked_for_is_active_in_training(model_folder: Path) -> None:
+    policy = Policy(str(model_folder), dropout=0.5)
+    policy.load()
+    assert policy.model.config.attention_dropout == 0.5
+    assert all(module.training for module in policy.model.modules())
+
+
 def test_the_reference_is_a_frozen_copy(model_folder: Path) -> None:
     policy = Policy(str(model_folder))
     policy.load(reference=True)
