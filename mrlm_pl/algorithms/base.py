@@ -225,14 +225,16 @@ class Algorithm(LightningModule, ABC):
         return f"train/{metric}" if len(self.policies) == 1 else f"train/{policy}/{metric}"
 
     def log_policy(self, name: str, metrics: Mapping[str, Tensor | float]) -> None:
-        """Log one policy's numbers of a training step."""
+        """Log one policy's numbers of a training step; the divergence goes on the progress bar."""
+        on_bar = "kl" if "kl" in metrics else "approx_kl"
         for metric, value in metrics.items():
-            self.log(self.metric_name(metric, name), value, batch_size=1, sync_dist=True)
+            shown = metric == on_bar
+            self.log(self.metric_name(metric, name), value, prog_bar=shown, batch_size=1, sync_dist=True)
 
     def _log_collection(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             short = name.rsplit("/", 1)[-1]
-            on_bar = name.count("/") == 1 and short in ("reward", "kl", "entropy", "tokens_per_second")
+            on_bar = name.count("/") == 1 and short in ("reward", "entropy", "tokens_per_second")
             self.log(name, value, prog_bar=on_bar, batch_size=1, sync_dist=True)
 
     def _log_evaluation(self, prefix: str, batch: Any) -> None:
