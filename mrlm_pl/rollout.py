@@ -7,7 +7,6 @@ started again within a bound, and if it keeps failing it becomes a record with `
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
 from mrlm_pl.environment import Environment, Observations, Step, TurnOrder
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, PolicyError
+from mrlm_pl.event_loop import EventLoopThread
 from mrlm_pl.hosting import STARTUP_SECONDS, EnvironmentHosts
 from mrlm_pl.policy.chat import ChatFormat, Conversation
 from mrlm_pl.seeding import derive_seed
@@ -220,13 +220,18 @@ class EpisodePlayer:
         deadline = step_timeout + 2 * STARTUP_SECONDS if processes else step_timeout
         self.caller = EnvironmentCaller(workers=max(workers, processes), timeout=deadline)
         self._idle: dict[str, list[Environment]] = {name: [] for name in environments}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: EventLoopThread | None = None
 
     def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
-        """:meth:`play` on an event loop of the player's own, so that connections outlive a call."""
+        """:meth:`play` on an event loop of the player's own, while the calling thread computes for the engine."""
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(self.play(specs))
+            self._loop = EventLoopThread()
+        playing = self._loop.submit(self.play(specs))
+        try:
+            return self.engine.compute_until(playing)
+        except BaseException:
+            playing.cancel()
+            raise
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
         """One finished record per spec, in order; failures are records with ``error`` set."""

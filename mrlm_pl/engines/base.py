@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from mrlm_pl.errors import ConfigurationError
 
+T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
 
 
@@ -109,6 +111,10 @@ class Engine(ABC):
             weights: what the engine can read; for the in-process engine a ``transformers`` causal LM module.
             version: number stored in every sample made from now on.
         """
+
+    def compute_until(self, waited: Future[T]) -> T:
+        """The result of ``waited``; until then, an engine of this process may compute in the calling thread."""
+        return waited.result()
 
     def release(self, session_prefix: str) -> None:
         """Forget the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""

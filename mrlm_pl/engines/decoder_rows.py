@@ -16,41 +16,6 @@ if TYPE_CHECKING:
 _GROWTH = 64
 
 
-def attend_with_mass(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Attention output, and the log of the summed exponentials of its scores.
-
-    With the second, two attentions of the same queries over disjoint keys combine exactly.
-
-    Args:
-        q: queries, shape ``[B, heads, T, head size]``.
-        keys: shape ``[B, heads, S, head size]``.
-        values: like ``keys``.
-        mask: added to the scores; broadcasts against ``[B, heads, T, S]``; same dtype as ``q``.
-        scale: factor of the scores.
-
-    Returns:
-        output ``[B, heads, T, head size]`` and log masses ``[B, heads, T]`` (float32).
-    """
-    if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, keys, values, 0.0, False, attn_mask=mask, scale=scale
-        )
-    return matmul_attention(q, keys, values, mask, scale)
-
-
-def matmul_attention(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """:func:`attend_with_mass` by plain matrix products, for devices without a kernel that returns the masses."""
-    scores = torch.matmul(q, keys.transpose(-1, -2)).float() * scale
-    if mask is not None:
-        scores = scores + mask
-    mass = scores.logsumexp(-1)
-    return torch.matmul((scores - mass.unsqueeze(-1)).exp_().to(values.dtype), values), mass
-
-
 class DecoderRows(Rows):
     """Rows of a :class:`~mrlm_pl.engines.decoder.FusedDecoder`.
 
@@ -125,28 +90,35 @@ class DecoderRows(Rows):
         """
         w = self._decoder.weights
         keys, values = self._own[i]
+        shared_keys, shared_values = self._shared[i]
         keys.select(2, self._fed).copy_(k)
         values.select(2, self._fed).copy_(v)
-        q = q.reshape(len(q), w.kv_heads, w.heads // w.kv_heads, w.head_dim)
-        own, own_mass = attend_with_mass(q, keys[:, :, : self._fed + 1], values[:, :, : self._fed + 1], None, w.scale)
-        shared, shared_mass = self._attend_shared(i, q)
-        share = torch.sigmoid(shared_mass - own_mass).unsqueeze(-1)
-        return torch.lerp(own, shared, share.to(own.dtype))
+        q = q.reshape(len(q), w.kv_heads, w.heads // w.kv_heads, w.head_dim) * w.scale
+        context_scores = torch.matmul(self._by_context(q), shared_keys.transpose(-1, -2))
+        if self._mask is not None:
+            context_scores += self._mask
+        own_scores = torch.matmul(q, keys[:, :, : self._fed + 1].transpose(-1, -2))
+        scores = torch.cat((self._by_row(context_scores), own_scores), -1)
+        shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+        length = shared_keys.shape[2]
+        own = torch.matmul(shares[..., length:], values[:, :, : self._fed + 1])
+        return own + self._by_row(torch.matmul(self._by_context(shares[..., :length]), shared_values))
 
-    def _attend_shared(self, i: int, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention of queries ``[B, KV heads, group, head size]`` over the contexts, and its log masses.
+    def _by_context(self, x: Tensor) -> Tensor:
+        """``[B, KV heads, group, N]`` of rows as ``[U, KV heads, rows of a context * group, N]``.
 
-        The queries of all rows of a context stand side by side, so that its keys and values are read once.
+        What belongs to the rows of a context stands side by side, so that its keys and values are read once.
         """
-        keys, values = self._shared[i]
-        _, heads, group, size = q.shape
+        _, heads, group, size = x.shape
         if self._slots is not None:
-            q = q.new_zeros(len(keys) * self._width, heads, group, size).index_copy_(0, self._slots, q)
-        side = q.view(-1, self._width, heads, group, size).transpose(1, 2).reshape(-1, heads, self._width * group, size)
-        out, mass = attend_with_mass(side, keys, values, self._mask, self._decoder.weights.scale)
-        out = out.unflatten(2, (self._width, group)).transpose(1, 2).reshape(q.shape)
-        mass = mass.unflatten(2, (self._width, group)).transpose(1, 2).reshape(q.shape[:-1])
-        return (out, mass) if self._slots is None else (out[self._slots], mass[self._slots])
+            x = x.new_zeros(len(self._lengths) * self._width, heads, group, size).index_copy_(0, self._slots, x)
+        return x.reshape(-1, self._width, heads, group, size).transpose(1, 2).flatten(2, 3)
+
+    def _by_row(self, x: Tensor) -> Tensor:
+        """The inverse of :meth:`_by_context`."""
+        contexts, heads, _, size = x.shape
+        x = x.view(contexts, heads, self._width, -1, size).transpose(1, 2).flatten(0, 1)
+        return x if self._slots is None else x[self._slots]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but ``rows``, and the contexts that have none left."""

@@ -26,6 +26,7 @@ LAYERS = {
     "engines": 2,
     "verifier": 2,
     "remote": 2,
+    "event_loop": 2,
     "stepping": 2,
     "hosting": 2,
     "rollout": 3,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ import torch
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines import InProcessEngine, Sample
-from mrlm_pl.engines.decoder_rows import attend_with_mass, matmul_attention
 from mrlm_pl.engines.weights import DecoderWeights
 from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
 from tests.engines.conftest import FUSED, GENERIC, VOCABULARY, build, request, run
@@ -119,24 +117,6 @@ def test_groups_of_any_size_and_length_keep_exact_log_probabilities_while_rows_l
     for row, limit, sample in zip(rows, limits, samples, strict=True):
         assert len(sample.token_ids) == limit
         assert sample.logprobs == pytest.approx(forward_logprobs(model, row, sample.token_ids), abs=1e-5)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_attention_and_its_masses_are_the_same_by_kernel_and_by_matrix_products(masked: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, keys, values = (torch.randn(3, 2, n, 8, generator=generator) for n in (4, 9, 9))
-    mask = torch.zeros(3, 1, 1, 9)
-    if masked:
-        mask[1, ..., 5:] = -torch.inf
-    kernel = attend_with_mass(q, keys, values, mask if masked else None, 0.3)
-    product = matmul_attention(q, keys, values, mask if masked else None, 0.3)
-    # One score and its mass by hand, in plain arithmetic.
-    width = 5 if masked else 9
-    query, columns = q[1, 0, 2].tolist(), keys[1, 0, :width].tolist()
-    scores = [0.3 * sum(a * b for a, b in zip(query, column, strict=True)) for column in columns]
-    assert product[1][1, 0, 2].item() == pytest.approx(math.log(sum(map(math.exp, scores))), abs=1e-5)
-    for ours, theirs in zip(product, kernel, strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mamba"])

@@ -1,0 +1,120 @@
+"""One computation at a time, in a thread that waits for the results where there is one."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Item:
+    future: Future[Any]
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+class ComputeQueue:
+    """Runs functions one after the other, never two at a time.
+
+    :meth:`submit` hands a function to the thread that is in :meth:`serve_until`, and without one to a thread of the
+    queue's own.
+
+    Args:
+        name: of the queue's own thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._running = threading.Lock()
+        self._routing = threading.Lock()
+        self._served: SimpleQueue[_Item | None] | None = None
+        self._worker: ThreadPoolExecutor | None = None
+        self._soon: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+
+    def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What the function returns; it runs in the calling thread, after the one that is running now."""
+        with self._running:
+            result = function(*arguments)
+        self._run_waiting()
+        return result
+
+    def run_soon(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Run a short function now, or right after the one that is running now; does not wait for it."""
+        self._soon.append((function, arguments))
+        self._run_waiting()
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """The future of what the function returns or raises; functions run in the order of their submission."""
+        item = _Item(Future(), function, arguments)
+        with self._routing:
+            if self._served is not None:
+                self._served.put(item)
+            else:
+                self._send_to_worker(item)
+        return item.future
+
+    def serve_until(self, waited: Future[T]) -> T:
+        """The result of ``waited``; the calling thread runs what is submitted until then.
+
+        A second thread that calls this meanwhile only waits.
+        """
+        with self._routing:
+            if self._served is not None:
+                queue = None
+            else:
+                queue = self._served = SimpleQueue()
+        if queue is not None:
+            waited.add_done_callback(lambda _: queue.put(None))
+            try:
+                while (item := queue.get()) is not None:
+                    self._run_item(item)
+            finally:
+                with self._routing:
+                    self._served = None
+                    while not queue.empty():
+                        if (item := queue.get()) is not None:
+                            self._send_to_worker(item)
+        return waited.result()
+
+    def close(self) -> None:
+        """Wait for what was submitted, then end the queue's own thread; may be called twice."""
+        with self._routing:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.shutdown()
+
+    def _send_to_worker(self, item: _Item) -> None:
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+        self._worker.submit(self._run_item, item)
+
+    def _run_item(self, item: _Item) -> None:
+        if not item.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.run(item.function, *item.arguments)
+        except Exception as error:
+            item.future.set_exception(error)
+        except BaseException as stop:
+            # An interrupt belongs to the thread that it hit; whoever waits for the item learns that it will not come.
+            item.future.set_exception(RuntimeError(f"the computing thread was stopped by {type(stop).__name__}"))
+            raise
+        else:
+            item.future.set_result(result)
+
+    def _run_waiting(self) -> None:
+        # Whoever holds the lock comes through here after letting it go, so nothing that was appended is left behind.
+        while self._soon and self._running.acquire(blocking=False):
+            try:
+                while self._soon:
+                    function, arguments = self._soon.popleft()
+                    function(*arguments)
+            finally:
+                self._running.release()
