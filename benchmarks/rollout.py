@@ -11,7 +11,6 @@ down further).
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
 import time
@@ -21,6 +20,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from mrlm_pl.engines import InProcessEngine, SampleRequest, Sampling
+from mrlm_pl.event_loop import EventLoopThread
 from mrlm_pl.seeding import derive_seed
 
 SIZES: dict[str, dict[str, int]] = {
@@ -58,6 +58,7 @@ def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, 
     model = build_model(family, size)
     length, groups, members = arguments.new_tokens, arguments.prompts, arguments.samples
     prompts = torch.randint(1, SIZES[size]["vocabulary"], (groups, arguments.prompt_tokens))
+    loop = EventLoopThread()
     engine = InProcessEngine(dtype=getattr(torch, arguments.dtype) if arguments.dtype else None)
     engine.load("policy", model, version=0)
     requests = [
@@ -76,7 +77,9 @@ def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, 
         return out.numel() - repeated.numel()
 
     def sample() -> int:
-        return sum(len(s.token_ids) for s in asyncio.run(engine.sample(requests)))
+        # As an EpisodePlayer does it: the loop in its thread, the arithmetic in this one.
+        samples = engine.compute_during(lambda: loop.submit(engine.sample(requests)))
+        return sum(len(sample.token_ids) for sample in samples)
 
     speeds: dict[str, list[float]] = {"generate": [], "engine": []}
     cpu: dict[str, list[float]] = {"generate": [], "engine": []}
@@ -90,6 +93,7 @@ def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, 
             if repeat:
                 speeds[name].append(tokens / seconds)
                 cpu[name].append(cpu_seconds)
+    loop.close()
     engine.close()
     ratios = [ours / theirs for ours, theirs in zip(speeds["engine"], speeds["generate"], strict=True)]
     return {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
@@ -226,11 +227,17 @@ class EpisodePlayer:
         """:meth:`play` on an event loop of the player's own, while the calling thread computes for the engine."""
         if self._loop is None:
             self._loop = EventLoopThread()
-        playing = self._loop.submit(self.play(specs))
+        loop, started = self._loop, list[Future[list[Episode]]]()
+
+        def start() -> Future[list[Episode]]:
+            started.append(loop.submit(self.play(specs)))
+            return started[0]
+
         try:
-            return self.engine.compute_until(playing)
+            return self.engine.compute_during(start)
         except BaseException:
-            playing.cancel()
+            for playing in started:
+                playing.cancel()
             raise
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch import Callback, LightningDataModule, Trainer
@@ -107,6 +109,10 @@ class RunCommand(LightningCLI):
         """Check what a trainer would find out too late, and choose the run folder."""
         config = self.config[self.stage]
         check_strategy(config.trainer)
+        warn_of_emulated_bf16(config.trainer)
+        if config.trainer.max_epochs is None and config.trainer.max_steps == -1 and config.trainer.max_time is None:
+            # The trainer's own default is 1000 epochs, each of which is a whole run of `iterations` collections here.
+            config.trainer.max_epochs = 1
         files = [path for path in config.get("config") or [] if path is not None]
         request = FolderRequest(
             stage=self.stage,
@@ -166,6 +172,19 @@ def check_strategy(trainer: Namespace) -> None:
         near = nearest(value, known)
         hint = f"did you mean {near!r}? Known" if near else "known"
         raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}; {hint} are: {', '.join(known)}")
+
+
+def warn_of_emulated_bf16(trainer: Namespace) -> None:
+    """Say on stderr that bf16 is slow on this CPU, when that is what the trainer will use."""
+    on_cpu = trainer.accelerator == "cpu" or (
+        trainer.accelerator in ("auto", None) and not torch.accelerator.is_available()
+    )
+    if on_cpu and "bf16" in str(trainer.precision) and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        print(
+            f"mrlm: trainer.precision {trainer.precision}: this CPU has no instructions for bf16 and emulates them, "
+            "which takes several times as long as 32-true",
+            file=sys.stderr,
+        )
 
 
 def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = None) -> int:

@@ -29,6 +29,7 @@ _NOISE = (
     r"does not have many workers",
     r"Couldn't infer the batch indices",
     r"isinstance\(treespec, LeafSpec\)",
+    r"module\(s\) in eval mode",
     r"Checkpoint directory .* exists and is not empty",
 )
 

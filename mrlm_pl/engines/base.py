@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -112,9 +112,9 @@ class Engine(ABC):
             version: number stored in every sample made from now on.
         """
 
-    def compute_until(self, waited: Future[T]) -> T:
-        """The result of ``waited``; until then, an engine of this process may compute in the calling thread."""
-        return waited.result()
+    def compute_during(self, start: Callable[[], Future[T]]) -> T:
+        """The result of the future that ``start`` gives; until then, the engine may compute in the calling thread."""
+        return start().result()
 
     def release(self, session_prefix: str) -> None:
         """Forget the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""

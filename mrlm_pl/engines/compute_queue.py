@@ -23,7 +23,7 @@ class _Item:
 class ComputeQueue:
     """Runs functions one after the other, never two at a time.
 
-    :meth:`submit` hands a function to the thread that is in :meth:`serve_until`, and without one to a thread of the
+    :meth:`submit` hands a function to the thread that is in :meth:`serve_during`, and without one to a thread of the
     queue's own.
 
     Args:
@@ -60,27 +60,29 @@ class ComputeQueue:
                 self._send_to_worker(item)
         return item.future
 
-    def serve_until(self, waited: Future[T]) -> T:
-        """The result of ``waited``; the calling thread runs what is submitted until then.
+    def serve_during(self, start: Callable[[], Future[T]]) -> T:
+        """The result of the future that ``start`` gives; until then the calling thread runs what is submitted.
 
-        A second thread that calls this meanwhile only waits.
+        It is on duty before ``start`` is called. A second thread that calls this meanwhile only waits.
         """
+        queue: SimpleQueue[_Item | None] = SimpleQueue()
         with self._routing:
-            if self._served is not None:
-                queue = None
-            else:
-                queue = self._served = SimpleQueue()
-        if queue is not None:
+            first = self._served is None
+            if first:
+                self._served = queue
+        if not first:
+            return start().result()
+        try:
+            waited = start()
             waited.add_done_callback(lambda _: queue.put(None))
-            try:
-                while (item := queue.get()) is not None:
-                    self._run_item(item)
-            finally:
-                with self._routing:
-                    self._served = None
-                    while not queue.empty():
-                        if (item := queue.get()) is not None:
-                            self._send_to_worker(item)
+            while (item := queue.get()) is not None:
+                self._run_item(item)
+        finally:
+            with self._routing:
+                self._served = None
+                while not queue.empty():
+                    if (item := queue.get()) is not None:
+                        self._send_to_worker(item)
         return waited.result()
 
     def close(self) -> None:

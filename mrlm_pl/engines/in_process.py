@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -39,7 +39,7 @@ class _Loaded:
 
 class InProcessEngine(Engine):
     """Generates with the modules of this process, off the event loop: in the thread that waits in
-    :meth:`compute_until`, and in a thread of its own while none does.
+    :meth:`compute_during`, and in a thread of its own while none does.
 
     The requests of one :meth:`sample` call are batched by policy; requests of different calls are not, so that a run's
     batches, and with them the rounding of its log-probabilities, do not depend on timing. Within a batch a context
@@ -143,13 +143,13 @@ class InProcessEngine(Engine):
             return []
         return await asyncio.wrap_future(self._open_work().submit(self._sample, list(requests)))
 
-    def compute_until(self, waited: Future[T]) -> T:
-        """The result of ``waited``; until then this thread generates what :meth:`sample` is asked for.
+    def compute_during(self, start: Callable[[], Future[T]]) -> T:
+        """The result of the future that ``start`` gives; until then this thread does the work of :meth:`sample`.
 
         With a second computing thread, OpenMP keeps two teams of threads, more than there are cores, and puts them to
         sleep after every operation: generation beside training took 1.6 times as long on two cores.
         """
-        return self._work.serve_until(waited)
+        return self._work.serve_during(start)
 
     def _sample(self, requests: list[SampleRequest]) -> list[Sample]:
         limits = [self._limit(request) for request in requests]

@@ -218,3 +218,18 @@ def test_two_processes_share_a_numbered_folder(fit):
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in Path("runs").iterdir()) == ["toy", "toy-2"]
     assert outcome("runs/toy-2", 0) == outcome("runs/toy-2", 1)
+
+
+def test_a_run_is_one_epoch_unless_its_length_is_given(fit):
+    Path("toy.yaml").write_text(CONFIG.replace("max_epochs: 2, ", ""))
+    fit()
+    assert outcome("runs/toy")["step"] == 2
+    fit("--trainer.max_steps", "3")
+    assert outcome("runs/toy-2")["step"] == 3
+
+
+@pytest.mark.parametrize(("supported", "told"), [(False, True), (True, False)])
+def test_emulated_bf16_is_told(fit, monkeypatch, supported, told):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    assert ("emulates" in fit("--trainer.precision", "bf16-mixed")) == told
+    assert "emulates" not in fit()

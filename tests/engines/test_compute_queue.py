@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
@@ -15,16 +16,17 @@ def queue() -> ComputeQueue:
     return ComputeQueue("compute-test")
 
 
-def finish_after(queue: ComputeQueue, work: list[object]) -> tuple[Future[str], threading.Thread]:
+def feed(queue: ComputeQueue, work: list[Callable[[], object]]) -> Future[str]:
     """A future that another thread fulfils once the functions that it submits have run."""
     waited: Future[str] = Future()
 
-    def feed() -> None:
+    def submit() -> None:
         for function in work:
-            queue.submit(function).exception()  # type: ignore[arg-type]
+            queue.submit(function).exception()
         waited.set_result("done")
 
-    return waited, threading.Thread(target=feed)
+    threading.Thread(target=submit).start()
+    return waited
 
 
 def test_without_a_waiting_thread_the_queue_computes_in_its_own(queue: ComputeQueue) -> None:
@@ -32,38 +34,17 @@ def test_without_a_waiting_thread_the_queue_computes_in_its_own(queue: ComputeQu
     queue.close()
 
 
-def test_the_waiting_thread_computes_in_the_order_of_submission(queue: ComputeQueue) -> None:
+def test_the_waiting_thread_computes_all_in_the_order_of_submission(queue: ComputeQueue) -> None:
     ran: list[tuple[int, int]] = []
-    work: list[object] = [lambda n=n: ran.append((n, threading.get_ident())) for n in range(5)]
-    waited, feeder = finish_after(queue, work)
-    feeder.start()
-    assert queue.serve_until(waited) == "done"
-    # Functions that were submitted before serve_until began went to the queue's own thread.
-    assert [n for n, _ in ran] == list(range(5))
-    assert ran[-1][1] == threading.get_ident() or len({thread for _, thread in ran}) <= 2
+    work: list[Callable[[], object]] = [lambda n=n: ran.append((n, threading.get_ident())) for n in range(5)]  # type: ignore[misc]
+    assert queue.serve_during(lambda: feed(queue, work)) == "done"
+    assert ran == [(n, threading.get_ident()) for n in range(5)]
     queue.close()
 
 
-def test_everything_submitted_while_a_thread_waits_runs_there(queue: ComputeQueue) -> None:
-    threads: list[int] = []
-    serving, waited = threading.Event(), Future[None]()
-
-    def feed() -> None:
-        serving.wait()
-        for _ in range(3):
-            queue.submit(lambda: threads.append(threading.get_ident())).result()
-        waited.set_result(None)
-
-    def first() -> None:
-        serving.set()
-
-    feeder = threading.Thread(target=feed)
-    feeder.start()
-    starter = threading.Timer(0.05, lambda: queue.submit(first))
-    starter.start()
-    queue.serve_until(waited)
-    feeder.join()
-    assert threads == [threading.get_ident()] * 3
+def test_what_is_submitted_while_work_starts_is_computed_by_the_waiting_thread_too(queue: ComputeQueue) -> None:
+    # The very first request comes before the caller begins to wait.
+    assert queue.serve_during(lambda: queue.submit(threading.get_ident)) == threading.get_ident()
     queue.close()
 
 
@@ -72,10 +53,10 @@ def test_an_error_belongs_to_the_item_and_not_to_the_waiting_thread(queue: Compu
         raise ValueError("broken")
 
     ran: list[str] = []
-    waited, feeder = finish_after(queue, [fail, lambda: ran.append("after")])
-    feeder.start()
-    assert queue.serve_until(waited) == "done"
+    assert queue.serve_during(lambda: feed(queue, [fail, lambda: ran.append("after")])) == "done"
     assert ran == ["after"]
+    with pytest.raises(ValueError, match="broken"):
+        queue.serve_during(lambda: queue.submit(fail))
     queue.close()
 
 
@@ -83,12 +64,14 @@ def test_an_interrupt_stops_the_waiting_thread_and_fails_the_item(queue: Compute
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    waited: Future[None] = Future()
     items: list[Future[None]] = []
-    starter = threading.Timer(0.05, lambda: items.append(queue.submit(interrupt)))
-    starter.start()
+
+    def start() -> Future[None]:
+        items.append(queue.submit(interrupt))
+        return items[0]
+
     with pytest.raises(KeyboardInterrupt):
-        queue.serve_until(waited)
+        queue.serve_during(start)
     assert isinstance(items[0].exception(timeout=5), RuntimeError)
     assert queue.submit(lambda: 3).result() == 3, "the queue goes on in its own thread"
     queue.close()
