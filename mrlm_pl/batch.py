@@ -26,7 +26,7 @@ _ROW_TENSORS = (
     "episode_tokens",
     "temperature",
 )
-_OPTIONAL_TENSORS = ("advantages", "ref_logp", "proximal_logp")
+_OPTIONAL_TENSORS = ("advantages", "ref_logp", "proximal_logp", "values", "returns")
 
 
 class PolicyBatch:
@@ -45,6 +45,9 @@ class PolicyBatch:
         ref_logp: [B, T] fp32 under the frozen reference, or None.
         proximal_logp: [B, T] fp32, the learner's own log-probabilities at the time of sampling; None where the
             sampler's are used.
+        values: [B, T] fp32, expected return before each action token as it was estimated at the time of sampling, or
+            None.
+        returns: [B, T] fp32, what the estimates are trained towards, or None.
     """
 
     def __init__(
@@ -60,11 +63,14 @@ class PolicyBatch:
         advantages: Tensor | None = None,
         ref_logp: Tensor | None = None,
         proximal_logp: Tensor | None = None,
+        values: Tensor | None = None,
+        returns: Tensor | None = None,
     ) -> None:
         self.token_ids, self.lengths, self.action_mask, self.old_logp = token_ids, lengths, action_mask, old_logp
         self.groups, self.prefix_groups = groups, prefix_groups
         self.episode_tokens, self.temperature = episode_tokens, temperature
         self.advantages, self.ref_logp, self.proximal_logp = advantages, ref_logp, proximal_logp
+        self.values, self.returns = values, returns
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]

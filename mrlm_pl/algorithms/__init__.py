@@ -2,6 +2,7 @@
 
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.algorithms.grpo import GRPO
+from mrlm_pl.algorithms.ppo import PPO
 from mrlm_pl.algorithms.sft import SFT
 
-__all__ = ["GRPO", "SFT", "Algorithm"]
+__all__ = ["GRPO", "PPO", "SFT", "Algorithm"]

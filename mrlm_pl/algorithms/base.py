@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from mrlm_pl.advantages import Moments, masked_moments, merge_gathered
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
@@ -62,6 +63,12 @@ class Algorithm(LightningModule, ABC):
         # A frozen policy is part of the model but not of the checkpoint, and the reference is read again.
         self.strict_loading = False
         self._absent: set[str] = set()
+        self._prepared_metrics: dict[str, float] = {}
+
+    @property
+    def collection_over(self) -> bool:
+        """Whether the remaining updates on the current collection are to be left out; the same on every rank."""
+        return False
 
     @property
     def uses_reference(self) -> bool:
@@ -87,6 +94,18 @@ class Algorithm(LightningModule, ABC):
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         """Indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""
         return torch.arange(len(rows))
+
+    def take_prepared_metrics(self) -> dict[str, float]:
+        """Numbers that :meth:`prepare` left to be logged with the collection, handed out once."""
+        metrics, self._prepared_metrics = self._prepared_metrics, {}
+        return metrics
+
+    def progress(self) -> dict[str, Any]:
+        """What decides the future beside weights and data, as plain values for the checkpoint."""
+        return {}
+
+    def load_progress(self, progress: Mapping[str, Any]) -> None:
+        """Take over what :meth:`progress` gave."""
 
     def policy(self, name: str) -> Policy:
         """The policy of that name."""
@@ -118,18 +137,25 @@ class Algorithm(LightningModule, ABC):
             policy = self.policy(name)
             policy.load(reference=self.uses_reference and policy.trained)
 
-    def configure_optimizers(self) -> Any:
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups: one for each trained policy.
+
+        A group's ``name`` is what its numbers are logged under; it rests when its ``policy`` has no rows in an update.
+        """
         trained = {name: self.policy(name) for name in self.policies if self.policy(name).trained}
-        groups = [
+        return [
             {
                 "params": [weight for weight in policy.model.parameters() if weight.requires_grad],
                 "lr": policy.learning_rate,
                 "weight_decay": policy.weight_decay,
                 "name": name,
+                "policy": name,
             }
             for name, policy in trained.items()
         ]
-        optimizer = torch.optim.AdamW(groups, betas=self.betas)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameter_groups(), betas=self.betas)
         if self.schedule == "constant":
             return optimizer
         from transformers import get_scheduler
@@ -161,7 +187,7 @@ class Algorithm(LightningModule, ABC):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
-            if group["name"] in self._absent:
+            if group["policy"] in self._absent:
                 # A zero gradient would still move AdamW; a policy without data must stay where it is.
                 for weight in group["params"]:
                     weight.grad = None
@@ -173,7 +199,8 @@ class Algorithm(LightningModule, ABC):
                     f"the gradient of policy {group['name']!r} has norm {norm.item()} at step {self.global_step}; "
                     "lower its learning rate or clip it (`--trainer.gradient_clip_val 1.0`)"
                 )
-            self.log(self.metric_name("grad_norm", group["name"]), norm, batch_size=1)
+            part = group["name"].removeprefix(group["policy"]).replace("/", "_")
+            self.log(self.metric_name(f"grad_norm{part}", group["policy"]), norm, batch_size=1)
 
     def configure_gradient_clipping(
         self,
@@ -199,7 +226,11 @@ class Algorithm(LightningModule, ABC):
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return batch.episodes
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.load_progress(checkpoint.get("progress", {}))
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["progress"] = self.progress()
         frozen = tuple(f"policies.{name}." for name in self.policies if not self.policy(name).trained)
         checkpoint["state_dict"] = {
             name: value
@@ -216,6 +247,35 @@ class Algorithm(LightningModule, ABC):
         for name in self.policies:
             if self.policy(name).trained:
                 self.policy(name).save_pretrained(Path(folder) / name)
+
+    def refuse_dropout(self) -> None:
+        """Nothing when no trained policy has dropout.
+
+        Raises:
+            ConfigurationError: one has: the learner's log-probabilities would not be the sampler's.
+        """
+        with_dropout = [name for name in self.policies if self.policy(name).trained and self.policy(name).dropout]
+        if with_dropout:
+            raise ConfigurationError(
+                f"policies {with_dropout} have dropout, which the sampler has not; set their dropout to 0 for "
+                f"{type(self).__name__}"
+            )
+
+    def sampler_differs(self, sampling: Sampling) -> bool:
+        """Whether the sampler's log-probabilities are not the learner's: truncated sampling or reduced precision."""
+        return sampling.truncated or str(self.trainer.precision) not in ("32", "32-true", "64-true")
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """``values`` of all ranks, [ranks, ...]."""
+        if self.trainer.world_size == 1:
+            return values[None]
+        gathered = self.all_gather(values)
+        assert isinstance(gathered, Tensor)
+        return gathered
+
+    def global_moments(self, values: Tensor, mask: Tensor) -> Moments:
+        """Moments of ``values`` [B, T] where ``mask`` is True, over the rows of all ranks; every rank must ask."""
+        return merge_gathered(self.gathered(masked_moments(values, mask).to_tensor(self.device)))
 
     def metric_name(self, metric: str, policy: str) -> str:
         """Name under which a policy's number is logged: ``train/METRIC``, with the policy's name if there are several.

@@ -101,11 +101,7 @@ class GRPO(Algorithm):
                 f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)} and kl_estimator {kl_estimator!r} "
                 f"one of {sorted(KL_ESTIMATORS)}"
             )
-        with_dropout = [name for name in self.policies if self.policy(name).trained and self.policy(name).dropout]
-        if with_dropout:
-            raise ConfigurationError(
-                f"policies {with_dropout} have dropout, which the sampler has not; set their dropout to 0 for GRPO"
-            )
+        self.refuse_dropout()
         if kl_coefficient < 0 or not 0 < clip_low < 1 or clip_high <= 0 or (dual_clip is not None and dual_clip <= 1):
             raise ConfigurationError(
                 f"kl_coefficient {kl_coefficient} must be 0 or above, clip_low {clip_low} between 0 and 1, "
@@ -134,7 +130,7 @@ class GRPO(Algorithm):
                 rows.action_mask &= (rows.advantages != 0).any(-1, keepdim=True)  # type: ignore[union-attr]
             if self.uses_reference:
                 rows.ref_logp = policy.reference_logprobs(**rows.inputs())
-            if self._recomputes(sampling.truncated):
+            if self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp:
                 rows.proximal_logp = policy(**rows.inputs())
         return trained
 
@@ -169,8 +165,3 @@ class GRPO(Algorithm):
             max_length=self.max_length,
             episode_tokens=rows.episode_tokens,
         )
-
-    def _recomputes(self, truncated: bool) -> bool:
-        if self.recompute_old_logp is not None:
-            return self.recompute_old_logp
-        return truncated or str(self.trainer.precision) not in ("32", "32-true", "64-true")

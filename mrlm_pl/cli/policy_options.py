@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_NESTED = re.compile(r"--model\.(?:init_args\.)?policies\.([^.=+]+)\.[^=]+(=.*)?$")
+_NESTED = re.compile(r"--model\.(?:init_args\.)?(?:policies|critics)\.([^.=+]+)\.[^=]+(=.*)?$")
 
 
 def declare_policies(arguments: Sequence[str]) -> list[str]:

@@ -187,7 +187,11 @@ class RolloutDataModule(LightningDataModule):
         pass_number, piece = divmod(self.position, per_pass)
         order = self._shuffled_groups(pass_number).chunk(per_pass)
         first = piece - piece % accumulation
-        batch = self._batch(order[piece], torch.cat(order[first : first + accumulation]))
+        if self._algorithm().collection_over:
+            # The stream keeps its length, which schedules and the other ranks rely on; these pieces change nothing.
+            batch = Batch({}, {}, accumulation * self._rank()[1])
+        else:
+            batch = self._batch(order[piece], torch.cat(order[first : first + accumulation]))
         self.position += 1
         if self.position == self.pieces_per_iteration:
             self._rows, self.position, self.iteration = None, 0, self.iteration + 1
@@ -235,7 +239,7 @@ class RolloutDataModule(LightningDataModule):
         algorithm = self._algorithm()
         with torch.no_grad(), self._trainer().precision_plugin.forward_context():
             rows = algorithm.prepare(episodes, self.sampling)
-        self._metrics = collection_metrics(episodes, time.perf_counter() - started)
+        self._metrics = collection_metrics(episodes, time.perf_counter() - started) | algorithm.take_prepared_metrics()
         return rows
 
     def _group_specs(self, group: int) -> list[EpisodeSpec]:

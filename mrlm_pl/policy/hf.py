@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.chat import ChatFormat
 from mrlm_pl.policy.tiny import tiny_model_path
-from mrlm_pl.policy.token_logprobs import token_logprobs
+from mrlm_pl.policy.token_logprobs import TokenOutputs, token_logprobs, token_outputs, token_values
+from mrlm_pl.policy.value_head import ValueHead
 
 BUILTIN_TINY = "builtin:tiny"
 
@@ -68,6 +69,7 @@ class Policy(nn.Module):
         self.tokenizer = _read_tokenizer(model, self.source)
         self.model: Any = None
         self.reference: Any = None
+        self.value_head: ValueHead | None = None
 
     @cached_property
     def chat(self) -> ChatFormat:
@@ -90,6 +92,18 @@ class Policy(nn.Module):
         if reference and self.reference is None:
             self.reference = self._read_weights().requires_grad_(False)
 
+    def add_value_head(self) -> None:
+        """Let the policy estimate returns as well, with the weights of the model's folder if it holds some.
+
+        To be called after :meth:`load`.
+        """
+        if self.value_head is None:
+            embedding = self.model.get_output_embeddings()
+            width = embedding.weight.shape[1] if embedding is not None else self.config.hidden_size
+            self.value_head = ValueHead(width)
+            self.value_head.read(self.source)
+            self.value_head.requires_grad_(self.trained)
+
     def forward(
         self,
         token_ids: Tensor,
@@ -110,6 +124,50 @@ class Policy(nn.Module):
         """
         return self._logprobs(self.model, token_ids, lengths, action_mask, temperature, prefix_groups)
 
+    def outputs(
+        self,
+        token_ids: Tensor,
+        lengths: Tensor,
+        action_mask: Tensor,
+        *,
+        temperature: float | Tensor = 1.0,
+        prefix_groups: Tensor | None = None,
+        with_entropy: bool = False,
+    ) -> TokenOutputs:
+        """Log-probabilities, entropies if wanted, and values if there is a value head, from one forward pass."""
+        return token_outputs(
+            self.model,
+            token_ids,
+            lengths,
+            action_mask,
+            temperature=temperature,
+            prefix_groups=prefix_groups,
+            max_tokens=self.max_forward_tokens,
+            with_entropy=with_entropy,
+            value_head=self.value_head,
+        )
+
+    def values(
+        self,
+        token_ids: Tensor,
+        lengths: Tensor,
+        action_mask: Tensor,
+        *,
+        temperature: float | Tensor = 1.0,
+        prefix_groups: Tensor | None = None,
+    ) -> Tensor:
+        """Value [B, T] of the state before each action token, 0 elsewhere; the temperature does not matter."""
+        assert self.value_head is not None
+        return token_values(
+            self.model,
+            self.value_head,
+            token_ids,
+            lengths,
+            action_mask,
+            prefix_groups=prefix_groups,
+            max_tokens=self.max_forward_tokens,
+        )
+
     @torch.no_grad()
     def reference_logprobs(
         self,
@@ -124,9 +182,11 @@ class Policy(nn.Module):
         return self._logprobs(self.reference, token_ids, lengths, action_mask, temperature, prefix_groups)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model and the tokenizer as a plain Hugging Face folder."""
+        """Write the model and the tokenizer as a plain Hugging Face folder, with the value head beside them."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+        if self.value_head is not None:
+            self.value_head.save(folder)
 
     def _logprobs(
         self,

@@ -97,6 +97,14 @@ def forward_path(model: nn.Module) -> ForwardPath:
     return ForwardPath("packed", f"family {family!r} with full attention")
 
 
+class TokenOutputs(NamedTuple):
+    """What a forward pass says about every action token, each [B, T] float32 and 0 elsewhere; None: not asked for."""
+
+    logp: Tensor
+    entropy: Tensor | None
+    values: Tensor | None
+
+
 def token_logprobs(
     model: nn.Module,
     token_ids: Tensor,
@@ -129,10 +137,18 @@ def token_logprobs(
         ValueError: shapes disagree, an action token has no token before it or lies in the padding, or the temperature
             is not positive.
     """
-    return _evaluate(model, token_ids, lengths, action_mask, temperature, prefix_groups, max_tokens, False)[0]
+    return token_outputs(
+        model,
+        token_ids,
+        lengths,
+        action_mask,
+        temperature=temperature,
+        prefix_groups=prefix_groups,
+        max_tokens=max_tokens,
+    ).logp
 
 
-def token_logprobs_and_entropy(
+def token_outputs(
     model: nn.Module,
     token_ids: Tensor,
     lengths: Tensor,
@@ -141,16 +157,67 @@ def token_logprobs_and_entropy(
     temperature: float | Tensor = 1.0,
     prefix_groups: Tensor | None = None,
     max_tokens: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`token_logprobs` and the entropy, in nats, of the distribution of every action token, both [B, T] float32.
+    with_entropy: bool = False,
+    value_head: nn.Module | None = None,
+) -> TokenOutputs:
+    """`token_logprobs` with, from the same forward pass, the entropies and the values of the action tokens.
 
-    The entropy is that of the whole vocabulary at the given temperature, 0 where ``action_mask`` is False, and
-    differentiable as well. Arguments and errors are those of `token_logprobs`.
+    The entropy, in nats, is that of the whole vocabulary at the given temperature. The value of a token is
+    ``value_head`` of the last hidden state before it: the expected return from the state in which it was chosen. All
+    three are differentiable. The other arguments and the errors are those of `token_logprobs`.
+
+    Args:
+        with_entropy: whether the entropies are wanted.
+        value_head: module that turns hidden states [n, hidden size] into values [n]; None: no values.
     """
-    log_probs, entropy = _evaluate(
-        model, token_ids, lengths, action_mask, temperature, prefix_groups, max_tokens, True
-    ).unbind()
-    return log_probs, entropy
+    rows = _evaluate(
+        model,
+        token_ids,
+        lengths,
+        action_mask,
+        temperature,
+        prefix_groups,
+        max_tokens,
+        _Wanted(True, with_entropy, value_head),
+    )
+    found = list(rows.unbind())
+    return TokenOutputs(
+        found.pop(0), found.pop(0) if with_entropy else None, found.pop(0) if value_head is not None else None
+    )
+
+
+def token_values(
+    model: nn.Module,
+    value_head: nn.Module,
+    token_ids: Tensor,
+    lengths: Tensor,
+    action_mask: Tensor,
+    *,
+    prefix_groups: Tensor | None = None,
+    max_tokens: int | None = None,
+) -> Tensor:
+    """The values of `token_outputs` alone, [B, T] float32: the language-model head is left out where it can be."""
+    wanted = _Wanted(False, False, value_head)
+    return _evaluate(model, token_ids, lengths, action_mask, 1.0, prefix_groups, max_tokens, wanted)[0]
+
+
+class _Wanted(NamedTuple):
+    log_probs: bool
+    entropy: bool
+    value_head: nn.Module | None
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """Values [n] in at least float32."""
+        assert self.value_head is not None
+        values = self.value_head(hidden)
+        return values.to(torch.promote_types(values.dtype, torch.float32))
+
+    def stack(self, log_probs: Tensor, entropy: Tensor | None, hidden: Callable[[], Tensor]) -> Tensor:
+        """All that is wanted about n tokens as rows [1 to 3, n]."""
+        rows = [log_probs] if entropy is None else [log_probs, entropy]
+        if self.value_head is not None:
+            rows.append(self.values(hidden()).to(log_probs.dtype))
+        return torch.stack(rows)
 
 
 def _evaluate(
@@ -161,9 +228,9 @@ def _evaluate(
     temperature: float | Tensor,
     prefix_groups: Tensor | None,
     max_tokens: int | None,
-    with_entropy: bool,
+    wanted: _Wanted,
 ) -> Tensor:
-    """Log-probabilities [1, B, T], or with the entropies [2, B, T]."""
+    """What is wanted of every token, [1 to 3, B, T]."""
     _check_arguments(token_ids, lengths, action_mask, prefix_groups, max_tokens)
     B, T = token_ids.shape
     device = token_ids.device
@@ -173,7 +240,7 @@ def _evaluate(
     if not action_mask.any():
         # a forward pass all the same: every rank of a sharded model must take part in it, and in its gradient
         mask = torch.tensor([[False, True]])
-        value = _evaluate(model, token_ids[:1, [0, 0]], mask.sum(1) + 1, mask, 1.0, None, None, with_entropy)
+        value = _evaluate(model, token_ids[:1, [0, 0]], mask.sum(1) + 1, mask, 1.0, None, None, wanted)
         return torch.zeros(value.shape[0], B, T, device=device) + 0.0 * value.sum()
 
     plan = RowPlan(token_ids, action_mask, prefix_groups)
@@ -185,7 +252,7 @@ def _evaluate(
         chosen = temperatures
         if temperatures is not None and temperatures.dim():
             chosen = temperatures[inputs.destinations]
-        run = functools.partial(forward, model, inputs, chosen, with_entropy)
+        run = functools.partial(forward, model, inputs, chosen, wanted)
         results.append(checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run())
         destinations.append(inputs.destinations)
     values = torch.cat(results, 1)
@@ -205,8 +272,8 @@ def _chunks(
     return [plan.pad(rows, device) for rows in plan.padded_chunks(max_tokens)]
 
 
-def _chunked_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, with_entropy: bool) -> Tensor:
-    """Log-probabilities (and entropies) [1 or 2, n]; the output head is replaced by the chunked one.
+def _chunked_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: _Wanted) -> Tensor:
+    """What is wanted of n tokens, [1 to 3, n]; the output head is replaced by the chunked one.
 
     The model is called as a whole, not its decoder and head one after the other, because sharding gathers the
     parameters of the outermost module in that call.
@@ -216,15 +283,17 @@ def _chunked_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor
 
     def forward(hidden: Tensor) -> Tensor:
         predicting = hidden.flatten(0, 1).index_select(0, inputs.predictors)
+        if not wanted.log_probs:
+            return wanted.values(predicting)[None, None]
         log_probs, entropy = chunked_log_probs(
             predicting,
             head.weight,
             inputs.targets,
             bias=head.bias,
             temperature=temperature,
-            with_entropy=with_entropy,
+            with_entropy=wanted.entropy,
         )
-        return (log_probs[None] if entropy is None else torch.stack([log_probs, entropy])).unsqueeze(0)
+        return wanted.stack(log_probs, entropy, lambda: predicting).unsqueeze(0)
 
     layout: dict[str, Any] = {}
     if inputs.segments is not None:
@@ -244,16 +313,24 @@ def _replaced_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) ->
         del vars(module)["forward"]
 
 
-def _model_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, with_entropy: bool) -> Tensor:
-    """Log-probabilities (and entropies) [1 or 2, n] from the logits that the model computes itself."""
+def _model_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: _Wanted) -> Tensor:
+    """What is wanted of n tokens, [1 to 3, n], from the logits that the model computes itself."""
     width = inputs.input_ids.shape[1]
     base = _base_model(model)
     first = int((inputs.predictors % width).min())
     keep: dict[str, Any] = {}
     if "logits_to_keep" in inspect.signature(base.forward).parameters:
         keep["logits_to_keep"] = width - first
+    if wanted.value_head is not None:
+        keep["output_hidden_states"] = True
     with ForwardSwitches(base, None):
         output = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, use_cache=False, **keep)
+
+    def predicting() -> Tensor:
+        return output.hidden_states[-1].flatten(0, 1).index_select(0, inputs.predictors)
+
+    if not wanted.log_probs:
+        return wanted.values(predicting())[None]
     logits = output.logits
     kept = logits.shape[1]
     row, column = inputs.predictors // width, inputs.predictors % width
@@ -261,9 +338,9 @@ def _model_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor |
         logits.flatten(0, 1).index_select(0, row * kept + column - (width - kept)),
         inputs.targets,
         temperature=temperature,
-        with_entropy=with_entropy,
+        with_entropy=wanted.entropy,
     )
-    return log_probs[None] if entropy is None else torch.stack([log_probs, entropy])
+    return wanted.stack(log_probs, entropy, predicting)
 
 
 def _base_model(model: nn.Module) -> Any:

@@ -22,8 +22,10 @@ from mrlm_pl.policy.token_logprobs import (
     PADDED_FAMILIES,
     forward_path,
     token_logprobs,
-    token_logprobs_and_entropy,
+    token_outputs,
+    token_values,
 )
+from mrlm_pl.policy.value_head import ValueHead
 
 V = 50
 SIZES = {
@@ -148,13 +150,43 @@ def test_temperature_and_entropy(family: str) -> None:
         divisor = column[:, None, None] if isinstance(column, Tensor) and column.dim() == 1 else column
         log_softmax = plain_log_softmax(model, batch, divisor)
         expected = -(log_softmax.exp() * log_softmax).sum(-1).masked_fill(~batch.action_mask, 0.0)
-        log_probs, entropy = token_logprobs_and_entropy(
-            model, *batch, temperature=temperature, prefix_groups=batch.groups
+        log_probs, entropy, _ = token_outputs(
+            model, *batch, temperature=temperature, prefix_groups=batch.groups, with_entropy=True
         )
+        assert entropy is not None
         torch.testing.assert_close(log_probs, plain_logprobs(model, batch, divisor), rtol=0, atol=1e-5)
         torch.testing.assert_close(entropy, expected, rtol=0, atol=1e-5)
         expected_gradients = gradients(model, (expected * batch.weights).sum())
         assert_same_gradients(gradients(model, (entropy * batch.weights).sum()), expected_gradients)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 25])
+@pytest.mark.parametrize("family", ["qwen2", "gpt2", "gemma2"])  # packed, padded, logits
+def test_values_come_from_the_state_before_each_token(family: str, max_tokens: int | None) -> None:
+    model, batch = tiny_model(family), Batch()
+    head = ValueHead(model.config.hidden_size)
+    with torch.no_grad():
+        head.linear.weight.copy_(torch.linspace(-1.0, 1.0, model.config.hidden_size))
+        head.linear.bias.fill_(0.25)
+    hidden = torch.zeros(7, 20, model.config.hidden_size)
+    model.eval()
+    for row, length in enumerate(batch.lengths.tolist()):
+        ids = batch.token_ids[row : row + 1, :length]
+        hidden[row, :length] = model(ids, output_hidden_states=True).hidden_states[-1][0]
+    states = torch.nn.functional.pad(hidden, (0, 0, 1, 0))[:, :-1]  # the state before token t is that of token t - 1
+    expected = (states @ head.linear.weight[0] + 0.25).masked_fill(~batch.action_mask, 0.0)
+    options = {"prefix_groups": batch.groups, "max_tokens": max_tokens}
+    found = token_outputs(model, *batch, with_entropy=True, value_head=head, **options)
+    assert found.values is not None
+    torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.logp, token_logprobs(model, *batch, **options))
+    alone = token_values(model, head, *batch, **options)
+    torch.testing.assert_close(alone, expected, rtol=0, atol=1e-5)
+    wanted = gradients(model, (expected * batch.weights).sum())
+    wanted.pop("lm_head.weight", None)
+    got = gradients(model, (alone * batch.weights).sum())
+    got.pop("lm_head.weight", None)
+    assert_same_gradients(got, wanted)
 
 
 def test_rows_of_equal_shape() -> None:

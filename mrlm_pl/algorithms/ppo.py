@@ -1,0 +1,338 @@
+"""Proximal policy optimization with a value estimate for every token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mrlm_pl.advantages import turn_discounts, whiten
+from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
+from mrlm_pl.algorithms.kl_controller import KLController
+from mrlm_pl.algorithms.rewarded import RewardedRows, rewarded_rows
+from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import (
+    Reduction,
+    approx_kl,
+    clip_fraction,
+    kl_k1,
+    kl_k3,
+    masked_mean,
+    ppo_clip_loss,
+    ratio_max_deviation,
+    reduce_tokens,
+    value_loss,
+)
+from mrlm_pl.policy import Policy
+
+
+class PPO(Algorithm):
+    """Proximal policy optimization (arXiv 1707.06347), token by token, with generalised advantages (1506.02438).
+
+    ``V_t`` is the value before token t, ``t + 1`` the agent's next token, in whatever turn::
+
+        r_t  = the turn's reward on its last token, minus beta (log pi_old - log pi_ref) if `kl_in: reward`
+        d_t  = r_t + gamma_t V_{t+1} - V_t,      A_t = d_t + gamma_t lambda A_{t+1},      R_t = A_t + V_t
+        loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t)
+                         + value_coefficient .5 max((V - R_t)^2, (clip(V, V_t - value_clip, V_t + value_clip) - R_t)^2)
+                         - entropy_coefficient H_t  + beta k3_t if `kl_in: loss` )
+
+    The text of the environment between two turns carries value and advantage through unchanged. An episode that a
+    limit cut short goes on with the value of the state that it ended in; one that ended does not. Advantages are
+    whitened over all of a policy's tokens on all ranks, returns never. ``data.passes`` and ``data.minibatches`` say how
+    often a collection is used.
+
+    Logged for each policy under ``train/``: ``approx_kl`` (k3 between sampler and learner), ``clip_fraction``,
+    ``ratio_deviation`` (largest ``|rho - 1|``), ``value_loss`` (before its coefficient), ``entropy`` (nats per token,
+    when it has a coefficient), ``grad_norm`` and ``grad_norm_value``, and with a reference ``kl`` (k3) and, once a
+    collection, ``kl_coefficient`` and ``reference_kl`` (k1, what the controller sees). Once a collection
+    ``explained_variance`` of the values (1 is perfect, 0 as good as a constant) and ``return``. ``early_stop`` is 1
+    where ``target_kl`` ended a collection.
+
+    Args:
+        policies, seats, schedule, warmup_steps, betas: see :class:`Algorithm`.
+        critics: a model of its own to estimate the values, by the name of the policy; a policy without one has a value
+            head on its own last hidden state. A critic has its own learning rate.
+        value_learning_rate: of value heads; None is the learning rate of the model that they stand on.
+        gamma: discount.
+        discount: what ``gamma`` counts: ``turn`` discounts from turn to turn, ``token`` from token to token.
+        lam: GAE's lambda per token; 0 trusts the values, 1 the returns.
+        whiten_advantages: subtract their mean and divide by their standard deviation.
+        clip_low, clip_high: how far the ratio may move before its gradient stops.
+        dual_clip: bound ``c`` of the loss at negative advantages (1912.09729); None has no bound.
+        value_clip: how far a value may move before its gradient stops; None has no bound.
+        value_coefficient: weight of the value loss.
+        entropy_coefficient: weight of the entropy bonus.
+        kl_coefficient: ``beta``; 0 skips the reference model altogether.
+        kl_in: ``reward`` charges k1 to each token's reward; ``loss`` adds k3 to its loss.
+        kl_target: nats per token towards which ``beta`` is steered; None keeps it; see :class:`KLController`.
+        kl_horizon: episodes in which ``beta`` changes by at most a fifth.
+        target_kl: an update whose mean ``approx_kl`` exceeds this is the last one on its collection; None has no limit.
+        reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`.
+        max_length: longest response in tokens, for ``reduction: constant_length``.
+        recompute_old_logp: take pi_old from the learner at the time of sampling rather than from the sampler. None does
+            so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision.
+
+    Raises:
+        ConfigurationError: a value out of range, or a critic for a policy that does not exist.
+    """
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        schedule: LearningRateSchedule = "constant",
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        critics: dict[str, Policy] | None = None,
+        value_learning_rate: float | None = None,
+        gamma: float = 1.0,
+        discount: Literal["turn", "token"] = "turn",
+        lam: float = 0.95,
+        whiten_advantages: bool = True,
+        clip_low: float = 0.2,
+        clip_high: float = 0.2,
+        dual_clip: float | None = None,
+        value_clip: float | None = 0.2,
+        value_coefficient: float = 0.5,
+        entropy_coefficient: float = 0.0,
+        kl_coefficient: float = 0.0,
+        kl_in: Literal["reward", "loss"] = "reward",
+        kl_target: float | None = None,
+        kl_horizon: int = 10_000,
+        target_kl: float | None = None,
+        reduction: Reduction = "token_mean",
+        max_length: int | None = None,
+        recompute_old_logp: bool | None = None,
+    ) -> None:
+        super().__init__(policies, seats, schedule, warmup_steps, betas)
+        self.refuse_dropout()
+        for name in critics or {}:
+            if name not in self.policies or not self.policy(name).trained:
+                trained = [policy for policy in self.policies if self.policy(policy).trained]
+                raise ConfigurationError(f"critics names {name!r}, which is no trained policy; these are {trained}")
+        ranges = (
+            ("gamma", gamma, 0 <= gamma <= 1, "between 0 and 1"),
+            ("lam", lam, 0 <= lam <= 1, "between 0 and 1"),
+            ("clip_low", clip_low, 0 < clip_low < 1, "between 0 and 1"),
+            ("clip_high", clip_high, clip_high > 0, "above 0"),
+            ("dual_clip", dual_clip, dual_clip is None or dual_clip > 1, "above 1, or null"),
+            ("value_clip", value_clip, value_clip is None or value_clip > 0, "above 0, or null"),
+            ("value_coefficient", value_coefficient, value_coefficient >= 0, "0 or above"),
+            ("entropy_coefficient", entropy_coefficient, entropy_coefficient >= 0, "0 or above"),
+            ("target_kl", target_kl, target_kl is None or target_kl > 0, "above 0, or null"),
+            ("discount", discount, discount in ("turn", "token"), "turn or token"),
+            ("kl_in", kl_in, kl_in in ("reward", "loss"), "reward or loss"),
+        )
+        for key, value, holds, remedy in ranges:
+            if not holds:
+                raise ConfigurationError(f"{key} is {value!r}; it must be {remedy}")
+        if (reduction == "constant_length") != (max_length is not None):
+            raise ConfigurationError(
+                f"max_length is {max_length} with reduction {reduction!r}; it belongs to `reduction: constant_length`"
+            )
+        self.critics = nn.ModuleDict(critics or {})
+        self.value_learning_rate = value_learning_rate
+        self.gamma, self.discount, self.lam, self.whiten_advantages = gamma, discount, lam, whiten_advantages
+        self.clip = {"clip_low": clip_low, "clip_high": clip_high}
+        self.dual_clip, self.value_clip, self.value_coefficient = dual_clip, value_clip, value_coefficient
+        self.entropy_coefficient, self.kl_in, self.target_kl = entropy_coefficient, kl_in, target_kl
+        self.reduction, self.max_length, self.recompute_old_logp = reduction, max_length, recompute_old_logp
+        self.kl_controllers = {name: KLController(kl_coefficient, kl_target, kl_horizon) for name in self.policies}
+        self._kl_coefficient = kl_coefficient
+        self._over = False
+        self._update_kl: dict[str, tuple[Tensor, float]] = {}
+
+    @property
+    def uses_reference(self) -> bool:
+        return self._kl_coefficient > 0
+
+    @property
+    def collection_over(self) -> bool:
+        return self._over
+
+    def critic(self, name: str) -> Policy:
+        """What estimates the values of a policy: its critic, or the policy itself."""
+        critic = self.critics[name] if name in self.critics else self.policy(name)
+        assert isinstance(critic, Policy)
+        return critic
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        for name in self.policies:
+            if self.policy(name).trained:
+                critic = self.critic(name)
+                critic.load()
+                critic.add_value_head()
+                head = critic.model.get_output_embeddings()
+                tied = getattr(critic.config.get_text_config(), "tie_word_embeddings", False)
+                if name in self.critics and head is not None and not tied:
+                    head.requires_grad_(False)  # a critic has no use for it
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        groups = super().parameter_groups()
+        for name in [group["policy"] for group in groups]:
+            critic = self.critic(name)
+            assert critic.value_head is not None
+            if name in self.critics:
+                weights = [weight for weight in critic.model.parameters() if weight.requires_grad]
+                groups.append(self._group(f"{name}/critic", name, weights, critic.learning_rate, critic.weight_decay))
+            rate = critic.learning_rate if self.value_learning_rate is None else self.value_learning_rate
+            groups.append(self._group(f"{name}/value", name, list(critic.value_head.parameters()), rate, 0.0))
+        return groups
+
+    @staticmethod
+    def _group(name: str, policy: str, weights: list[nn.Parameter], rate: float, decay: float) -> dict[str, Any]:
+        return {"params": weights, "lr": rate, "weight_decay": decay, "name": name, "policy": policy}
+
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling) -> dict[str, PolicyBatch]:
+        self._over = False
+        temperature = sampling.temperature or 1.0
+        tables = rewarded_rows(episodes, dict.fromkeys(self.policies, temperature))
+        recomputed = self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp
+        rows = {}
+        for name in self.policies:
+            if self.policy(name).trained and name in tables:
+                rows[name] = self._credit(name, tables[name], recomputed)
+            elif self.policy(name).trained:
+                self._take_part(name)
+        return rows
+
+    def _credit(self, name: str, table: RewardedRows, recomputed: bool) -> PolicyBatch:
+        policy, rows = self.policy(name), table.batch.to(self.device)
+        table.batch, table.rewards = rows, table.rewards.to(self.device)
+        mask, rewards = rows.action_mask, table.rewards
+        if recomputed:
+            rows.proximal_logp = policy(**rows.inputs())
+        if self.uses_reference:
+            rows.ref_logp = policy.reference_logprobs(**rows.inputs())
+            penalty = kl_k1(self._old_logp(rows), rows.ref_logp, mask)
+            if self.kl_in == "reward":
+                rewards = rewards - self.kl_controllers[name].coefficient * penalty
+            self._steer(name, penalty, mask)
+        values, end_values = self._estimates(name, table)
+        discounts = turn_discounts(mask, self.gamma) if self.discount == "turn" else self.gamma * mask.to(values.dtype)
+        advantages, returns = table.advantages(rewards, values, discounts, self.lam, end_values)
+        rows.values, rows.returns = values, returns
+        spread = self.global_moments(returns, mask)
+        error = self.global_moments(returns - values, mask)
+        if self.whiten_advantages:
+            advantages = whiten(advantages, mask, self.global_moments(advantages, mask))
+        rows.advantages = advantages
+        self._note(name, "return", spread.mean)
+        self._note(name, "explained_variance", 1.0 - (error.std / spread.std) ** 2 if spread.std else 0.0)
+        return rows
+
+    def _take_part(self, name: str) -> None:
+        """What :meth:`_credit` asks of all ranks, on one without rows of the policy."""
+        nothing, nowhere = torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.bool)
+        if self.uses_reference:
+            self._steer(name, nothing, nowhere)
+        for _ in range(3 if self.whiten_advantages else 2):
+            self.global_moments(nothing, nowhere)
+
+    def _estimates(self, name: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
+        """Values [B, T] of the action tokens, and [B] of the states that episodes were cut short in, else 0."""
+        inputs = table.batch.inputs()
+        mask, lengths = inputs["action_mask"], inputs["lengths"]
+        unfinished = table.unfinished.to(mask.device)
+        # The value of the end is that of the state in which one more token would be chosen.
+        further = torch.arange(mask.shape[1] + 1, device=mask.device) == lengths[:, None]
+        inputs["token_ids"] = nn.functional.pad(inputs["token_ids"], (0, 1))
+        inputs["action_mask"] = nn.functional.pad(mask, (0, 1)) | (further & unfinished[:, None])
+        inputs["lengths"] = lengths + unfinished
+        values = self.critic(name).values(**inputs)
+        ends = values.gather(1, lengths[:, None])[:, 0]
+        return values[:, :-1].masked_fill(~mask, 0.0), torch.where(unfinished, ends, 0.0)
+
+    def _steer(self, name: str, penalty: Tensor, mask: Tensor) -> None:
+        """Log the divergence from the reference over all ranks, and let the controller answer to it."""
+        controller = self.kl_controllers[name]
+        kl = self.global_moments(penalty, mask).mean
+        self._note(name, "reference_kl", kl)
+        self._note(name, "kl_coefficient", controller.coefficient)
+        controller.update(kl, int(self.gathered(torch.tensor(len(mask), device=self.device)).sum()))
+
+    def _note(self, name: str, metric: str, value: float) -> None:
+        self._prepared_metrics[self.metric_name(metric, name)] = value
+
+    @staticmethod
+    def _old_logp(rows: PolicyBatch) -> Tensor:
+        return rows.old_logp if rows.proximal_logp is None else rows.proximal_logp
+
+    def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
+        assert rows.advantages is not None
+        assert rows.values is not None
+        assert rows.returns is not None
+        mask, old_logp = rows.action_mask, self._old_logp(rows)
+        found = self.policy(name).outputs(**rows.inputs(), with_entropy=self.entropy_coefficient > 0)
+        values = found.values if found.values is not None else self.critic(name).values(**rows.inputs())
+        logp = found.logp
+        policy_losses = ppo_clip_loss(logp, old_logp, rows.advantages, mask, dual_clip=self.dual_clip, **self.clip)
+        value_losses = value_loss(values, rows.values, rows.returns, mask, clip=self.value_clip)
+        losses = policy_losses + self.value_coefficient * value_losses
+        if found.entropy is not None:
+            losses = losses - self.entropy_coefficient * found.entropy
+        if rows.ref_logp is not None and self.kl_in == "loss":
+            losses = losses + self.kl_controllers[name].coefficient * kl_k3(logp, rows.ref_logp, mask)
+        with torch.no_grad():
+            metrics = {
+                "approx_kl": approx_kl(logp, rows.old_logp, mask),
+                "clip_fraction": clip_fraction(logp, old_logp, rows.advantages, mask, **self.clip),
+                "ratio_deviation": ratio_max_deviation(logp, old_logp, mask),
+                "value_loss": masked_mean(value_losses, mask),
+            }
+            if found.entropy is not None:
+                metrics["entropy"] = masked_mean(found.entropy, mask)
+            if rows.ref_logp is not None:
+                metrics["kl"] = masked_mean(kl_k3(logp, rows.ref_logp, mask), mask)
+            moved, _ = self._update_kl.get(name, (torch.zeros((), device=logp.device), 0.0))
+            moved = moved + kl_k3(old_logp, logp, mask).sum()
+            self._update_kl[name] = (moved, batch.totals[name].tokens)
+        self.log_policy(name, metrics)
+        return reduce_tokens(
+            losses,
+            mask,
+            self.reduction,
+            batch.totals[name],
+            max_length=self.max_length,
+            episode_tokens=rows.episode_tokens,
+        )
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        super().on_before_optimizer_step(optimizer)
+        if self.target_kl is not None:
+            self._end_collection_beyond(self.target_kl)
+        self._update_kl = {}
+
+    def _end_collection_beyond(self, target: float) -> None:
+        """Leave the rest of the collection when a policy has moved further than ``target``, on any rank."""
+        absent = (torch.zeros((), device=self.device), 0.0)
+        updates = [self._update_kl.get(name, absent) for name in self.policies]
+        moved = self.gathered(torch.stack([kl for kl, _ in updates])).sum(0)
+        tokens = self.gathered(torch.tensor([count for _, count in updates], device=self.device)).amax(0)
+        before, self._over = self._over, self._over or bool((moved > target * tokens).any())
+        self.log("train/early_stop", float(self._over and not before), batch_size=1)
+
+    def progress(self) -> dict[str, Any]:
+        coefficients = {name: controller.coefficient for name, controller in self.kl_controllers.items()}
+        return {"kl_coefficients": coefficients, "collection_over": self._over}
+
+    def load_progress(self, progress: Mapping[str, Any]) -> None:
+        for name, coefficient in progress.get("kl_coefficients", {}).items():
+            if name in self.kl_controllers:
+                self.kl_controllers[name].coefficient = coefficient
+        self._over = progress.get("collection_over", False)
+
+    def export(self, folder: str | Path) -> None:
+        """Write every trained policy as ``folder/NAME``, with its value head, and critics as ``folder/NAME-critic``."""
+        super().export(folder)
+        for name, critic in self.critics.items():
+            assert isinstance(critic, Policy)
+            critic.save_pretrained(Path(folder) / f"{name}-critic")

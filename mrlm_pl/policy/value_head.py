@@ -1,0 +1,52 @@
+"""The scalar head of a critic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+VALUE_HEAD_FILE = "value_head.safetensors"
+
+
+class ValueHead(nn.Module):
+    """Expected return from a hidden state: one linear map, in float32 whatever the precision of the run.
+
+    It starts at 0, so that the first estimates are 0 and say nothing.
+
+    Args:
+        hidden_size: of the model that it stands on.
+
+    >>> ValueHead(4)(torch.ones(3, 4)).tolist()
+    [0.0, 0.0, 0.0]
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Values [...] of hidden states [..., hidden size]."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.linear(hidden.to(self.linear.weight.dtype)).squeeze(-1)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the weights beside a model's, as ``value_head.safetensors``."""
+        weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
+        save_file(weights, Path(folder) / VALUE_HEAD_FILE)
+
+    def read(self, folder: str | Path) -> bool:
+        """Take over the weights that were saved in a folder; False when it holds none.
+
+        Raises:
+            RuntimeError: they are those of another hidden size.
+        """
+        path = Path(folder) / VALUE_HEAD_FILE
+        if not path.is_file():
+            return False
+        self.load_state_dict(load_file(path))
+        return True
