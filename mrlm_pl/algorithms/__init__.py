@@ -1,8 +1,27 @@
 """Algorithms: one LightningModule per file."""
 
 from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.algorithms.cispo import CISPO
 from mrlm_pl.algorithms.grpo import GRPO
+from mrlm_pl.algorithms.gspo import GSPO
 from mrlm_pl.algorithms.ppo import PPO
+from mrlm_pl.algorithms.reinforce import REINFORCE
+from mrlm_pl.algorithms.reinforce_plus_plus import REINFORCEPlusPlus
+from mrlm_pl.algorithms.reinforce_plus_plus_baseline import REINFORCEPlusPlusBaseline
+from mrlm_pl.algorithms.remax import ReMax
+from mrlm_pl.algorithms.rloo import RLOO
 from mrlm_pl.algorithms.sft import SFT
 
-__all__ = ["GRPO", "PPO", "SFT", "Algorithm"]
+__all__ = [
+    "CISPO",
+    "GRPO",
+    "GSPO",
+    "PPO",
+    "REINFORCE",
+    "RLOO",
+    "SFT",
+    "Algorithm",
+    "REINFORCEPlusPlus",
+    "REINFORCEPlusPlusBaseline",
+    "ReMax",
+]

@@ -71,6 +71,11 @@ class Algorithm(LightningModule, ABC):
         return False
 
     @property
+    def uses_greedy_baseline(self) -> bool:
+        """Whether each task is also played once with the most probable tokens, for comparison."""
+        return False
+
+    @property
     def uses_reference(self) -> bool:
         """Whether the loss needs log-probabilities of the frozen initial weights."""
         return False
@@ -79,12 +84,16 @@ class Algorithm(LightningModule, ABC):
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         """This piece's share (0-dim) of the update's loss of one policy; see :mod:`mrlm_pl.losses.reduction`."""
 
-    def prepare(self, episodes: Sequence[Episode], sampling: Sampling) -> dict[str, PolicyBatch]:
+    def prepare(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
+    ) -> dict[str, PolicyBatch]:
         """The learner's rows of a collection, by policy, with advantages; called once, without gradient.
 
         Args:
             episodes: one collection; failed ones are left out.
             sampling: the distribution that its turns were drawn from.
+            greedy: one greedy episode for each group, when :attr:`uses_greedy_baseline` asks for them; never learnt
+                from.
 
         Raises:
             ConfigurationError: the algorithm does not learn from episodes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mrlm_pl.advantages import finite_rewards
 from mrlm_pl.batch import PolicyBatch, collate_rows
-from mrlm_pl.episode import Episode, Trajectory
+from mrlm_pl.episode import Episode, Trajectory, Turn
 
 GroupAdvantage = Callable[[Tensor, Tensor], Tensor]
 """(rewards [N], group labels [N]) -> advantages [N]."""
@@ -30,8 +30,37 @@ def group_numbers(episodes: Sequence[Episode]) -> dict[str, int]:
     return {group: number for number, group in enumerate(dict.fromkeys(episode.group for episode in episodes))}
 
 
+def comparison_keys(episodes: Sequence[Episode]) -> list[tuple[str, str]]:
+    """(group, agent) of every agent of every episode that did not fail, in the order in which rewards are compared."""
+    return [(episode.group, agent) for episode in episodes if not episode.failed for agent in episode.trajectories]
+
+
+def agent_return(episode: Episode, agent: str, turn_bonus: Callable[[Turn], float] | None = None) -> float:
+    """What an agent earned in an episode, with ``turn_bonus`` added for each of its turns."""
+    earned = episode.rewards()[agent]
+    if turn_bonus is None:
+        return earned
+    return earned + sum(turn_bonus(turn) for row in episode.trajectories[agent] for turn in row.turns)
+
+
+def collected_returns(
+    episodes: Sequence[Episode], agents: Collection[str], turn_bonus: Callable[[Turn], float] | None = None
+) -> list[float]:
+    """The returns of these agents in all episodes that did not fail."""
+    return [
+        agent_return(episode, agent, turn_bonus)
+        for episode in episodes
+        if not episode.failed
+        for agent in episode.trajectories
+        if agent in agents
+    ]
+
+
 def credited_rows(
-    episodes: Sequence[Episode], advantage: GroupAdvantage, temperature: Mapping[str, float]
+    episodes: Sequence[Episode],
+    advantage: GroupAdvantage,
+    temperature: Mapping[str, float],
+    turn_bonus: Callable[[Turn], float] | None = None,
 ) -> dict[str, PolicyBatch]:
     """Rows of every policy, each with its episode's advantage on all its action tokens.
 
@@ -43,18 +72,20 @@ def credited_rows(
         episodes: one collection.
         advantage: the group advantage.
         temperature: of the sampling, by policy.
+        turn_bonus: added to what the environment paid for a turn; None adds nothing.
 
     Raises:
         NonFiniteError: a reward is NaN or infinite.
     """
     kept = [episode for episode in episodes if not episode.failed]
     groups = group_numbers(episodes)
-    keys: dict[tuple[str, str], int] = {}
+    numbers: dict[tuple[str, str], int] = {}
     plays = [(number, episode, agent) for number, episode in enumerate(kept) for agent in episode.trajectories]
-    labels = [keys.setdefault((episode.group, agent), len(keys)) for _, episode, agent in plays]
+    labels = [numbers.setdefault(key, len(numbers)) for key in comparison_keys(kept)]
     if not plays:
         return {}
-    rewards = torch.tensor([episode.rewards()[agent] for _, episode, agent in plays], dtype=torch.float64)
+    returns = [agent_return(episode, agent, turn_bonus) for _, episode, agent in plays]
+    rewards = torch.tensor(returns, dtype=torch.float64)
     advantages = advantage(finite_rewards(rewards), torch.tensor(labels)).tolist()
 
     rows: dict[str, _Rows] = {}

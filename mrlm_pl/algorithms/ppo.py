@@ -24,6 +24,7 @@ from mrlm_pl.losses import (
     kl_k1,
     kl_k3,
     masked_mean,
+    mismatch,
     ppo_clip_loss,
     ratio_max_deviation,
     reduce_tokens,
@@ -53,7 +54,8 @@ class PPO(Algorithm):
     when it has a coefficient), ``grad_norm`` and ``grad_norm_value``, and with a reference ``kl`` (k3) and, once a
     collection, ``kl_coefficient`` and ``reference_kl`` (k1, what the controller sees). Once a collection
     ``explained_variance`` of the values (1 is perfect, 0 as good as a constant) and ``return``. ``early_stop`` is 1
-    where ``target_kl`` ended a collection.
+    where ``target_kl`` ended a collection. The ``mismatch_*`` numbers are those of
+    :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Args:
         policies, seats, schedule, warmup_steps, betas: see :class:`Algorithm`.
@@ -191,7 +193,9 @@ class PPO(Algorithm):
     def _group(name: str, policy: str, weights: list[nn.Parameter], rate: float, decay: float) -> dict[str, Any]:
         return {"params": weights, "lr": rate, "weight_decay": decay, "name": name, "policy": policy}
 
-    def prepare(self, episodes: Sequence[Episode], sampling: Sampling) -> dict[str, PolicyBatch]:
+    def prepare(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
+    ) -> dict[str, PolicyBatch]:
         self._over = False
         temperature = sampling.temperature or 1.0
         tables = rewarded_rows(episodes, dict.fromkeys(self.policies, temperature))
@@ -292,6 +296,9 @@ class PPO(Algorithm):
                 metrics["entropy"] = masked_mean(found.entropy, mask)
             if rows.ref_logp is not None:
                 metrics["kl"] = masked_mean(kl_k3(logp, rows.ref_logp, mask), mask)
+            learner = logp if rows.proximal_logp is None else rows.proximal_logp
+            for measure, value in mismatch(learner, rows.old_logp, mask).items():
+                metrics[f"mismatch_{measure}"] = value
             moved, _ = self._update_kl.get(name, (torch.zeros((), device=logp.device), 0.0))
             moved = moved + kl_k3(old_logp, logp, mask).sum()
             self._update_kl[name] = (moved, batch.totals[name].tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mrlm_pl.advantages import token_gae
 from mrlm_pl.algorithms.group import group_numbers
 from mrlm_pl.batch import PolicyBatch, collate_rows
-from mrlm_pl.episode import Episode, Trajectory
+from mrlm_pl.episode import Episode, Trajectory, Turn
 
 
 @dataclass
@@ -79,12 +79,17 @@ class _Table:
     unfinished: list[bool] = field(default_factory=list)
 
 
-def rewarded_rows(episodes: Sequence[Episode], temperature: Mapping[str, float]) -> dict[str, RewardedRows]:
+def rewarded_rows(
+    episodes: Sequence[Episode],
+    temperature: Mapping[str, float],
+    turn_bonus: Callable[[Turn], float] | None = None,
+) -> dict[str, RewardedRows]:
     """Rows of every policy with the rewards of its turns; failed episodes are left out.
 
     Args:
         episodes: one collection.
         temperature: of the sampling, by policy.
+        turn_bonus: added to what the environment paid for a turn; None adds nothing.
     """
     groups = group_numbers(episodes)
     prefixes: dict[tuple[str, str], int] = {}
@@ -101,13 +106,13 @@ def rewarded_rows(episodes: Sequence[Episode], temperature: Mapping[str, float])
             table.groups += [groups[episode.group]] * len(acting)
             table.prefix_groups += [prefixes.setdefault((episode.group, agent), len(prefixes))] * len(acting)
             table.episodes += [number] * len(acting)
-    return {policy: _rewarded(table, temperature.get(policy, 1.0)) for policy, table in tables.items()}
+    return {policy: _rewarded(table, temperature.get(policy, 1.0), turn_bonus) for policy, table in tables.items()}
 
 
-def _rewarded(table: _Table, temperature: float) -> RewardedRows:
+def _rewarded(table: _Table, temperature: float, turn_bonus: Callable[[Turn], float] | None) -> RewardedRows:
     batch = collate_rows(table.trajectories, table.groups, table.prefix_groups, table.episodes, temperature=temperature)
     rewards = torch.zeros(batch.action_mask.shape)
     for row, trajectory in enumerate(table.trajectories):
         for turn in trajectory.turns:
-            rewards[row, turn.stop - 1] += turn.reward
+            rewards[row, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
     return RewardedRows(batch, rewards, table.chains, torch.tensor(table.unfinished))

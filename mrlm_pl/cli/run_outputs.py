@@ -29,6 +29,7 @@ _NOISE = (
     r"does not have many workers",
     r"Couldn't infer the batch indices",
     r"isinstance\(treespec, LeafSpec\)",
+    r"your dataloader is not resumable",  # the position in the stream is in the data module
     r"module\(s\) in eval mode",
     r"Checkpoint directory .* exists and is not empty",
 )

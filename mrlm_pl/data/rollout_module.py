@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,17 @@ class RolloutDataModule(LightningDataModule):
     Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats per
     token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
     collection, ``truncated_turns`` (share cut at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups``,
-    ``row_restarts``, and the components and metrics of each environment as ``rollout/ENVIRONMENT/NAME``.
+    ``row_restarts``, ``resampled_groups`` (see ``resample_rounds``), and the components and metrics of each environment
+    as ``rollout/ENVIRONMENT/NAME``.
 
     Args:
         environment: where episodes are played; several make a multi-task run.
         weights: share of the tasks for each environment; None is equal shares.
         groups: tasks in an iteration, over all ranks.
         group_size: episodes of each task.
+        resample_rounds: how many times a group whose returns are all equal, and which so carries no signal, is replaced
+            by the episodes of another task (dynamic sampling of DAPO, arXiv 2503.14476). What is left then is kept, so
+            that an iteration always ends; all episodes that were played are saved.
         minibatches: optimizer updates in one pass over an iteration's rows.
         passes: passes over an iteration's rows.
         iterations: iterations in an epoch of the trainer.
@@ -71,6 +76,7 @@ class RolloutDataModule(LightningDataModule):
         weights: list[float] | None = None,
         groups: int = 8,
         group_size: int = 8,
+        resample_rounds: int = 0,
         minibatches: int = 1,
         passes: int = 1,
         iterations: int = 100,
@@ -100,12 +106,14 @@ class RolloutDataModule(LightningDataModule):
         for name, value in counts.items():
             if value < 1:
                 raise ConfigurationError(f"data.{name} is {value}; it must be 1 or above")
+        if resample_rounds < 0:
+            raise ConfigurationError(f"data.resample_rounds is {resample_rounds}; it must be 0 (never) or above")
         environments = environment if isinstance(environment, list) else [environment]
         self.environments: dict[str, Environment] = {item.name: item for item in environments}
         if len(self.environments) != len(environments):
             names = [item.name for item in environments]
             raise ConfigurationError(f"environments {names} share a name; give each one its own")
-        self.groups, self.group_size = groups, group_size
+        self.groups, self.group_size, self.resample_rounds = groups, group_size, resample_rounds
         self.minibatches, self.passes, self.iterations = minibatches, passes, iterations
         self.sampling, self.validation_sampling = sampling, validation_sampling or sampling
         self.validation_episodes, self.save_episodes, self.seed = validation_episodes, save_episodes, seed
@@ -220,14 +228,14 @@ class RolloutDataModule(LightningDataModule):
 
     def _collect(self) -> dict[str, PolicyBatch]:
         started = time.perf_counter()
-        rank, ranks = self._rank()
-        specs = [spec for group in range(rank, self.groups, ranks) for spec in self._group_specs(group)]
-        episodes = self.play(specs, self.sampling)
+        algorithm, (rank, ranks) = self._algorithm(), self._rank()
+        own = range(rank, self.groups, ranks)
+        greedy = self._play_greedily(own) if algorithm.uses_greedy_baseline else []
+        episodes, replaced = self._play_groups(own)
         if self.save_episodes:
             suffix = f"-rank{rank}" if ranks > 1 else ""
-            write_episodes(
-                self._run_folder() / "episodes" / f"iteration-{self.iteration:06d}{suffix}.jsonl.gz", episodes
-            )
+            path = self._run_folder() / "episodes" / f"iteration-{self.iteration:06d}{suffix}.jsonl.gz"
+            write_episodes(path, [*episodes, *replaced, *greedy])
         failed = [episode for episode in episodes if episode.failed]
         if len(failed) == len(episodes):
             raise RolloutError(
@@ -236,20 +244,45 @@ class RolloutDataModule(LightningDataModule):
             )
         if failed:
             logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(episodes), failed[0].error)
-        algorithm = self._algorithm()
         with torch.no_grad(), self._trainer().precision_plugin.forward_context():
-            rows = algorithm.prepare(episodes, self.sampling)
+            rows = algorithm.prepare(episodes, self.sampling, greedy)
         self._metrics = collection_metrics(episodes, time.perf_counter() - started) | algorithm.take_prepared_metrics()
+        if self.resample_rounds:
+            self._metrics["rollout/resampled_groups"] = len(replaced) / self.group_size
         return rows
 
-    def _group_specs(self, group: int) -> list[EpisodeSpec]:
-        task = self.tasks[self.iteration * self.groups + group]
+    def _play_groups(self, groups: Sequence[int]) -> tuple[list[Episode], list[Episode]]:
+        """The episodes of these groups in their order, and those that were played but replaced."""
+        played: dict[int, list[Episode]] = {}
+        replaced: list[Episode] = []
+        due = list(groups)
+        for attempt in range(self.resample_rounds + 1):
+            specs = [spec for group in due for spec in self._group_specs(group, attempt)]
+            episodes = iter(self.play(specs, self.sampling))
+            for group in due:
+                replaced += played.get(group, [])
+                played[group] = [next(episodes) for _ in range(self.group_size)]
+            due = [group for group in due if _without_signal(played[group])]
+            if not due:
+                break
+        return [episode for group in groups for episode in played[group]], replaced
+
+    def _play_greedily(self, groups: Sequence[int]) -> list[Episode]:
+        """One episode of the task of each group with the most probable token at every step."""
+        specs = [replace(self._group_specs(group)[0], id=f"{self.iteration}-{group}-greedy") for group in groups]
+        return self.play(specs, replace(self.sampling, temperature=0.0, top_p=1.0, top_k=0))
+
+    def _group_specs(self, group: int, attempt: int = 0) -> list[EpisodeSpec]:
+        # Every group has a task of its own for each attempt, used or not, so that the position alone decides.
+        task = self.tasks[(self.iteration * self.groups + group) * (self.resample_rounds + 1) + attempt]
+        name = f"{self.iteration}-{group}" + (f".{attempt}" if attempt else "")
+        key = (self.iteration, group, attempt) if attempt else (self.iteration, group)
         return [
             EpisodeSpec(
-                id=f"{self.iteration}-{group}-{member}",
+                id=f"{name}-{member}",
                 task=task,
-                group=f"{self.iteration}-{group}",
-                seed=derive_seed("episode", self.seed, self.iteration, group, member),
+                group=name,
+                seed=derive_seed("episode", self.seed, *key, member),
                 iteration=self.iteration,
             )
             for member in range(self.group_size)
@@ -392,6 +425,15 @@ class _EvaluationStream:
     def __iter__(self) -> Iterator[EpisodeBatch]:
         for start in range(0, len(self.specs), self.BATCH):
             yield EpisodeBatch(self.data.play(self.specs[start : start + self.BATCH], self.data.validation_sampling))
+
+
+def _without_signal(group: Sequence[Episode]) -> bool:
+    """Whether every agent's returns are all equal; failures do not count."""
+    played = [episode for episode in group if not episode.failed]
+    agents = {agent for episode in played for agent in episode.trajectories}
+    return all(
+        len({episode.rewards()[agent] for episode in played if agent in episode.trajectories}) < 2 for agent in agents
+    )
 
 
 def collection_metrics(episodes: Sequence[Episode], seconds: float) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Losses of one policy as pure functions: one value per token (or pair), reduced over the global batch separately."""
 
 from mrlm_pl.losses.corrections import (
+    Correction,
     RatioLevel,
     decoupled_ppo_loss,
     masked_importance_weight,
@@ -12,6 +13,7 @@ from mrlm_pl.losses.diagnostics import (
     effective_sample_size,
     masked_max,
     masked_mean,
+    mismatch,
     ratio_max_deviation,
 )
 from mrlm_pl.losses.kl import kl_k1, kl_k2, kl_k3, kl_k3_straight_through
@@ -32,6 +34,7 @@ from mrlm_pl.losses.value import value_loss
 
 __all__ = [
     "BatchTotals",
+    "Correction",
     "RatioLevel",
     "Reduction",
     "approx_kl",
@@ -57,6 +60,7 @@ __all__ = [
     "masked_max",
     "masked_mean",
     "masked_values",
+    "mismatch",
     "policy_gradient_loss",
     "ppo_clip_loss",
     "preference_gap",

@@ -7,7 +7,8 @@ carries the correction: do not multiply by a weight as well.
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -105,6 +106,59 @@ def decoupled_ppo_loss(
     if weight_cap is not None:
         weight = weight.clamp(max=weight_cap)
     return weight * ppo_clip_loss(logp, proximal_logp, advantages, action_mask, clip_low=clip_low, clip_high=clip_high)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How a token loss is weighted for a sampler ``mu`` that is not the policy ``pi_old`` the update starts from.
+
+    Args:
+        kind: ``none``; ``plain`` multiplies with ``pi_old / mu`` (decoupled PPO, arXiv 2505.24298); ``truncated`` with
+            ``min(pi_old / mu, cap)`` (TIS); ``masked`` with ``pi_old / mu`` inside ``[low, high]`` and 0 beyond it
+            (MIS, IcePop, arXiv 2510.18855).
+        level: of the ratio; see ``RatioLevel``.
+        cap: of ``truncated``.
+        low, high: of ``masked``.
+
+    Raises:
+        ConfigurationError: an unknown name or a value out of range.
+    """
+
+    kind: Literal["none", "plain", "truncated", "masked"] = "none"
+    level: RatioLevel = "token"
+    cap: float = 2.0
+    low: float = 0.5
+    high: float = 5.0
+
+    def __post_init__(self) -> None:
+        kinds = ("none", "plain", "truncated", "masked")
+        if self.kind not in kinds or self.level not in get_args(RatioLevel):
+            raise ConfigurationError(
+                f"correction has kind {self.kind!r} and level {self.level!r}; "
+                f"choose from {', '.join(kinds)} and from {', '.join(get_args(RatioLevel))}"
+            )
+        if self.cap <= 0 or not 0 <= self.low <= self.high:
+            raise ConfigurationError(
+                f"correction has cap {self.cap}, low {self.low} and high {self.high}; "
+                "cap must be positive, and 0 <= low <= high"
+            )
+
+    def weights(self, old_logp: Tensor, sampler_logp: Tensor, action_mask: Tensor) -> Tensor:
+        """Weights [B, T] without gradient, 0 outside the mask.
+
+        >>> old, sampler, mask = torch.tensor([[-1.0]]), torch.tensor([[-2.0]]), torch.tensor([[True]])
+        >>> [round(Correction(kind).weights(old, sampler, mask).item(), 4) for kind in ("none", "plain", "truncated")]
+        [1.0, 2.7183, 2.0]
+        """
+        if self.kind == "none":
+            return action_mask.to(old_logp.dtype)
+        if self.kind == "plain":
+            return masked_values(_importance_ratio(old_logp, sampler_logp, action_mask, self.level), action_mask)
+        if self.kind == "truncated":
+            return truncated_importance_weight(old_logp, sampler_logp, action_mask, cap=self.cap, level=self.level)
+        return masked_importance_weight(
+            old_logp, sampler_logp, action_mask, low=self.low, high=self.high, level=self.level
+        )
 
 
 def _importance_ratio(logp: Tensor, sampler_logp: Tensor, action_mask: Tensor, level: RatioLevel) -> Tensor:

@@ -89,3 +89,26 @@ def effective_sample_size(weights: Tensor, action_mask: Tensor) -> Tensor:
     """
     weights = masked_values(weights.detach(), action_mask)
     return weights.sum().square() / weights.square().sum()
+
+
+def mismatch(learner_logp: Tensor, sampler_logp: Tensor, action_mask: Tensor) -> dict[str, Tensor]:
+    """How far the learner's distribution is from the sampler's, from the sampler's tokens; each number 0-dim.
+
+    With ``w = pi / mu`` per token: ``k1`` the mean of ``-log w`` and ``k3`` that of ``w - 1 - log w``, two estimates of
+    ``KL(mu || pi)`` in nats; ``chi_square`` the mean of ``w^2`` less 1; ``effective_share`` Kish's effective sample
+    size over the number of tokens, 1 when all weights are equal; ``max_ratio`` the largest ``w``.
+
+    >>> import torch
+    >>> found = mismatch(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -2.0]]), torch.tensor([[True, True]]))
+    >>> {name: round(value.item(), 4) for name, value in found.items()}    # w = 1, e
+    {'k1': -0.5, 'k3': 0.3591, 'chi_square': 3.1945, 'effective_share': 0.824, 'max_ratio': 2.7183}
+    """
+    log_ratio = masked_log_ratio(learner_logp.detach(), sampler_logp, action_mask)
+    weights = clamped_exp(log_ratio)
+    return {
+        "k1": masked_mean(-log_ratio, action_mask),
+        "k3": masked_mean(weights - 1.0 - log_ratio, action_mask),
+        "chi_square": masked_mean(weights.square(), action_mask) - 1.0,
+        "effective_share": effective_sample_size(weights, action_mask) / action_mask.sum(),
+        "max_ratio": masked_max(weights, action_mask),
+    }

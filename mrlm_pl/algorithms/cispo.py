@@ -1,0 +1,89 @@
+"""Clipped importance weights on a policy gradient: every token keeps its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from mrlm_pl.advantages import group_normalized_advantages
+from mrlm_pl.algorithms.base import LearningRateSchedule
+from mrlm_pl.algorithms.policy_gradient import KLEstimator, PolicyGradient
+from mrlm_pl.batch import PolicyBatch
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import Correction, Reduction, cispo_loss
+from mrlm_pl.policy import Policy
+
+
+class CISPO(PolicyGradient):
+    """Clipped importance-sampling policy optimization (arXiv 2506.13585).
+
+    ::
+
+        A_i  = (r_i - m) / (s + 1e-6)
+        loss = reduce_t( -sg(clip(rho_t, 1 - clip_low, 1 + clip_high)) A_i log pi(token_t) + beta KL_t )
+
+    What is logged is described at :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+
+    Args:
+        policies, seats, schedule, warmup_steps, betas: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        clip_low, clip_high: bounds of the weight; ``clip_low: 1`` has no lower one, as in the paper.
+        reduction, max_length, kl_coefficient, kl_estimator, zero_variance, recompute_old_logp, correction,
+            overlong_buffer: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    smallest_group = 2
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        schedule: LearningRateSchedule = "constant",
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        reduction: Reduction = "token_mean",
+        max_length: int | None = None,
+        clip_low: float = 1.0,
+        clip_high: float = 4.0,
+        kl_coefficient: float = 0.0,
+        kl_estimator: KLEstimator = "k3",
+        zero_variance: Literal["keep", "exclude"] = "keep",
+        recompute_old_logp: bool | None = None,
+        correction: Correction = Correction(),  # noqa: B008 (frozen)
+        overlong_buffer: int = 0,
+    ) -> None:
+        super().__init__(
+            policies,
+            seats,
+            schedule,
+            warmup_steps,
+            betas,
+            reduction,
+            max_length,
+            kl_coefficient,
+            kl_estimator,
+            zero_variance,
+            recompute_old_logp,
+            correction,
+            overlong_buffer,
+        )
+        if not 0 < clip_low <= 1 or clip_high <= 0:
+            raise ConfigurationError(
+                f"clip_low {clip_low} must be above 0 and at most 1, clip_high {clip_high} above 0"
+            )
+        self.clip = {"clip_low": clip_low, "clip_high": clip_high}
+
+    def credit(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
+    ) -> dict[str, PolicyBatch]:
+        return self.group_credit(episodes, sampling, group_normalized_advantages)
+
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        assert rows.advantages is not None
+        return cispo_loss(logp, old_logp, rows.advantages, rows.action_mask, **self.clip), {}

@@ -1,0 +1,95 @@
+"""Group sequence policy optimization: the ratio of whole answers instead of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from mrlm_pl.advantages import group_normalized_advantages
+from mrlm_pl.algorithms.base import LearningRateSchedule
+from mrlm_pl.algorithms.policy_gradient import KLEstimator, PolicyGradient
+from mrlm_pl.batch import PolicyBatch
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import Correction, Reduction, clip_fraction, gspo_loss
+from mrlm_pl.policy import Policy
+
+
+class GSPO(PolicyGradient):
+    """Group sequence policy optimization (arXiv 2507.18071).
+
+    ``s_i`` is the geometric mean of an answer's token ratios; its gradient flows through each token's own::
+
+        A_i  = (r_i - m) / (s + 1e-6)
+        s_i  = exp(mean_t log rho_t)
+        loss = reduce_t( -min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i) + beta KL_t )
+
+    The reduction is ``sequence_mean``, as the objective is about answers. ``clip_fraction`` is the share of tokens
+    whose answer is clipped; the other numbers are those of :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+
+    Args:
+        policies, seats, schedule, warmup_steps, betas: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        clip_low, clip_high: how far ``s_i`` may move before its gradient stops; much less than a token's ratio may.
+        reduction, max_length, kl_coefficient, kl_estimator, zero_variance, recompute_old_logp, correction,
+            overlong_buffer: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    smallest_group = 2
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        schedule: LearningRateSchedule = "constant",
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        reduction: Reduction = "sequence_mean",
+        max_length: int | None = None,
+        clip_low: float = 3e-4,
+        clip_high: float = 4e-4,
+        kl_coefficient: float = 0.0,
+        kl_estimator: KLEstimator = "k3",
+        zero_variance: Literal["keep", "exclude"] = "keep",
+        recompute_old_logp: bool | None = None,
+        correction: Correction = Correction(),  # noqa: B008 (frozen)
+        overlong_buffer: int = 0,
+    ) -> None:
+        super().__init__(
+            policies,
+            seats,
+            schedule,
+            warmup_steps,
+            betas,
+            reduction,
+            max_length,
+            kl_coefficient,
+            kl_estimator,
+            zero_variance,
+            recompute_old_logp,
+            correction,
+            overlong_buffer,
+        )
+        if not 0 < clip_low < 1 or clip_high <= 0:
+            raise ConfigurationError(f"clip_low {clip_low} must be between 0 and 1, clip_high {clip_high} above 0")
+        self.clip = {"clip_low": clip_low, "clip_high": clip_high}
+
+    def credit(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
+    ) -> dict[str, PolicyBatch]:
+        return self.group_credit(episodes, sampling, group_normalized_advantages)
+
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        assert rows.advantages is not None
+        mask, advantages = rows.action_mask, rows.advantages
+        losses = gspo_loss(logp, old_logp, advantages, mask, **self.clip)
+        lengths = mask.sum(-1, keepdim=True).clamp(min=1)
+        # The mean log-ratio of the answer on every token, so that each counts as clipped or not with its answer.
+        mean = ((logp - old_logp).masked_fill(~mask, 0.0).sum(-1, keepdim=True) / lengths).expand_as(logp)
+        clipped = clip_fraction(mean, mean.new_zeros(mean.shape), advantages, mask, **self.clip)
+        return losses, {"clip_fraction": clipped}

@@ -1,0 +1,193 @@
+"""What the critic-free policy gradients share: one advantage for each token, a token loss, a reduction."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages import whiten
+from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
+from mrlm_pl.algorithms.group import GroupAdvantage, credited_rows
+from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import (
+    Correction,
+    Reduction,
+    approx_kl,
+    kl_k3,
+    kl_k3_straight_through,
+    masked_mean,
+    mismatch,
+    ratio_max_deviation,
+    reduce_tokens,
+)
+from mrlm_pl.policy import Policy
+from mrlm_pl.rewards import overlong_penalty
+
+KL_ESTIMATORS = {"k3": kl_k3, "k3_straight_through": kl_k3_straight_through}
+KLEstimator = Literal["k3", "k3_straight_through"]
+
+
+class PolicyGradient(Algorithm):
+    """Base of the policy gradients without a critic; a subclass adds :meth:`credit` and :meth:`token_losses`.
+
+    Logged for each policy under ``train/``: ``approx_kl`` (k3 between sampler and learner), ``ratio_deviation``
+    (largest ``|rho - 1|``), ``grad_norm``, ``kl`` (k3 to the reference, when ``kl_coefficient`` is above 0), and how
+    far the learner is from the sampler: ``mismatch_k1``, ``mismatch_k3``, ``mismatch_chi_square``,
+    ``mismatch_effective_share``, ``mismatch_max_ratio`` (see :func:`mrlm_pl.losses.mismatch`), of the learner's weights
+    at the time of sampling where they were asked for their log-probabilities, and of its current ones otherwise.
+
+    Args:
+        policies, seats, schedule, warmup_steps, betas: see :class:`Algorithm`.
+        reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`.
+        max_length: longest response in tokens, for ``reduction: constant_length``.
+        kl_coefficient: weight of the divergence from the reference; 0 skips the reference model altogether.
+        kl_estimator: ``k3``, or ``k3_straight_through`` with k2's (unbiased) gradient.
+        zero_variance: rows without advantage have no gradient; ``keep`` counts their tokens in the reduction,
+            ``exclude`` does not.
+        recompute_old_logp: take pi_old from the learner at the time of sampling rather than from the sampler. None does
+            so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision.
+        correction: weight of the losses for the difference between the two; see :class:`mrlm_pl.losses.Correction`.
+        overlong_buffer: width in tokens of the slope by which turns that come near ``max_tokens`` are punished by up to
+            1 (DAPO, arXiv 2503.14476); 0 does not punish them.
+
+    Raises:
+        ConfigurationError: an unknown name or a value out of range.
+    """
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None,
+        seats: dict[str, str] | None,
+        schedule: LearningRateSchedule,
+        warmup_steps: int,
+        betas: tuple[float, float],
+        reduction: Reduction,
+        max_length: int | None,
+        kl_coefficient: float,
+        kl_estimator: KLEstimator,
+        zero_variance: Literal["keep", "exclude"],
+        recompute_old_logp: bool | None,
+        correction: Correction,
+        overlong_buffer: int,
+    ) -> None:
+        super().__init__(policies, seats, schedule, warmup_steps, betas)
+        self.refuse_dropout()
+        if kl_estimator not in KL_ESTIMATORS:
+            raise ConfigurationError(f"kl_estimator {kl_estimator!r} must be one of {sorted(KL_ESTIMATORS)}")
+        if kl_coefficient < 0 or overlong_buffer < 0:
+            raise ConfigurationError(
+                f"kl_coefficient {kl_coefficient} and overlong_buffer {overlong_buffer} must be 0 or above"
+            )
+        if (reduction == "constant_length") != (max_length is not None):
+            raise ConfigurationError(
+                f"max_length is {max_length} with reduction {reduction!r}; it belongs to `reduction: constant_length`"
+            )
+        if correction.kind != "none" and recompute_old_logp is False:
+            raise ConfigurationError(
+                f"correction {correction.kind!r} weighs pi_old / mu, but recompute_old_logp is false, so pi_old is mu "
+                "and the ratio corrects already; leave one of them out"
+            )
+        self.reduction, self.max_length = reduction, max_length
+        self.kl_coefficient, self.kl_estimator = kl_coefficient, KL_ESTIMATORS[kl_estimator]
+        self.zero_variance, self.correction, self.overlong_buffer = zero_variance, correction, overlong_buffer
+        self.recompute_old_logp = True if correction.kind != "none" else recompute_old_logp
+
+    @abstractmethod
+    def credit(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
+    ) -> dict[str, PolicyBatch]:
+        """Rows of every policy with their advantages; the arguments are those of :meth:`prepare`."""
+
+    @abstractmethod
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss [B, T] of each token, and what else is to be logged."""
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.kl_coefficient > 0
+
+    def group_credit(
+        self, episodes: Sequence[Episode], sampling: Sampling, advantage: GroupAdvantage
+    ) -> dict[str, PolicyBatch]:
+        """Rows whose tokens all have their episode's advantage; see :func:`mrlm_pl.algorithms.group.credited_rows`."""
+        temperature = dict.fromkeys(self.policies, sampling.temperature or 1.0)
+        return credited_rows(episodes, advantage, temperature, self.turn_bonus(sampling))
+
+    def whiten_advantages(self, rows: Mapping[str, PolicyBatch]) -> None:
+        """Whiten each trained policy's advantages over its tokens on all ranks, in place; every rank must call this."""
+        for name in self.policies:
+            if not self.policy(name).trained:
+                continue
+            if name not in rows:
+                self.global_moments(torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.bool))
+                continue
+            mask, advantages = rows[name].action_mask, rows[name].advantages
+            assert advantages is not None
+            rows[name].advantages = whiten(advantages, mask, self.global_moments(advantages, mask))
+
+    def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
+        """What is added to a turn's reward, or None."""
+        if not self.overlong_buffer:
+            return None
+        limit, buffer = sampling.max_tokens, self.overlong_buffer
+        return lambda turn: overlong_penalty(turn.stop - turn.start, limit, buffer)
+
+    def prepare(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
+    ) -> dict[str, PolicyBatch]:
+        tables = self.credit(episodes, sampling, greedy)
+        trained = {name: rows.to(self.device) for name, rows in tables.items() if self.policy(name).trained}
+        for name, rows in trained.items():
+            policy = self.policy(name)
+            assert rows.advantages is not None
+            if self.zero_variance == "exclude":
+                rows.action_mask &= (rows.advantages != 0).any(-1, keepdim=True)
+            if self.uses_reference and rows.ref_logp is None:
+                rows.ref_logp = policy.reference_logprobs(**rows.inputs())
+            if self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp:
+                rows.proximal_logp = policy(**rows.inputs())
+        return trained
+
+    def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
+        counted = rows.action_mask.any(-1)
+        if not self.uses_reference and rows.advantages is not None:
+            counted &= (rows.advantages != 0).any(-1)
+        return counted.nonzero().flatten()
+
+    def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
+        assert rows.advantages is not None
+        mask, old_logp = rows.action_mask, rows.old_logp if rows.proximal_logp is None else rows.proximal_logp
+        logp = self.policies[name](**rows.inputs())
+        losses, metrics = self.token_losses(logp, old_logp, rows)
+        if self.correction.kind != "none":
+            losses = losses * self.correction.weights(old_logp, rows.old_logp, mask)
+        if rows.ref_logp is not None and self.kl_coefficient:
+            losses = losses + self._reference_losses(logp, rows)
+        with torch.no_grad():
+            metrics["approx_kl"] = approx_kl(logp, rows.old_logp, mask)
+            metrics["ratio_deviation"] = ratio_max_deviation(logp, old_logp, mask)
+            learner = logp if rows.proximal_logp is None else rows.proximal_logp
+            for measure, value in mismatch(learner, rows.old_logp, mask).items():
+                metrics[f"mismatch_{measure}"] = value
+            if rows.ref_logp is not None:
+                metrics["kl"] = masked_mean(kl_k3(logp, rows.ref_logp, mask), mask)
+        self.log_policy(name, metrics)
+        return reduce_tokens(
+            losses,
+            mask,
+            self.reduction,
+            batch.totals[name],
+            max_length=self.max_length,
+            episode_tokens=rows.episode_tokens,
+        )
+
+    def _reference_losses(self, logp: Tensor, rows: PolicyBatch) -> Tensor:
+        assert rows.ref_logp is not None
+        return self.kl_coefficient * self.kl_estimator(logp, rows.ref_logp, rows.action_mask)

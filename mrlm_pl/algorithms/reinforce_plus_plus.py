@@ -1,0 +1,116 @@
+"""REINFORCE++: discounted, KL-penalised returns, whitened over the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.algorithms.base import LearningRateSchedule
+from mrlm_pl.algorithms.policy_gradient import PolicyGradient
+from mrlm_pl.algorithms.rewarded import rewarded_rows
+from mrlm_pl.batch import PolicyBatch
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import Correction, Reduction, clip_fraction, kl_k1, ppo_clip_loss
+from mrlm_pl.policy import Policy
+
+
+class REINFORCEPlusPlus(PolicyGradient):
+    """REINFORCE++ (arXiv 2501.03262).
+
+    The return of each token, with the divergence from the reference charged to every token, whitened over all of a
+    policy's tokens on all ranks::
+
+        R_t  = sum over s >= t of gamma^(s - t) (r_s - beta (log mu - log pi_ref)_s)
+        A_t  = (R_t - mean) / std
+        loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t) )
+
+    ``mu`` is the sampler. A turn's reward is on its last token; text of the environment carries the return through.
+
+    ``clip_fraction`` is the share of tokens whose gradient the clip removes; the other numbers are those of
+    :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+
+    Args:
+        policies, seats, schedule, warmup_steps, betas: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        clip_low, clip_high: how far the ratio may move before its gradient stops.
+        gamma: discount from token to token.
+        kl_coefficient: ``beta``; 0 skips the reference model altogether.
+        reduction, max_length, recompute_old_logp, correction, overlong_buffer: see
+            :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        schedule: LearningRateSchedule = "constant",
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        reduction: Reduction = "token_mean",
+        max_length: int | None = None,
+        clip_low: float = 0.2,
+        clip_high: float = 0.2,
+        kl_coefficient: float = 0.0,
+        gamma: float = 1.0,
+        recompute_old_logp: bool | None = None,
+        correction: Correction = Correction(),  # noqa: B008 (frozen)
+        overlong_buffer: int = 0,
+    ) -> None:
+        super().__init__(
+            policies,
+            seats,
+            schedule,
+            warmup_steps,
+            betas,
+            reduction,
+            max_length,
+            kl_coefficient,
+            "k3",
+            "keep",
+            recompute_old_logp,
+            correction,
+            overlong_buffer,
+        )
+        if not 0 < clip_low < 1 or clip_high <= 0 or not 0 <= gamma <= 1:
+            raise ConfigurationError(
+                f"clip_low {clip_low} must be between 0 and 1, clip_high {clip_high} above 0, gamma {gamma} between 0 "
+                "and 1"
+            )
+        self.clip = {"clip_low": clip_low, "clip_high": clip_high}
+        self.gamma = gamma
+
+    def credit(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
+    ) -> dict[str, PolicyBatch]:
+        bonus = self.turn_bonus(sampling)
+        tables = rewarded_rows(episodes, dict.fromkeys(self.policies, sampling.temperature or 1.0), bonus)
+        rows = {}
+        for name, table in tables.items():
+            if not self.policy(name).trained:
+                continue
+            batch, rewards = table.batch.to(self.device), table.rewards.to(self.device)
+            if self.uses_reference:
+                batch.ref_logp = self.policy(name).reference_logprobs(**batch.inputs())
+                rewards = rewards - self.kl_coefficient * kl_k1(batch.old_logp, batch.ref_logp, batch.action_mask)
+            discounts = torch.full_like(rewards, self.gamma)
+            nothing = torch.zeros_like(rewards)
+            # Without values, GAE at lambda 1 is the discounted return.
+            batch.advantages, _ = table.advantages(rewards, nothing, discounts, 1.0, nothing[:, 0])
+            rows[name] = batch
+        self.whiten_advantages(rows)
+        return rows
+
+    def _reference_losses(self, logp: Tensor, rows: PolicyBatch) -> Tensor:
+        return torch.zeros_like(logp)  # the divergence is in the reward already
+
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        assert rows.advantages is not None
+        mask, advantages = rows.action_mask, rows.advantages
+        losses = ppo_clip_loss(logp, old_logp, advantages, mask, **self.clip)
+        return losses, {"clip_fraction": clip_fraction(logp, old_logp, advantages, mask, **self.clip)}

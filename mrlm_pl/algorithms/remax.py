@@ -1,0 +1,106 @@
+"""REINFORCE with the greedy answer to the task as the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages import remax_advantages
+from mrlm_pl.algorithms.base import LearningRateSchedule
+from mrlm_pl.algorithms.group import agent_return, comparison_keys
+from mrlm_pl.algorithms.policy_gradient import KLEstimator, PolicyGradient
+from mrlm_pl.batch import PolicyBatch
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.losses import Correction, Reduction, policy_gradient_loss
+from mrlm_pl.policy import Policy
+
+
+class ReMax(PolicyGradient):
+    """ReMax (arXiv 2310.10505).
+
+    Each task is played once more with the most probable token at every step; that episode's return is the baseline, and
+    nothing is learnt from it::
+
+        A_i  = r_i - r(greedy)
+        loss = reduce_t( -A_i log pi(token_t) + beta KL_t )
+
+    There is no ratio and no clip, so use a collection once (``data.passes`` and ``data.minibatches`` 1). With several
+    agents all play greedily at once, and each is compared with its own return there. Groups whose greedy episode failed
+    are left out. Logged once a collection under ``train/``: ``greedy_reward``, the mean of the baselines, and
+    ``missing_baselines``, the number of groups left out; the rest is described at
+    :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+
+    Args:
+        policies, seats, schedule, warmup_steps, betas: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        reduction, max_length, kl_coefficient, kl_estimator, zero_variance, recompute_old_logp, correction,
+            overlong_buffer: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        schedule: LearningRateSchedule = "constant",
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        reduction: Reduction = "token_mean",
+        max_length: int | None = None,
+        kl_coefficient: float = 0.0,
+        kl_estimator: KLEstimator = "k3",
+        zero_variance: Literal["keep", "exclude"] = "keep",
+        recompute_old_logp: bool | None = None,
+        correction: Correction = Correction(),  # noqa: B008 (frozen)
+        overlong_buffer: int = 0,
+    ) -> None:
+        super().__init__(
+            policies,
+            seats,
+            schedule,
+            warmup_steps,
+            betas,
+            reduction,
+            max_length,
+            kl_coefficient,
+            kl_estimator,
+            zero_variance,
+            recompute_old_logp,
+            correction,
+            overlong_buffer,
+        )
+
+    @property
+    def uses_greedy_baseline(self) -> bool:
+        return True
+
+    def credit(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
+    ) -> dict[str, PolicyBatch]:
+        played = {episode.group: episode for episode in greedy if not episode.failed}
+        bonus = self.turn_bonus(sampling)
+        baselines = {
+            (group, agent): agent_return(episode, agent, bonus)
+            for group, episode in played.items()
+            for agent in episode.trajectories
+        }
+        self._prepared_metrics["train/greedy_reward"] = sum(baselines.values()) / max(len(baselines), 1)
+        groups = {episode.group for episode in episodes}
+        self._prepared_metrics["train/missing_baselines"] = float(len(groups - played.keys()))
+        compared = [
+            episode if episode.group in played else replace(episode, error="no greedy episode to compare with")
+            for episode in episodes
+        ]
+        keys = comparison_keys(compared)
+        greedy_returns = torch.tensor([baselines.get(key, 0.0) for key in keys], dtype=torch.float64)
+        return self.group_credit(compared, sampling, lambda values, _: remax_advantages(values, greedy_returns))
+
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        assert rows.advantages is not None
+        return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}

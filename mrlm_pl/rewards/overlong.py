@@ -1,0 +1,24 @@
+"""A soft punishment for answers that come close to the length limit."""
+
+from __future__ import annotations
+
+from mrlm_pl.errors import ConfigurationError
+
+
+def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
+    """0 up to ``max_tokens - buffer`` tokens, then falling linearly to -1 at ``max_tokens`` (DAPO, arXiv 2503.14476).
+
+    Args:
+        tokens: length of the answer.
+        max_tokens: where an answer is cut.
+        buffer: width of the slope, between 1 and ``max_tokens``.
+
+    Raises:
+        ConfigurationError: ``buffer`` is out of its range.
+
+    >>> [overlong_penalty(tokens, 100, 20) for tokens in (80, 90, 100, 120)]
+    [0.0, -0.5, -1.0, -1.0]
+    """
+    if not 1 <= buffer <= max_tokens:
+        raise ConfigurationError(f"overlong_buffer is {buffer}; it must be between 1 and max_tokens ({max_tokens})")
+    return -min(max(tokens - (max_tokens - buffer), 0) / buffer, 1.0)
