@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.losses import BatchTotals, episode_token_counts
@@ -26,7 +27,15 @@ _ROW_TENSORS = (
     "episode_tokens",
     "temperature",
 )
-_OPTIONAL_TENSORS = ("advantages", "ref_logp", "proximal_logp", "values", "returns")
+_OPTIONAL_TENSORS = (
+    "advantages",
+    "ref_logp",
+    "proximal_logp",
+    "values",
+    "returns",
+    "observation_mask",
+    "reference_sums",
+)
 
 
 class PolicyBatch:
@@ -48,6 +57,8 @@ class PolicyBatch:
         values: [B, T] fp32, expected return before each action token as it was estimated at the time of sampling, or
             None.
         returns: [B, T] fp32, what the estimates are trained towards, or None.
+        observation_mask: [B, T] bool, True where the environment answered an action, or None.
+        reference_sums: [B] fp32, log-probability of the row's action tokens under the frozen reference, or None.
     """
 
     def __init__(
@@ -65,12 +76,15 @@ class PolicyBatch:
         proximal_logp: Tensor | None = None,
         values: Tensor | None = None,
         returns: Tensor | None = None,
+        observation_mask: Tensor | None = None,
+        reference_sums: Tensor | None = None,
     ) -> None:
         self.token_ids, self.lengths, self.action_mask, self.old_logp = token_ids, lengths, action_mask, old_logp
         self.groups, self.prefix_groups = groups, prefix_groups
         self.episode_tokens, self.temperature = episode_tokens, temperature
         self.advantages, self.ref_logp, self.proximal_logp = advantages, ref_logp, proximal_logp
         self.values, self.returns = values, returns
+        self.observation_mask, self.reference_sums = observation_mask, reference_sums
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]
@@ -133,6 +147,15 @@ class Batch:
         """A copy on another device; the arguments are those of ``Tensor.to``."""
         moved = {name: rows.to(*args, **kwargs) for name, rows in self.policies.items()}
         return Batch(moved, self.totals, self.pieces, self.metrics)
+
+
+def padded_masks(masks: Sequence[Sequence[bool]]) -> Tensor:
+    """Masks of rows of any length as one table [B, T], padded with False.
+
+    >>> padded_masks([[True], [False, True]]).tolist()
+    [[True, False], [False, True]]
+    """
+    return pad_sequence([torch.tensor(mask, dtype=torch.bool) for mask in masks], batch_first=True)
 
 
 def collate_rows(

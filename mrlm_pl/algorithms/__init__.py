@@ -2,6 +2,7 @@
 
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.algorithms.cispo import CISPO
+from mrlm_pl.algorithms.dpo import DPO
 from mrlm_pl.algorithms.grpo import GRPO
 from mrlm_pl.algorithms.gspo import GSPO
 from mrlm_pl.algorithms.ppo import PPO
@@ -14,6 +15,7 @@ from mrlm_pl.algorithms.sft import SFT
 
 __all__ = [
     "CISPO",
+    "DPO",
     "GRPO",
     "GSPO",
     "PPO",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mrlm_pl.advantages import Moments, masked_moments, merge_gathered
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
 
@@ -99,6 +99,13 @@ class Algorithm(LightningModule, ABC):
             ConfigurationError: the algorithm does not learn from episodes.
         """
         raise ConfigurationError(f"{type(self).__name__} does not learn from rollouts; give it another data module")
+
+    def check_demonstrations(self, rows: Mapping[str, Sequence[Trajectory]]) -> None:
+        """Nothing when the algorithm can learn from these rows, given by split.
+
+        Raises:
+            DataError: they lack what it learns from.
+        """
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         """Indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""

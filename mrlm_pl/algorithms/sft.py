@@ -1,15 +1,26 @@
-"""Supervised fine-tuning: behavioural cloning on the action tokens of demonstrations."""
+"""Supervised fine-tuning: on the actions of demonstrations, on what the environment answers, or on both."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
 from mrlm_pl.batch import Batch, PolicyBatch
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.episode import Trajectory
+from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.losses import Reduction, cross_entropy_loss, masked_mean, reduce_tokens
 from mrlm_pl.policy import Policy
+
+Objective = Literal["behavioural_cloning", "world_model", "combined"]
+_WEIGHTS: dict[str, tuple[float, float]] = {
+    "behavioural_cloning": (1.0, 0.0),
+    "world_model": (0.0, 1.0),
+    "combined": (0.5, 0.5),
+}
 
 
 class SFT(Algorithm):
@@ -17,18 +28,21 @@ class SFT(Algorithm):
 
     ::
 
-        loss = reduce_t( -log pi(token_t | tokens before it) )   over action tokens, the end-of-turn token included
+        bc   = reduce_t( -log pi(token_t | tokens before it) )   over action tokens, the end-of-turn token included
+        wm   = the same over the tokens with which the environment answers an action
+        loss = bc (behavioural_cloning), wm (world_model) or .5 bc + .5 wm (combined)
 
-    Logged under ``train/``: ``nll`` (nats per action token), ``perplexity``, ``grad_norm``; under ``val/`` the same on
-    the validation file.
+    Logged under ``train/``: ``nll`` (nats per action token), ``perplexity``, ``grad_norm``, and ``observation_nll``
+    (nats per observation token) where it is learnt; under ``val/`` the same on the validation file.
 
     Args:
         policies: the weights; one policy.
         schedule, warmup_steps, betas: see :class:`Algorithm`.
+        objective: what is learnt.
         reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`.
 
     Raises:
-        ConfigurationError: there are several policies.
+        ConfigurationError: there are several policies, or an unknown name.
     """
 
     def __init__(
@@ -37,6 +51,7 @@ class SFT(Algorithm):
         schedule: LearningRateSchedule = "constant",
         warmup_steps: int = 0,
         betas: tuple[float, float] = (0.9, 0.999),
+        objective: Objective = "behavioural_cloning",
         reduction: Reduction = "token_mean",
     ) -> None:
         super().__init__(policies, None, schedule, warmup_steps, betas)
@@ -44,15 +59,54 @@ class SFT(Algorithm):
             raise ConfigurationError(f"SFT trains one policy; `policies` has {sorted(self.policies)}")
         if reduction == "constant_length":
             raise ConfigurationError("SFT has no longest response; use another reduction than 'constant_length'")
-        self.reduction = reduction
+        if objective not in _WEIGHTS:
+            raise ConfigurationError(f"objective is {objective!r}; choose from {', '.join(_WEIGHTS)}")
+        self.objective, self.reduction = objective, reduction
+        self.action_weight, self.observation_weight = _WEIGHTS[objective]
+
+    def check_demonstrations(self, rows: Mapping[str, Sequence[Trajectory]]) -> None:
+        if not self.observation_weight:
+            return
+        for split, table in rows.items():
+            # After its first action a row goes on with more than actions only where the environment answered.
+            if not any(False in row.action_mask[row.action_mask.index(True) :] for row in table):
+                raise DataError(
+                    f"objective {self.objective!r} learns from what follows an action, but no row of the {split} data "
+                    "goes on after one; give it conversations of several turns, or use behavioural_cloning"
+                )
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
-        mask = rows.action_mask
-        losses = cross_entropy_loss(self.policies[name](**rows.inputs()), mask)
-        nll = masked_mean(losses, mask)
-        for metric, value in (("nll", nll), ("perplexity", torch.exp(nll))):
+        logp, parts = self._likelihoods(name, rows)
+        share = torch.zeros((), device=logp.device)
+        if self.action_weight:
+            share = share + self.action_weight * self._share(logp, rows.action_mask, rows, batch, name)
+        if self.observation_weight:
+            assert rows.observation_mask is not None
+            observed = self._share(logp, rows.observation_mask, rows, batch, f"{name}/observations")
+            share = share + self.observation_weight * observed
+        for metric, value in parts.items():
             self.log(self.metric_name(metric, name), value, prog_bar=metric == "nll", batch_size=1, sync_dist=True)
-        return reduce_tokens(losses, mask, self.reduction, batch.totals[name], episode_tokens=rows.episode_tokens)
+        return share
+
+    def _likelihoods(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Log-probabilities [B, T] of all tokens that are learnt, and the means of both kinds."""
+        inputs = rows.inputs()
+        if self.observation_weight:
+            assert rows.observation_mask is not None
+            inputs["action_mask"] = rows.action_mask | rows.observation_mask
+        logp = self.policies[name](**inputs)
+        nll = masked_mean(-logp, rows.action_mask)
+        parts = {"nll": nll, "perplexity": torch.exp(nll)}
+        if self.observation_weight and rows.observation_mask is not None and rows.observation_mask.any():
+            parts["observation_nll"] = masked_mean(-logp, rows.observation_mask)
+        return logp, parts
+
+    def _share(self, logp: Tensor, mask: Tensor, rows: PolicyBatch, batch: Batch, totals: str) -> Tensor:
+        if not batch.totals[totals].tokens:
+            return 0.0 * logp.sum()
+        return reduce_tokens(
+            cross_entropy_loss(logp, mask), mask, self.reduction, batch.totals[totals], episode_tokens=mask.sum(-1)
+        )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._log_likelihood("val", batch)
@@ -62,7 +116,9 @@ class SFT(Algorithm):
 
     def _log_likelihood(self, prefix: str, batch: Batch) -> None:
         for name, rows in batch.policies.items():
-            logp = self.policies[name](**rows.inputs())
+            _, parts = self._likelihoods(name, rows)
             tokens = int(rows.action_mask.sum())
-            nll = masked_mean(-logp, rows.action_mask)
-            self.log(f"{prefix}/nll", nll, batch_size=tokens, sync_dist=True, prog_bar=True)
+            self.log(f"{prefix}/nll", parts["nll"], batch_size=tokens, sync_dist=True, prog_bar=True)
+            if "observation_nll" in parts and rows.observation_mask is not None:
+                tokens = int(rows.observation_mask.sum())
+                self.log(f"{prefix}/observation_nll", parts["observation_nll"], batch_size=tokens, sync_dist=True)

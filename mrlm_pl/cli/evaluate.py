@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from mrlm_pl.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mrlm_pl.evaluation import EvaluationReport
-    from mrlm_pl.rollout import Seat
+    from mrlm_pl.rollout import EpisodePlayer, Seat
 
 SINGLE = "main"
 """Name of the policy when a model, rather than a run, is evaluated."""
@@ -67,14 +68,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = parse(eval_parser(), arguments)
     environment: Environment = options.environment
-    model = read_model(options.model)
-    if options.seats:
-        model = replace(model, seats={**model.seats, **options.seats})
-    unknown = sorted(set(model.seats.values()) - set(model.policies))
-    if unknown:
-        raise ConfigurationError(f"seats name the policies {unknown}; {options.model!r} has {sorted(model.policies)}")
-    for agent in environment.agents:
-        model.policy_of(agent)
+    model = chosen_model(options, environment)
     output = Path(options.output) if options.output else None
     if output is not None and output.is_dir():
         raise ConfigurationError(f"output: {str(output)!r} is a folder; name a file, as in `--output {output}/F.json`")
@@ -89,13 +83,26 @@ def run(arguments: Sequence[str]) -> int:
 def eval_parser() -> CommandParser:
     """The parser of ``mrlm eval``."""
     parser = environment_parser("eval", "Score a run or a model on an environment.")
-    defaults = Sampling()
-    parser.add_argument("--model", type=str, required=True, help="Run folder, model folder, hub id or builtin:tiny.")
+    add_model_options(parser)
     parser.add_argument("--num-episodes", type=PositiveInt, default=200, help="Episodes in all.")
     parser.add_argument("--split", choices=SPLITS, default="test", help="Split of the tasks.")
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
     parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help="Episodes of each task, for pass@k.")
+    add_sampling_options(parser)
+    parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report with transcripts.")
+    return parser
+
+
+def add_model_options(parser: CommandParser) -> None:
+    """Add which model decides, for which agents and where."""
+    parser.add_argument("--model", type=str, required=True, help="Run folder, model folder, hub id or builtin:tiny.")
     parser.add_argument("--seats", type=dict[str, str], default={}, help="Policy of each agent; a run has its own.")
+    parser.add_argument("--device", type=str, default="auto", help="As torch names it; auto prefers an accelerator.")
+
+
+def add_sampling_options(parser: CommandParser) -> None:
+    """Add how turns are sampled and how many an episode has at most."""
+    defaults = Sampling()
     parser.add_argument("--temperature", type=float, default=defaults.temperature, help="0 is greedy.")
     parser.add_argument("--top-p", type=float, default=defaults.top_p, help="Probability mass that is kept.")
     parser.add_argument("--top-k", type=int, default=defaults.top_k, help="Tokens that are kept; 0 keeps all.")
@@ -106,9 +113,23 @@ def eval_parser() -> CommandParser:
         help=f"Tokens in a turn; default is what the run was trained with, else {defaults.max_tokens}.",
     )
     parser.add_argument("--max-turns", type=PositiveInt, default=64, help="Decisions after which an episode is cut.")
-    parser.add_argument("--device", type=str, default="auto", help="As torch names it; auto prefers an accelerator.")
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report with transcripts.")
-    return parser
+
+
+def chosen_model(options: Any, environment: Environment) -> EvaluatedModel:
+    """What ``--model`` and ``--seats`` name; every agent of the environment has a seat.
+
+    Raises:
+        ConfigurationError: an agent or a seat has no policy, or the run cannot be read.
+    """
+    model = read_model(options.model)
+    if options.seats:
+        model = replace(model, seats={**model.seats, **options.seats})
+    unknown = sorted(set(model.seats.values()) - set(model.policies))
+    if unknown:
+        raise ConfigurationError(f"seats name the policies {unknown}; {options.model!r} has {sorted(model.policies)}")
+    for agent in environment.agents:
+        model.policy_of(agent)
+    return model
 
 
 def read_model(name: str) -> EvaluatedModel:
@@ -164,8 +185,16 @@ def _evaluate(model: EvaluatedModel, environment: Environment, options: Any) -> 
     from mrlm_pl.evaluation import evaluate, evaluation_specs
 
     numbers = {"num_episodes": options.num_episodes, "split": options.split, "seed": options.seed}
+    samples = options.samples_per_task
     # Raises for wrong numbers before a model is loaded.
-    evaluation_specs(environment, **numbers, samples_per_task=options.samples_per_task)
+    evaluation_specs(environment, **numbers, samples_per_task=samples)
+    with player_of(model, environment, options) as player:
+        return evaluate(player, environment, model=options.model, samples_per_task=samples, **numbers)
+
+
+@contextmanager
+def player_of(model: EvaluatedModel, environment: Environment, options: Any) -> Iterator[EpisodePlayer]:
+    """A player of the environment with the model's policies in their seats; all of it is closed at the end."""
     sampling = Sampling(
         temperature=options.temperature,
         top_p=options.top_p,
@@ -179,7 +208,7 @@ def _evaluate(model: EvaluatedModel, environment: Environment, options: Any) -> 
     seats = _seats(model, environment, sampling, engine, options.device)
     player = EpisodePlayer({environment.name: environment}, seats, engine, max_turns=options.max_turns)
     try:
-        return evaluate(player, environment, model=options.model, samples_per_task=options.samples_per_task, **numbers)
+        yield player
     finally:
         player.close()
         engine.close()

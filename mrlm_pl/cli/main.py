@@ -18,6 +18,7 @@ COMMANDS = {
     "test": ("mrlm_pl.cli.lightning_cli:test", "run the test loop"),
     "predict": ("mrlm_pl.cli.lightning_cli:predict", "play test episodes with the policies"),
     "eval": ("mrlm_pl.cli.evaluate:run", "score a run or a model on an environment"),
+    "collect": ("mrlm_pl.cli.collect:run", "play episodes with a run or a model and keep them in a file"),
     "check-env": ("mrlm_pl.cli.check_env:run", "check that an environment keeps to the contract"),
     "info": ("mrlm_pl.cli.info:run", "versions, devices and what is installed"),
 }

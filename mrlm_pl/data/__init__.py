@@ -7,13 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mrlm_pl.data.episode_files import read_episodes, write_episodes
+    from mrlm_pl.data.preference_module import PreferenceDataModule, preference_pairs
     from mrlm_pl.data.rollout_module import RolloutDataModule
     from mrlm_pl.data.rows import read_rows
     from mrlm_pl.data.trajectory_module import TrajectoryDataModule
 
-__all__ = ["RolloutDataModule", "TrajectoryDataModule", "read_episodes", "read_rows", "write_episodes"]
+__all__ = [
+    "PreferenceDataModule",
+    "RolloutDataModule",
+    "TrajectoryDataModule",
+    "preference_pairs",
+    "read_episodes",
+    "read_rows",
+    "write_episodes",
+]
 
 _HOME = {
+    "PreferenceDataModule": "preference_module",
+    "preference_pairs": "preference_module",
     "RolloutDataModule": "rollout_module",
     "TrajectoryDataModule": "trajectory_module",
     "read_episodes": "episode_files",

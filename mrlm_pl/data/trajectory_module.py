@@ -1,27 +1,23 @@
-"""Demonstrations for supervised fine-tuning, from chat-format or prompt/completion files."""
+"""Demonstrations for supervised fine-tuning, from chat-format or prompt/completion files, or from played episodes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from lightning.pytorch import LightningDataModule
-
-from mrlm_pl.algorithms.base import Algorithm
-from mrlm_pl.batch import Batch, collate_rows
+from mrlm_pl.batch import Batch, collate_rows, padded_masks
+from mrlm_pl.data.fixed_data import FixedDataModule
 from mrlm_pl.data.rows import read_rows
-from mrlm_pl.episode import Message, Trajectory
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.episode import Episode, Message, Trajectory
+from mrlm_pl.errors import DataError
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import ChatFormat, Conversation
-from mrlm_pl.seeding import derive_seed
 
 logger = logging.getLogger(__name__)
 
 
-class TrajectoryDataModule(LightningDataModule):
+class TrajectoryDataModule(FixedDataModule):
     """Rows of demonstrations, shuffled anew in each epoch.
 
     A data row is one of
@@ -29,7 +25,10 @@ class TrajectoryDataModule(LightningDataModule):
     - ``{"messages": [{"role": ..., "content": ...}, ...]}``: a chat; every assistant message is trained on;
     - ``{"prompt": [messages], "completion": [messages]}``: a chat; the completion's assistant messages are trained on;
     - ``{"prompt": "text", "completion": "text"}``: plain text without a chat template; the completion and the EOS token
-      are trained on.
+      are trained on;
+    - an episode, as ``mrlm collect`` and runs write them: the chat of each agent that did not fail.
+
+    Rows are packed: a batch is one sequence without padding for the model families that allow it.
 
     Args:
         train: file (JSONL, JSON, parquet, also gzipped) or hub name.
@@ -50,23 +49,14 @@ class TrajectoryDataModule(LightningDataModule):
         max_tokens: int | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        if batch_size < 1:
-            raise ConfigurationError(f"data.batch_size is {batch_size}; it must be 1 or above")
-        self.batch_size, self.max_tokens, self.seed = batch_size, max_tokens, seed
+        super().__init__(batch_size, seed)
+        self.max_tokens = max_tokens
         self._sources = {"train": train} | ({"validation": validation} if validation else {})
         self._examples = {split: _read_examples(source, split) for split, source in self._sources.items()}
         self.rows: dict[str, list[Trajectory]] = {}
-        self.epoch = 0
-        self.position = 0
 
     def setup(self, stage: str) -> None:
-        trainer: Any = self.trainer
-        algorithm = trainer.lightning_module
-        if not isinstance(algorithm, Algorithm):
-            raise ConfigurationError(f"{type(algorithm).__name__} is not an Algorithm; demonstrations need its policy")
-        name = next(iter(algorithm.policies))
-        policy = algorithm.policy(name)
+        name, policy = self.learner()
         limit = self.max_tokens or policy.context_window
         for split in self._examples.keys() - self.rows.keys():
             rows = [row for example in self._examples[split] for row in demonstration_rows(example, policy.chat, name)]
@@ -85,74 +75,38 @@ class TrajectoryDataModule(LightningDataModule):
                     limit,
                 )
             self.rows[split] = kept
+        self.algorithm().check_demonstrations(self.rows)
 
-    def train_dataloader(self) -> _DemonstrationStream:
-        return _DemonstrationStream(self, "train")
+    def count(self, split: str) -> int:
+        return len(self.rows.get(split, ()))
 
-    def val_dataloader(self) -> _DemonstrationStream | list[Any]:
-        return _DemonstrationStream(self, "validation") if "validation" in self.rows else []
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "position": self.position}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.epoch, self.position = state_dict["epoch"], state_dict["position"]
-
-    def order(self, split: str) -> list[int]:
-        """Row numbers of a split in the order of this epoch; validation is read in the order of the file."""
-        count = len(self.rows[split])
-        if split != "train":
-            return list(range(count))
-        generator = torch.Generator().manual_seed(derive_seed("shuffle", self.seed, self.epoch))
-        return torch.randperm(count, generator=generator).tolist()
+    def batch(self, split: str, chosen: Sequence[int], update: Sequence[int], pieces: int) -> Batch:
+        rows = [self.rows[split][index] for index in chosen]
+        numbers = list(range(len(rows)))
+        policy = rows[0].policy
+        whole = [self.rows[split][index] for index in update]
+        shown = float(len(whole))
+        totals = {policy: BatchTotals(float(sum(row.num_actions for row in whole)), shown, shown)}
+        observed = [sum(observation_mask(row)) for row in whole]
+        answered = float(sum(count > 0 for count in observed))
+        totals[f"{policy}/observations"] = BatchTotals(float(sum(observed)), answered, answered)
+        table = collate_rows(rows, numbers, numbers, numbers)
+        table.observation_mask = padded_masks([observation_mask(row) for row in rows])
+        return Batch({policy: table}, totals, pieces)
 
 
-class _DemonstrationStream:
-    """Sized stream over one split; for training, the position lives in the data module."""
-
-    def __init__(self, data: TrajectoryDataModule, split: str) -> None:
-        self.data, self.split = data, split
-        trainer: Any = data.trainer
-        kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {"rank": 0, "num_replicas": 1}
-        self.rank, self.ranks = int(kwargs["rank"]), int(kwargs["num_replicas"])
-        self.accumulation = int(trainer.accumulate_grad_batches) if split == "train" else 1
-
-    def __len__(self) -> int:
-        rows, size = len(self.data.rows[self.split]), self.data.batch_size * self.ranks
-        # Several ranks drop the incomplete last batch, as a rank without rows would stop the others.
-        return -(-rows // size) if self.ranks == 1 else rows // size
-
-    def __iter__(self) -> Iterator[Batch]:
-        if self.split != "train":
-            for number in range(len(self)):
-                yield self._batch(number, self.data.order(self.split))
-            return
-        while self.data.position < len(self):
-            number = self.data.position
-            order = self.data.order(self.split)
-            self.data.position += 1
-            if self.data.position == len(self):
-                self.data.epoch, self.data.position = self.data.epoch + 1, 0
-            yield self._batch(number, order)
-            if self.data.position == 0:
-                return
-
-    def _batch(self, number: int, order: Sequence[int]) -> Batch:
-        rows, size = self.data.rows[self.split], self.data.batch_size
-        first = (number * self.ranks + self.rank) * size
-        chosen = [rows[index] for index in order[first : first + size]]
-        numbers = list(range(len(chosen)))
-        batch = collate_rows(chosen, numbers, numbers, numbers)
-        start = number - number % self.accumulation
-        stop = min(start + self.accumulation, len(self))
-        update = [rows[index] for index in order[start * size * self.ranks : stop * size * self.ranks]]
-        totals = BatchTotals(float(sum(row.num_actions for row in update)), float(len(update)), float(len(update)))
-        policy = chosen[0].policy
-        return Batch({policy: batch}, {policy: totals}, self.accumulation * self.ranks)
+def observation_mask(row: Trajectory) -> list[bool]:
+    """Which tokens of a row are what the environment answered: all after the first action that are no actions."""
+    first = row.action_mask.index(True) if any(row.action_mask) else len(row.action_mask)
+    return [index > first and not acts for index, acts in enumerate(row.action_mask)]
 
 
 def demonstration_rows(example: Mapping[str, Any], chat: ChatFormat, policy: str) -> list[Trajectory]:
-    """Token rows of one data row: one, or several where the chat template rewrites history."""
+    """Token rows of one data row: several where the chat template rewrites history, or for the agents of an episode."""
+    if "trajectories" in example:
+        rows = [row for agent_rows in Episode.from_dict(example).trajectories.values() for row in agent_rows]
+        chats = [{"messages": [message.to_chat() for message in row.messages]} for row in rows]
+        return [made for one in chats if not _fault(one) for made in demonstration_rows(one, chat, policy)]
     if isinstance(example.get("prompt"), str):
         return [_plain_row(example["prompt"], example["completion"], chat, policy)]
     given = _messages(example.get("prompt", ()))
@@ -202,7 +156,7 @@ def _read_examples(source: str, split: str) -> Sequence[Mapping[str, Any]]:
         fault = _fault(row)
         if fault:
             raise DataError(
-                f"{source}, row {number}: {fault}; a row is {{messages}} or {{prompt, completion}}, "
+                f"{source}, row {number}: {fault}; a row is {{messages}}, {{prompt, completion}} or an episode, "
                 f"and this one has the fields {sorted(row)}"
             )
     if not rows:
@@ -212,6 +166,8 @@ def _read_examples(source: str, split: str) -> Sequence[Mapping[str, Any]]:
 
 def _fault(row: Mapping[str, Any]) -> str | None:
     """What is wrong with a data row, or None."""
+    if "trajectories" in row:
+        return None if row.get("error") is None else "the episode failed"
     if "messages" in row:
         lists = [row["messages"]]
     elif "prompt" in row and "completion" in row:

@@ -1,0 +1,126 @@
+"""Direct preference optimization on pairs of a chosen and a rejected answer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
+from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import dpo_hinge_loss, dpo_sigmoid_loss, ipo_loss, preference_gap, sequence_logp
+from mrlm_pl.policy import Policy
+
+
+class DPO(Algorithm):
+    """Direct preference optimization (arXiv 2305.18290) and its relatives.
+
+    For a pair with the answers ``w`` (chosen) and ``l`` (rejected), summed over their tokens::
+
+        gap  = (log pi(w) - log pi_ref(w)) - (log pi(l) - log pi_ref(l))
+        loss = mean over pairs of
+            sigmoid   -(1 - e) log sigmoid(z) - e log sigmoid(-z),  z = beta gap - margin,  e = label_smoothing
+            hinge     max(0, margin - beta gap)                     (2309.06657)
+            ipo       (gap - 1 / (2 beta))^2                        (2310.12036)
+
+    The reference is the policy as it is before the first update; its log-probabilities are computed once for all pairs.
+    Use it with ``PreferenceDataModule``. Logged under ``train/``: ``rewards_chosen`` and ``rewards_rejected`` (means of
+    ``beta (log pi - log pi_ref)``), ``reward_margin`` (their difference), ``preference_accuracy`` (share of pairs with
+    a positive gap), ``grad_norm``; under ``val/`` ``loss``, ``preference_accuracy`` and ``reward_margin``.
+
+    Args:
+        policies: the weights; one policy.
+        schedule, warmup_steps, betas: see :class:`Algorithm`.
+        loss: ``sigmoid``, ``hinge`` or ``ipo``.
+        beta: strength of the pull to the reference.
+        label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
+        margin: how far the chosen answer must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
+        reference_free: leave the reference out: ``gap = log pi(w) - log pi(l)``.
+
+    Raises:
+        ConfigurationError: there are several policies, or a value is out of range or does not belong to the loss.
+    """
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        schedule: LearningRateSchedule = "constant",
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        loss: Literal["sigmoid", "hinge", "ipo"] = "sigmoid",
+        beta: float = 0.1,
+        label_smoothing: float = 0.0,
+        margin: float | None = None,
+        reference_free: bool = False,
+    ) -> None:
+        super().__init__(policies, None, schedule, warmup_steps, betas)
+        if len(self.policies) != 1:
+            raise ConfigurationError(f"DPO trains one policy; `policies` has {sorted(self.policies)}")
+        self.refuse_dropout()
+        if beta <= 0 or not 0 <= label_smoothing < 0.5:
+            raise ConfigurationError(
+                f"beta {beta} must be above 0, label_smoothing {label_smoothing} at least 0 and below 0.5"
+            )
+        if label_smoothing and loss != "sigmoid":
+            raise ConfigurationError(f"label_smoothing {label_smoothing} belongs to loss 'sigmoid', not to {loss!r}")
+        if margin is not None and loss == "ipo":
+            raise ConfigurationError(f"margin {margin} does not belong to loss 'ipo', whose margin is 1 / (2 beta)")
+        losses: dict[str, Callable[[Tensor], Tensor]] = {
+            "sigmoid": functools.partial(
+                dpo_sigmoid_loss, beta=beta, label_smoothing=label_smoothing, margin=margin or 0.0
+            ),
+            "hinge": functools.partial(dpo_hinge_loss, beta=beta, margin=1.0 if margin is None else margin),
+            "ipo": functools.partial(ipo_loss, beta=beta),
+        }
+        if loss not in losses:
+            raise ConfigurationError(f"loss is {loss!r}; choose from {', '.join(losses)}")
+        self.loss, self.beta, self.reference_free = losses[loss], beta, reference_free
+
+    def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
+        losses, gaps, rewards = self._compare(name, rows)
+        with torch.no_grad():
+            chosen, rejected = rewards.unbind(1)
+            metrics = {
+                "rewards_chosen": chosen.mean(),
+                "rewards_rejected": rejected.mean(),
+                "reward_margin": (chosen - rejected).mean(),
+                "preference_accuracy": (gaps > 0).float().mean(),
+            }
+        for metric, value in metrics.items():
+            on_bar = metric == "preference_accuracy"
+            self.log(self.metric_name(metric, name), value, prog_bar=on_bar, batch_size=1, sync_dist=True)
+        return losses.sum() / (batch.totals[name].sequences / 2)
+
+    def _compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses [P], gaps [P] and implicit rewards [P, 2] (chosen, rejected) of pairs in rows 0 and 1, 2 and 3, ..."""
+        pairs = sequence_logp(self.policies[name](**rows.inputs()), rows.action_mask).view(-1, 2)
+        if self.reference_free:
+            gaps, moved = preference_gap(pairs[:, 0], pairs[:, 1]), pairs
+        else:
+            assert rows.reference_sums is not None
+            references = rows.reference_sums.view(-1, 2)
+            gaps = preference_gap(pairs[:, 0], pairs[:, 1], references[:, 0], references[:, 1])
+            moved = pairs - references
+        return self.loss(gaps), gaps.detach(), self.beta * moved.detach()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._log_comparison("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._log_comparison("test", batch)
+
+    def _log_comparison(self, prefix: str, batch: Batch) -> None:
+        for name, rows in batch.policies.items():
+            losses, gaps, rewards = self._compare(name, rows)
+            numbers = {
+                "loss": losses.mean(),
+                "preference_accuracy": (gaps > 0).float().mean(),
+                "reward_margin": (rewards[:, 0] - rewards[:, 1]).mean(),
+            }
+            for metric, value in numbers.items():
+                on_bar = metric == "preference_accuracy"
+                self.log(f"{prefix}/{metric}", value, batch_size=len(losses), sync_dist=True, prog_bar=on_bar)

@@ -1,0 +1,149 @@
+"""``mrlm collect``: play episodes with a model and keep them in a file."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+
+from mrlm_pl.cli.environment_option import environment_parser, parse
+from mrlm_pl.cli.evaluate import EvaluatedModel, add_model_options, add_sampling_options, chosen_model, player_of
+from mrlm_pl.cli.parser import CommandParser
+from mrlm_pl.environment import SPLITS, Environment
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError, RolloutError
+
+CHUNK = 64
+"""Episodes that are played together and written at once."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit status 0 after the episodes are written.
+
+    Raises:
+        ConfigurationError: a mistake in the options, or the file holds something else.
+        RolloutError: every episode failed.
+    """
+    options = parse(collect_parser(), arguments)
+    environment: Environment = options.environment
+    model = chosen_model(options, environment)
+    output = Path(options.output)
+    if output.is_dir() or not {".jsonl", ".gz"} & set(output.suffixes):
+        raise ConfigurationError(f"output: {str(output)!r} must be a file that ends in .jsonl or .jsonl.gz")
+    progress = Progress(output, _fingerprint(options))
+    print(_collect(model, environment, options, progress))
+    return 0
+
+
+def collect_parser() -> CommandParser:
+    """The parser of ``mrlm collect``."""
+    parser = environment_parser("collect", "Play episodes with a run or a model and keep them in a file.")
+    add_model_options(parser)
+    parser.add_argument("-n", "--num-episodes", type=PositiveInt, default=100, help="Episodes to play.")
+    parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl or .jsonl.gz.")
+    parser.add_argument(
+        "--filter-reward", type=float | None, default=None, help="Keep episodes with this reward or more only."
+    )
+    parser.add_argument("--split", choices=SPLITS, default="train", help="Split of the tasks.")
+    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
+    parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help="Episodes of each task.")
+    add_sampling_options(parser)
+    return parser
+
+
+class Progress:
+    """What has been written to a file, so that a killed collection goes on where it was.
+
+    Beside the file lies ``FILE.progress`` while it is being written: how many episodes were played, and how long the
+    file was then. What a kill left beyond that is cut off, so that no episode is lost or told twice.
+
+    Args:
+        path: the file.
+        fingerprint: what the episodes depend on.
+
+    Raises:
+        ConfigurationError: the file is there already, or belongs to a collection with other options.
+    """
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        self.played = self.kept = self.failed = self.size = 0
+        self._note = path.with_name(path.name + ".progress")
+        if self._note.is_file():
+            found = json.loads(self._note.read_text(encoding="utf-8"))
+            if found["fingerprint"] != fingerprint:
+                raise ConfigurationError(
+                    f"output: {str(path)!r} is half of a collection with other options; repeat it with those, or "
+                    f"remove {str(self._note)!r} and the file"
+                )
+            self.played, self.kept, self.failed, self.size = (
+                found[key] for key in ("played", "kept", "failed", "size")
+            )
+            print(f"mrlm: going on with {path} after {self.played} episodes", file=sys.stderr)
+        elif path.exists():
+            raise ConfigurationError(f"output: {str(path)!r} exists; name another file, or remove it")
+
+    def add(self, episodes: Sequence[Episode], kept: Sequence[Episode]) -> None:
+        """Append the kept ones of the episodes that were played."""
+        text = "".join(episode.to_json() + "\n" for episode in kept).encode()
+        data = gzip.compress(text, mtime=0) if self.path.suffix == ".gz" and text else text
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.truncate(self.size)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self.played += len(episodes)
+        self.kept += len(kept)
+        self.failed += sum(episode.failed for episode in episodes)
+        self.size += len(data)
+        keys = ("fingerprint", "played", "kept", "failed", "size")
+        draft = self._note.with_name(self._note.name + ".part")
+        draft.write_text(json.dumps({key: getattr(self, key) for key in keys}), encoding="utf-8")
+        os.replace(draft, self._note)
+
+    def finish(self) -> None:
+        """The file is complete."""
+        self._note.unlink(missing_ok=True)
+
+
+def _collect(model: EvaluatedModel, environment: Environment, options: Any, progress: Progress) -> str:
+    from mrlm_pl.evaluation import evaluation_specs
+
+    specs = evaluation_specs(environment, options.num_episodes, options.split, options.seed, options.samples_per_task)
+    reason = ""
+    with player_of(model, environment, options) as player:
+        for start in _starts(progress.played, len(specs)):
+            episodes = player.play_blocking(specs[start : start + CHUNK])
+            played = [episode for episode in episodes if not episode.failed]
+            reason = reason or next((str(episode.error) for episode in episodes if episode.failed), "")
+            threshold = options.filter_reward
+            kept = [episode for episode in played if threshold is None or episode.reward >= threshold]
+            progress.add(episodes, kept)
+            print(f"\rmrlm: {progress.played}/{len(specs)} played, {progress.kept} kept", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    if progress.failed == progress.played:
+        raise RolloutError(f"every episode of {environment.name!r} failed; the first: {reason}")
+    progress.finish()
+    failed = f", {progress.failed} failed" if progress.failed else ""
+    return f"{progress.kept} of {progress.played} episodes in {progress.path}{failed}"
+
+
+def _starts(played: int, total: int) -> Iterator[int]:
+    yield from range(played, total, CHUNK)
+
+
+def _fingerprint(options: Any) -> str:
+    """Hash of everything that the episodes in the file depend on."""
+    given = {key: value for key, value in vars(options).items() if key not in ("output", "config", "environment")}
+    environment = options.environment
+    settings = {key: repr(value) for key, value in vars(environment).items() if not key.startswith("_")}
+    text = json.dumps([given, type(environment).__qualname__, settings], sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,124 @@
+"""A data module over a fixed set of examples: shuffled epochs, an exact position, the same batches on any machine."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+
+from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.batch import Batch
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy import Policy
+from mrlm_pl.seeding import derive_seed
+
+
+class FixedDataModule(LightningDataModule):
+    """Base of the data modules over files: a subclass says how many examples there are and makes batches of them.
+
+    Args:
+        batch_size: examples in a batch, on each rank.
+        seed: of the shuffling.
+
+    Raises:
+        ConfigurationError: ``batch_size`` is below 1.
+    """
+
+    def __init__(self, batch_size: int, seed: int) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise ConfigurationError(f"data.batch_size is {batch_size}; it must be 1 or above")
+        self.batch_size, self.seed = batch_size, seed
+        self.epoch = 0
+        self.position = 0
+
+    @abstractmethod
+    def count(self, split: str) -> int:
+        """Number of examples in ``train`` or ``validation``."""
+
+    @abstractmethod
+    def batch(self, split: str, chosen: Sequence[int], update: Sequence[int], pieces: int) -> Batch:
+        """The batch of the examples ``chosen``, one of ``pieces`` pieces of an update on the examples ``update``."""
+
+    def before_first_batch(self) -> None:
+        """Called when the model is on its device and a checkpoint has been read, before a batch is made."""
+
+    def train_dataloader(self) -> EpochStream:
+        return EpochStream(self, "train")
+
+    def val_dataloader(self) -> EpochStream | list[Any]:
+        return EpochStream(self, "validation") if self.count("validation") else []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.epoch, self.position = state_dict["epoch"], state_dict["position"]
+
+    def algorithm(self) -> Algorithm:
+        """The algorithm that is trained.
+
+        Raises:
+            ConfigurationError: it is none of this package's.
+        """
+        trainer: Any = self.trainer
+        module = trainer.lightning_module
+        if not isinstance(module, Algorithm):
+            raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; {type(self).__name__} needs one")
+        return module
+
+    def learner(self) -> tuple[str, Policy]:
+        """Name and policy that learn from the examples."""
+        algorithm = self.algorithm()
+        name = next(iter(algorithm.policies))
+        return name, algorithm.policy(name)
+
+    def order(self, split: str) -> list[int]:
+        """Numbers of the examples in the order of this epoch; validation is read in the order of the file."""
+        if split != "train":
+            return list(range(self.count(split)))
+        generator = torch.Generator().manual_seed(derive_seed("shuffle", self.seed, self.epoch))
+        return torch.randperm(self.count(split), generator=generator).tolist()
+
+
+class EpochStream:
+    """Sized stream over one split; for training, the position lives in the data module."""
+
+    def __init__(self, data: FixedDataModule, split: str) -> None:
+        self.data, self.split = data, split
+        trainer: Any = data.trainer
+        kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {"rank": 0, "num_replicas": 1}
+        self.rank, self.ranks = int(kwargs["rank"]), int(kwargs["num_replicas"])
+        self.accumulation = int(trainer.accumulate_grad_batches) if split == "train" else 1
+
+    def __len__(self) -> int:
+        count, size = self.data.count(self.split), self.data.batch_size * self.ranks
+        # Several ranks drop the incomplete last batch, as a rank without rows would stop the others.
+        return -(-count // size) if self.ranks == 1 else count // size
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.data.before_first_batch()
+        if self.split != "train":
+            for number in range(len(self)):
+                yield self._batch(number, self.data.order(self.split))
+            return
+        while self.data.position < len(self):
+            number = self.data.position
+            order = self.data.order(self.split)
+            self.data.position += 1
+            if self.data.position == len(self):
+                self.data.epoch, self.data.position = self.data.epoch + 1, 0
+            yield self._batch(number, order)
+            if self.data.position == 0:
+                return
+
+    def _batch(self, number: int, order: Sequence[int]) -> Batch:
+        size = self.data.batch_size
+        first = (number * self.ranks + self.rank) * size
+        start = number - number % self.accumulation
+        stop = min(start + self.accumulation, len(self))
+        update = order[start * size * self.ranks : stop * size * self.ranks]
+        return self.data.batch(self.split, order[first : first + size], update, self.accumulation * self.ranks)

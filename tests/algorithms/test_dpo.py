@@ -1,0 +1,136 @@
+"""DPO: its first loss, overfitting, the reference, and what pairs of which rows it compares."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+from mrlm_pl.algorithms import DPO
+from mrlm_pl.batch import Batch, collate_rows
+from mrlm_pl.data import PreferenceDataModule
+from mrlm_pl.episode import Trajectory
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import BatchTotals
+from mrlm_pl.policy import Policy
+
+
+def pairs_file(folder: Path, count: int = 8) -> str:
+    rows = [
+        {"prompt": f"What is {n}+{n}? ", "chosen": f"{2 * n} it is", "rejected": f"{3 * n + 1} or so"}
+        for n in range(count)
+    ]
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+class Watch(Callback):
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        self.steps.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+def fit(model_folder: Path, data: PreferenceDataModule, trainer: Any, ckpt: Any = None, **options: Any) -> DPO:
+    algorithm = DPO({"main": Policy(str(model_folder), learning_rate=3e-3)}, **options)
+    trainer.fit(algorithm, data, ckpt_path=ckpt)
+    return algorithm
+
+
+@pytest.mark.parametrize(("loss", "first"), [("sigmoid", math.log(2)), ("hinge", 1.0), ("ipo", 25.0)])
+def test_the_first_loss_and_overfitting(
+    loss: str, first: float, model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    watch = Watch()
+    data = PreferenceDataModule(pairs_file(tmp_path), batch_size=8)
+    fit(model_folder, data, quiet_trainer(max_epochs=25, callbacks=[watch]), loss=loss)
+    assert watch.steps[0]["train/loss"] == pytest.approx(first, abs=1e-5)
+    assert watch.steps[0]["train/reward_margin"] == pytest.approx(0.0, abs=1e-5)
+    assert watch.steps[-1]["train/preference_accuracy"] == 1.0
+    assert watch.steps[-1]["train/loss"] < 0.5 * first
+    assert watch.steps[-1]["train/rewards_chosen"] > watch.steps[-1]["train/rewards_rejected"]
+
+
+def loss_of(model_folder: Path, sums: list[float], references: list[float] | None, **options: Any) -> float:
+    """The loss of one pair whose answers are one token each with these log-probabilities."""
+    algorithm = DPO({"main": Policy(str(model_folder))}, **options)
+    algorithm.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    row = Trajectory("a", "main", (8, 9), (False, True), (0.0, 0.0), ())
+    rows = collate_rows([row, row], [0, 0], [0, 0], [0, 1])
+    rows.reference_sums = None if references is None else torch.tensor(references)
+    algorithm.policies["main"].forward = lambda **_: torch.tensor([[0.0, value] for value in sums])
+    return algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": BatchTotals(2.0, 2.0, 2.0)})).item()
+
+
+def test_the_losses_of_a_pair(model_folder: Path) -> None:
+    # gap (-1 + 2) - (-3 + 2.5) = 1.5, beta .1
+    sums, references = [-1.0, -3.0], [-2.0, -2.5]
+    sigmoid = -math.log(1 / (1 + math.exp(-0.15)))
+    assert loss_of(model_folder, sums, references) == pytest.approx(sigmoid, abs=1e-6)
+    smoothed = 0.9 * sigmoid + 0.1 * math.log(1 + math.exp(0.15))
+    assert loss_of(model_folder, sums, references, label_smoothing=0.1) == pytest.approx(smoothed, abs=1e-6)
+    shifted = math.log(1 + math.exp(-(0.15 - 0.5)))
+    assert loss_of(model_folder, sums, references, margin=0.5) == pytest.approx(shifted, abs=1e-6)
+    assert loss_of(model_folder, sums, references, loss="hinge") == pytest.approx(0.85, abs=1e-6)
+    assert loss_of(model_folder, sums, references, loss="ipo") == pytest.approx((1.5 - 5.0) ** 2, abs=1e-5)
+    free = math.log(1 + math.exp(-0.2))
+    assert loss_of(model_folder, sums, None, reference_free=True) == pytest.approx(free, abs=1e-6)
+
+
+class Gradient(Callback):
+    def __init__(self) -> None:
+        self.gradients: dict[str, torch.Tensor] = {}
+
+    def on_before_optimizer_step(self, trainer: Any, algorithm: Any, optimizer: Any) -> None:
+        named = algorithm.policy("main").model.named_parameters()
+        self.gradients = {name: weight.grad.clone() for name, weight in named}
+
+
+def test_accumulation_does_not_change_the_gradient(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
+    found = []
+    for size, pieces in ((8, 1), (2, 4)):
+        seen = Gradient()
+        data = PreferenceDataModule(pairs_file(tmp_path), batch_size=size)
+        fit(model_folder, data, quiet_trainer(accumulate_grad_batches=pieces, callbacks=[seen]))
+        found.append(seen.gradients)
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_the_reference_is_that_of_the_first_weights_after_a_resume(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    source = pairs_file(tmp_path)
+    whole = fit(model_folder, PreferenceDataModule(source, batch_size=2), quiet_trainer(max_epochs=2))
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
+    fit(
+        model_folder,
+        PreferenceDataModule(source, batch_size=2),
+        quiet_trainer(max_epochs=2, enable_checkpointing=True, callbacks=[saver]),
+    )
+    data = PreferenceDataModule(source, batch_size=2)
+    again = fit(model_folder, data, quiet_trainer(max_epochs=2), ckpt=tmp_path / "step=3.ckpt")
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beta": 0.0}, "beta 0.0"),
+        ({"label_smoothing": 0.5}, "label_smoothing 0.5"),
+        ({"label_smoothing": 0.1, "loss": "hinge"}, "belongs to loss 'sigmoid'"),
+        ({"margin": 1.0, "loss": "ipo"}, "does not belong to loss 'ipo'"),
+        ({"loss": "kto"}, "loss is 'kto'"),
+    ],
+)
+def test_bad_settings_are_refused(model_folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        DPO({"main": Policy(str(model_folder))}, **options)

@@ -1,0 +1,95 @@
+"""``mrlm collect``: what it writes, and how it goes on after a kill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrlm_pl.cli import collect as command
+from mrlm_pl.data import read_episodes
+
+
+@pytest.fixture
+def collect(mrlm, model_folder, monkeypatch):
+    monkeypatch.setattr(command, "CHUNK", 4)
+
+    def run(*options: str, status: int = 0) -> str:
+        arguments = ("--environment", "parrot", "--environment.difficulty", "[1]", "--max-tokens", "2", *options)
+        result = mrlm("collect", "--model", str(model_folder), *arguments)
+        assert result[0] == status, result[2]
+        return result[1] if status == 0 else result[2]
+
+    return run
+
+
+def untimed(path: str) -> list[Any]:
+    rows = []
+    for line in Path(path).read_text().splitlines():
+        row = json.loads(line)
+        row.pop("timings")
+        rows.append(row)
+    return rows
+
+
+def test_episodes_are_whole_records_and_the_same_twice(collect):
+    assert "10 of 10 episodes in deep/a.jsonl" in collect("-n", "10", "--output", "deep/a.jsonl")
+    collect("--num-episodes", "10", "--output", "b.jsonl")
+    assert untimed("deep/a.jsonl") == untimed("b.jsonl")
+    episodes = list(read_episodes_file("deep/a.jsonl"))
+    assert len({episode.id for episode in episodes}) == 10
+    assert all(row.logprobs[-1] < 0 for episode in episodes for row in episode.rows())
+    assert [path.name for path in Path("deep").iterdir()] == ["a.jsonl"]
+
+
+def read_episodes_file(path: str) -> Any:
+    from mrlm_pl.episode import Episode
+
+    return [Episode.from_json(line) for line in Path(path).read_text().splitlines()]
+
+
+def test_a_killed_collection_goes_on_without_losing_or_repeating(collect, monkeypatch):
+    collect("-n", "10", "--output", "whole.jsonl")
+
+    class Killed(BaseException):
+        pass
+
+    add, calls = command.Progress.add, []
+
+    def die(self: Any, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            with Path("cut.jsonl").open("ab") as file:
+                file.write(b'{"half of a line')  # a kill in the middle of the second write
+            raise Killed
+        add(self, *arguments)
+
+    monkeypatch.setattr(command.Progress, "add", die)
+    with pytest.raises(Killed):
+        collect("-n", "10", "--output", "cut.jsonl")
+    assert Path("cut.jsonl.progress").is_file()
+    monkeypatch.setattr(command.Progress, "add", add)
+    assert "is half of a collection with other options" in collect("-n", "12", "--output", "cut.jsonl", status=2)
+    collect("-n", "10", "--output", "cut.jsonl")
+    assert untimed("cut.jsonl") == untimed("whole.jsonl")
+    assert not Path("cut.jsonl.progress").exists()
+
+
+def test_a_threshold_keeps_what_reaches_it(collect):
+    collect("-n", "12", "--output", "all.jsonl")
+    rewards = [episode.reward for episode in read_episodes_file("all.jsonl")]
+    threshold = sorted(rewards)[6]
+    collect("-n", "12", "--output", "best.jsonl.gz", "--filter-reward", str(threshold))
+    kept = [episode.reward for episode in read_episodes("best.jsonl.gz")]
+    assert kept == [reward for reward in rewards if reward >= threshold]
+
+
+def test_files_are_not_overwritten_and_must_be_json_lines(collect):
+    Path("mine.jsonl").write_text("precious\n")
+    assert "'mine.jsonl' exists" in collect("-n", "1", "--output", "mine.jsonl", status=2)
+    assert Path("mine.jsonl").read_text() == "precious\n"
+    assert "must be a file that ends in .jsonl" in collect("-n", "1", "--output", "episodes.csv", status=2)
+    message = collect("-n", "3", "--samples-per-task", "2", "--output", "a.jsonl", status=2)
+    assert "must be a multiple of samples_per_task 2" in message
