@@ -3,8 +3,8 @@
     python benchmarks/fixed_data_step.py --peer-python .venv-peers/bin/python --algorithm dpo --size s [--rounds 3]
 
 Both sides train the same random Llama from the same folder in fp32 with AdamW and a constant learning rate: DPO on 8
-pairs of 128 tokens, SFT on 8 rows of 256 tokens, half of each prompt. All examples are in every batch, so that the order
-does not matter and the losses of both sides can be compared step by step (the second loss shows the first gradient).
+pairs of 128 tokens, SFT on 8 rows of 256 tokens, half of each prompt. All examples are in every batch, so that the
+order does not matter and the losses of both sides can be compared step by step (the second shows the first gradient).
 TRL's DPO has its reference log-probabilities precomputed, too. Each side runs in a process of its own, in turns; the
 first two steps are warm-up and not timed. Exit status 1 when a loss differs by more than 1e-5, relatively.
 """

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from mrlm_pl.advantages import Moments, masked_moments, merge_gathered
 from mrlm_pl.batch import Batch, PolicyBatch
@@ -18,9 +21,12 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.sharding import gathered, parallelize, shard, whole
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 _FROZEN_COPY = ".reference."
+EVALUATED = ("reward", "accuracy")
+"""What is logged of the episodes of a validation or test loop."""
 
 
 class Algorithm(LightningModule, ABC):
@@ -36,6 +42,9 @@ class Algorithm(LightningModule, ABC):
     Raises:
         ConfigurationError: there is no trained policy, or a seat names a policy that does not exist.
     """
+
+    evaluates_episodes = True
+    """Whether validation and test loops play episodes, rather than look at examples."""
 
     smallest_group = 1
     """Fewest episodes per task that the advantage is defined for."""
@@ -64,6 +73,7 @@ class Algorithm(LightningModule, ABC):
         self.strict_loading = False
         self._absent: set[str] = set()
         self._prepared_metrics: dict[str, float] = {}
+        self._evaluated: dict[str, Tensor] = {}
 
     @property
     def collection_over(self) -> bool:
@@ -107,6 +117,12 @@ class Algorithm(LightningModule, ABC):
             DataError: they lack what it learns from.
         """
 
+    def idle_loss(self, name: str) -> Tensor:
+        """0 (0-dim) with a gradient of 0: what a policy without rows adds to the loss."""
+        if self.trainer.world_size > 1:
+            return self.policy(name).idle_loss()  # the ranks that have rows wait for every layer of this one
+        return 0.0 * next(iter(self.policy(name).model.parameters())).flatten()[0]
+
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         """Indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""
         return torch.arange(len(rows))
@@ -149,9 +165,29 @@ class Algorithm(LightningModule, ABC):
     # Lightning's hooks, in the order in which a run meets them.
 
     def configure_model(self) -> None:
+        """Read the weights, and split them over the ranks where the strategy shards models."""
         for name in self.policies:
             policy = self.policy(name)
             policy.load(reference=self.uses_reference and policy.trained)
+        if self._trainer is not None and isinstance(self._trainer.strategy, ModelParallelStrategy):
+            self._split_over_ranks()
+
+    def _split_over_ranks(self) -> None:
+        mesh = self._trainer.strategy.device_mesh  # type: ignore[union-attr]
+        for network in self.networks():
+            if mesh["tensor_parallel"].size() > 1 and isinstance(network, PreTrainedModel):
+                parallelize(network, mesh["tensor_parallel"])
+            shard(network, mesh["data_parallel"])
+
+    def networks(self) -> list[nn.Module]:
+        """All modules with weights, of trained and frozen policies alike."""
+        return [network for name in self.policies for network in self.policy(name).networks()]
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Within the context all weights are whole on every rank; all ranks must enter together."""
+        with gathered(self.networks()):
+            yield
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups: one for each trained policy.
@@ -185,9 +221,7 @@ class Algorithm(LightningModule, ABC):
         shares = [self.policy_loss(name, rows, batch) for name, rows in batch.policies.items()]
         # Policies without rows stay in the graph, so that every rank reduces the same gradients.
         idle = [
-            0.0 * next(iter(self.policy(name).model.parameters())).flatten()[0]
-            for name in self.policies
-            if name not in batch.policies and self.policy(name).trained
+            self.idle_loss(name) for name in self.policies if name not in batch.policies and self.policy(name).trained
         ]
         loss = torch.stack([share.float() for share in (*shares, *idle)]).sum()
         if not bool(torch.isfinite(loss)):
@@ -209,7 +243,7 @@ class Algorithm(LightningModule, ABC):
                     weight.grad = None
                 continue
             gradients = [weight.grad for weight in group["params"] if weight.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+            norm = whole(torch.nn.utils.get_total_norm(gradients)) if gradients else torch.zeros(())
             if not bool(torch.isfinite(norm)):
                 raise NonFiniteError(
                     f"the gradient of policy {group['name']!r} has norm {norm.item()} at step {self.global_step}; "
@@ -255,14 +289,19 @@ class Algorithm(LightningModule, ABC):
         }
 
     def on_train_end(self) -> None:
-        if self.trainer.is_global_zero:
-            self.export(Path(self.trainer.default_root_dir) / "policies")
+        with self.gathered():
+            self.export(Path(self.trainer.default_root_dir) / "policies", write=self.trainer.is_global_zero)
 
-    def export(self, folder: str | Path) -> None:
-        """Write every trained policy as a plain Hugging Face folder ``folder/NAME``."""
+    def export(self, folder: str | Path, write: bool = True) -> None:
+        """Write every trained policy as a plain Hugging Face folder ``folder/NAME``.
+
+        Args:
+            folder: is created.
+            write: False on the ranks that only help to put the weights together.
+        """
         for name in self.policies:
             if self.policy(name).trained:
-                self.policy(name).save_pretrained(Path(folder) / name)
+                self.policy(name).save_pretrained(Path(folder) / name, write=write)
 
     def refuse_dropout(self) -> None:
         """Nothing when no trained policy has dropout.
@@ -281,7 +320,7 @@ class Algorithm(LightningModule, ABC):
         """Whether the sampler's log-probabilities are not the learner's: truncated sampling or reduced precision."""
         return sampling.truncated or str(self.trainer.precision) not in ("32", "32-true", "64-true")
 
-    def gathered(self, values: Tensor) -> Tensor:
+    def from_all_ranks(self, values: Tensor) -> Tensor:
         """``values`` of all ranks, [ranks, ...]."""
         if self.trainer.world_size == 1:
             return values[None]
@@ -291,7 +330,7 @@ class Algorithm(LightningModule, ABC):
 
     def global_moments(self, values: Tensor, mask: Tensor) -> Moments:
         """Moments of ``values`` [B, T] where ``mask`` is True, over the rows of all ranks; every rank must ask."""
-        return merge_gathered(self.gathered(masked_moments(values, mask).to_tensor(self.device)))
+        return merge_gathered(self.from_all_ranks(masked_moments(values, mask).to_tensor(self.device)))
 
     def metric_name(self, metric: str, policy: str) -> str:
         """Name under which a policy's number is logged: ``train/METRIC``, with the policy's name if there are several.
@@ -314,6 +353,23 @@ class Algorithm(LightningModule, ABC):
             self.log(name, value, prog_bar=on_bar, batch_size=1, sync_dist=True)
 
     def _log_evaluation(self, prefix: str, batch: Any) -> None:
+        sums = self._evaluated.setdefault(prefix, torch.zeros(len(EVALUATED), 2, dtype=torch.float64))
         for name, (value, weight) in batch.means().items():
             if math.isfinite(value):
-                self.log(f"{prefix}/{name}", value, batch_size=weight, sync_dist=True, on_epoch=True, prog_bar=True)
+                sums[EVALUATED.index(name)] += torch.tensor([value * weight, weight], dtype=torch.float64)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluated("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluated("test")
+
+    def _log_evaluated(self, prefix: str) -> None:
+        """Log the means over all episodes of all ranks; a rank may have played none."""
+        if not self.evaluates_episodes:
+            return
+        own = self._evaluated.pop(prefix, torch.zeros(len(EVALUATED), 2, dtype=torch.float64))
+        total = self.from_all_ranks(own.to(self.device)).sum(0)
+        for name, (value, weight) in zip(EVALUATED, total.tolist(), strict=True):
+            if weight:
+                self.log(f"{prefix}/{name}", value / weight, prog_bar=True)

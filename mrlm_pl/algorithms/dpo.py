@@ -45,6 +45,8 @@ class DPO(Algorithm):
         ConfigurationError: there are several policies, or a value is out of range or does not belong to the loss.
     """
 
+    evaluates_episodes = False
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,

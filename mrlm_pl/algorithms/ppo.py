@@ -166,7 +166,6 @@ class PPO(Algorithm):
         return critic
 
     def configure_model(self) -> None:
-        super().configure_model()
         for name in self.policies:
             if self.policy(name).trained:
                 critic = self.critic(name)
@@ -176,6 +175,16 @@ class PPO(Algorithm):
                 tied = getattr(critic.config.get_text_config(), "tie_word_embeddings", False)
                 if name in self.critics and head is not None and not tied:
                     head.requires_grad_(False)  # a critic has no use for it
+        super().configure_model()
+
+    def networks(self) -> list[nn.Module]:
+        return super().networks() + [network for name in self.critics for network in self.critic(name).networks()]
+
+    def idle_loss(self, name: str) -> Tensor:
+        idle = super().idle_loss(name)
+        if name in self.critics and self.trainer.world_size > 1:
+            idle = idle + self.critic(name).idle_values()
+        return idle
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         groups = super().parameter_groups()
@@ -261,7 +270,7 @@ class PPO(Algorithm):
         kl = self.global_moments(penalty, mask).mean
         self._note(name, "reference_kl", kl)
         self._note(name, "kl_coefficient", controller.coefficient)
-        controller.update(kl, int(self.gathered(torch.tensor(len(mask), device=self.device)).sum()))
+        controller.update(kl, int(self.from_all_ranks(torch.tensor(len(mask), device=self.device)).sum()))
 
     def _note(self, name: str, metric: str, value: float) -> None:
         self._prepared_metrics[self.metric_name(metric, name)] = value
@@ -322,8 +331,8 @@ class PPO(Algorithm):
         """Leave the rest of the collection when a policy has moved further than ``target``, on any rank."""
         absent = (torch.zeros((), device=self.device), 0.0)
         updates = [self._update_kl.get(name, absent) for name in self.policies]
-        moved = self.gathered(torch.stack([kl for kl, _ in updates])).sum(0)
-        tokens = self.gathered(torch.tensor([count for _, count in updates], device=self.device)).amax(0)
+        moved = self.from_all_ranks(torch.stack([kl for kl, _ in updates])).sum(0)
+        tokens = self.from_all_ranks(torch.tensor([count for _, count in updates], device=self.device)).amax(0)
         before, self._over = self._over, self._over or bool((moved > target * tokens).any())
         self.log("train/early_stop", float(self._over and not before), batch_size=1)
 
@@ -337,9 +346,9 @@ class PPO(Algorithm):
                 self.kl_controllers[name].coefficient = coefficient
         self._over = progress.get("collection_over", False)
 
-    def export(self, folder: str | Path) -> None:
+    def export(self, folder: str | Path, write: bool = True) -> None:
         """Write every trained policy as ``folder/NAME``, with its value head, and critics as ``folder/NAME-critic``."""
-        super().export(folder)
+        super().export(folder, write)
         for name, critic in self.critics.items():
             assert isinstance(critic, Policy)
-            critic.save_pretrained(Path(folder) / f"{name}-critic")
+            critic.save_pretrained(Path(folder) / f"{name}-critic", write=write)

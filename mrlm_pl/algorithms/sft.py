@@ -45,6 +45,8 @@ class SFT(Algorithm):
         ConfigurationError: there are several policies, or an unknown name.
     """
 
+    evaluates_episodes = False
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,

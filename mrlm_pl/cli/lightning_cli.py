@@ -31,6 +31,7 @@ from mrlm_pl.cli.run_outputs import (
 )
 from mrlm_pl.errors import ConfigurationError
 
+FSDP_CLASS = "mrlm_pl.strategies.FSDP"
 OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines")
 """Packages of this one whose classes may be named without their path."""
 
@@ -67,7 +68,7 @@ class RunCommand(LightningCLI):
                 parser_class=RunParser,
                 subclass_mode_model=True,
                 subclass_mode_data=True,
-                args=[stage, *declare_policies(arguments)],
+                args=[stage, *declare_policies(own_strategies(arguments))],
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
             )
@@ -109,6 +110,8 @@ class RunCommand(LightningCLI):
         """Check what a trainer would find out too late, and choose the run folder."""
         config = self.config[self.stage]
         check_strategy(config.trainer)
+        if config.trainer.strategy == "fsdp":
+            config.trainer.strategy = Namespace(class_path=FSDP_CLASS, init_args=Namespace())
         warn_of_emulated_bf16(config.trainer)
         if config.trainer.max_epochs is None and config.trainer.max_steps == -1 and config.trainer.max_time is None:
             # The trainer's own default is 1000 epochs, each of which is a whole run of `iterations` collections here.
@@ -172,6 +175,22 @@ def check_strategy(trainer: Namespace) -> None:
         near = nearest(value, known)
         hint = f"did you mean {near!r}? Known" if near else "known"
         raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}; {hint} are: {', '.join(known)}")
+
+
+def own_strategies(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with ``fsdp`` spelt as its class where options for it follow: a name takes none.
+
+    >>> own_strategies(["--trainer.strategy", "fsdp", "--trainer.strategy.tensor_parallel_size", "2"])[1]
+    'mrlm_pl.strategies.FSDP'
+    """
+    if not arguments or not any(argument.startswith("--trainer.strategy.") for argument in arguments):
+        return list(arguments)
+    spelt = {"--trainer.strategy=fsdp": f"--trainer.strategy={FSDP_CLASS}", "fsdp": FSDP_CLASS}
+    before = ["", *arguments[:-1]]
+    return [
+        spelt.get(argument, argument) if argument != "fsdp" or previous == "--trainer.strategy" else argument
+        for previous, argument in zip(before, arguments, strict=True)
+    ]
 
 
 def warn_of_emulated_bf16(trainer: Namespace) -> None:

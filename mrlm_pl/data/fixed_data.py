@@ -14,6 +14,7 @@ from mrlm_pl.batch import Batch
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.seeding import derive_seed
+from mrlm_pl.strategies import data_parallel_rank
 
 
 class FixedDataModule(LightningDataModule):
@@ -90,8 +91,7 @@ class EpochStream:
     def __init__(self, data: FixedDataModule, split: str) -> None:
         self.data, self.split = data, split
         trainer: Any = data.trainer
-        kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {"rank": 0, "num_replicas": 1}
-        self.rank, self.ranks = int(kwargs["rank"]), int(kwargs["num_replicas"])
+        self.rank, self.ranks = data_parallel_rank(trainer)
         self.accumulation = int(trainer.accumulate_grad_batches) if split == "train" else 1
 
     def __len__(self) -> int:

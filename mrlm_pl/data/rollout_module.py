@@ -25,6 +25,7 @@ from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, summarize
 from mrlm_pl.losses import BatchTotals, batch_totals
 from mrlm_pl.rollout import EpisodePlayer, EpisodeSpec, Seat
 from mrlm_pl.seeding import derive_seed
+from mrlm_pl.strategies import data_parallel_rank
 
 logger = logging.getLogger(__name__)
 
@@ -173,11 +174,28 @@ class RolloutDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         rows = None if self._rows is None else {name: batch.tensors() for name, batch in self._rows.items()}
-        return {"iteration": self.iteration, "position": self.position, "rows": rows}
+        ranks: list[Any] = [rows]
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            # Called on every rank, but only what the first one returns is written.
+            ranks = [None] * torch.distributed.get_world_size()
+            on_cpu = None if rows is None else {name: _to_cpu(tensors) for name, tensors in rows.items()}
+            torch.distributed.all_gather_object(ranks, on_cpu)
+        return {"iteration": self.iteration, "position": self.position, "rows": ranks}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.iteration, self.position = state_dict["iteration"], state_dict["position"]
-        rows = state_dict["rows"]
+        ranks, trainer = state_dict["rows"], self._trainer()
+        if len(ranks) != trainer.world_size and self.position:
+            # The rows were shared out among other ranks, and episodes are numbered by collection.
+            logger.warning(
+                "the checkpoint is of %d processes and this run has %d: the rest of collection %d is dropped",
+                len(ranks),
+                trainer.world_size,
+                self.iteration,
+            )
+            self.iteration, self.position, self._rows = self.iteration + 1, 0, None
+            return
+        rows = ranks[trainer.global_rank] if self.position else None
         self._rows = None if rows is None else {name: PolicyBatch(**tensors) for name, tensors in rows.items()}
 
     # The stream.
@@ -219,7 +237,7 @@ class RolloutDataModule(LightningDataModule):
         algorithm, engine = self._algorithm(), self._ready_engine()
         was_training = algorithm.training
         algorithm.eval()
-        with torch.no_grad():
+        with torch.no_grad(), algorithm.gathered():
             for name in algorithm.policies:
                 engine.load(name, algorithm.policy(name).model, self._version())
             episodes = self._player(sampling).play_blocking(specs)
@@ -238,13 +256,15 @@ class RolloutDataModule(LightningDataModule):
             write_episodes(path, [*episodes, *replaced, *greedy])
         failed = [episode for episode in episodes if episode.failed]
         if len(failed) == len(episodes):
+            # On one rank this ends the whole run: the launcher stops the others.
             raise RolloutError(
                 f"all {len(episodes)} episodes of iteration {self.iteration} failed; the first: {failed[0].error}; "
                 f"try `mrlm check-env {failed[0].task.environment}`"
             )
         if failed:
             logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(episodes), failed[0].error)
-        with torch.no_grad(), self._trainer().precision_plugin.forward_context():
+        context = self._trainer().precision_plugin.forward_context()
+        with torch.no_grad(), context, algorithm.gathered():
             rows = algorithm.prepare(episodes, self.sampling, greedy)
         self._metrics = collection_metrics(episodes, time.perf_counter() - started) | algorithm.take_prepared_metrics()
         if self.resample_rounds:
@@ -263,8 +283,8 @@ class RolloutDataModule(LightningDataModule):
                 replaced += played.get(group, [])
                 played[group] = [next(episodes) for _ in range(self.group_size)]
             due = [group for group in due if _without_signal(played[group])]
-            if not due:
-                break
+            if not self._sum_over_ranks(torch.tensor(float(len(due)))):
+                break  # as long as one rank goes on, all gather the weights
         return [episode for group in groups for episode in played[group]], replaced
 
     def _play_greedily(self, groups: Sequence[int]) -> list[Episode]:
@@ -336,8 +356,7 @@ class RolloutDataModule(LightningDataModule):
         return module
 
     def _rank(self) -> tuple[int, int]:
-        kwargs = getattr(self._trainer().strategy, "distributed_sampler_kwargs", None)
-        return (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
+        return data_parallel_rank(self._trainer())
 
     def _accumulation(self) -> int:
         return int(self._trainer().accumulate_grad_batches)
@@ -416,15 +435,20 @@ class _EvaluationStream:
             for environment in data.environments.values()
             for spec in evaluation_specs(environment, data.validation_episodes, split, data.seed)
         ]
-        # Every rank must serve the same number of batches, or the others would wait for it for ever.
-        self.specs = specs[rank::ranks][: len(specs) // ranks]
+        self.specs = specs[rank::ranks]
+        # Every rank serves the same number of batches, or the others would wait for it for ever; the last may be empty.
+        self.batches = -(-len(specs[0::ranks]) // self.BATCH)
 
     def __len__(self) -> int:
-        return -(-len(self.specs) // self.BATCH)
+        return self.batches
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
-        for start in range(0, len(self.specs), self.BATCH):
+        for start in range(0, self.batches * self.BATCH, self.BATCH):
             yield EpisodeBatch(self.data.play(self.specs[start : start + self.BATCH], self.data.validation_sampling))
+
+
+def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in tensors.items()}
 
 
 def _without_signal(group: Sequence[Episode]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 _FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
@@ -16,13 +17,19 @@ _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 def read_affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Current weight and bias of a linear, norm or embedding module, detached and not copied.
 
+    Of a tensor-parallel module the parts of all ranks are put together, which makes a copy.
+
     Raises:
         TypeError: the module holds no plain dense weight.
     """
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if not isinstance(weight, Tensor):
         raise TypeError(f"{type(module).__name__} holds no dense weight")
-    return weight.detach(), None if bias is None else bias.detach()
+    return _whole(weight.detach()), None if bias is None else _whole(bias.detach())
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @dataclass

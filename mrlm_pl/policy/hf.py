@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.chat import ChatFormat
+from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.policy.token_logprobs import TokenOutputs, token_logprobs, token_outputs, token_values
 from mrlm_pl.policy.value_head import ValueHead
@@ -104,6 +105,23 @@ class Policy(nn.Module):
             self.value_head.read(self.source)
             self.value_head.requires_grad_(self.trained)
 
+    def networks(self) -> list[nn.Module]:
+        """The modules that a forward pass of this policy may run: the model, its reference and its value head."""
+        return [module for module in (self.model, self.reference, self.value_head) if module is not None]
+
+    def idle_loss(self) -> Tensor:
+        """0 (0-dim), from a forward pass of the smallest row: its gradient reaches every trained weight."""
+        device = next(self.model.parameters()).device
+        row = torch.zeros(1, 2, dtype=torch.int64, device=device)
+        found = self.outputs(row, torch.tensor([2], device=device), torch.zeros_like(row, dtype=torch.bool))
+        return found.logp.sum() + (0.0 if found.values is None else found.values.sum())
+
+    def idle_values(self) -> Tensor:
+        """0 (0-dim), like :meth:`idle_loss`, of the values alone."""
+        device = next(self.model.parameters()).device
+        row = torch.zeros(1, 2, dtype=torch.int64, device=device)
+        return self.values(row, torch.tensor([2], device=device), torch.zeros_like(row, dtype=torch.bool)).sum()
+
     def forward(
         self,
         token_ids: Tensor,
@@ -181,9 +199,17 @@ class Policy(nn.Module):
         """Log-probabilities [B, T] under the frozen reference; the arguments are those of :meth:`forward`."""
         return self._logprobs(self.reference, token_ids, lengths, action_mask, temperature, prefix_groups)
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model and the tokenizer as a plain Hugging Face folder, with the value head beside them."""
-        self.model.save_pretrained(folder)
+    def save_pretrained(self, folder: str | Path, *, write: bool = True) -> None:
+        """Write the model and the tokenizer as a plain Hugging Face folder, with the value head beside them.
+
+        Args:
+            folder: is created.
+            write: False on ranks that only help to put together the weights of a tensor-parallel model.
+        """
+        weights = {name: whole(value) for name, value in self.model.state_dict().items()}
+        if not write:
+            return
+        self.model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
         if self.value_head is not None:
             self.value_head.save(folder)

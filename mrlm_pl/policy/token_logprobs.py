@@ -28,6 +28,7 @@ from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.chunked_head import chunked_log_probs, default_chunk_size, log_probs_from_logits
 from mrlm_pl.policy.packed_attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
 from mrlm_pl.policy.packing import ForwardInputs, RowPlan
+from mrlm_pl.policy.sharding import passes_on_all_ranks
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ def token_logprobs(
             values, only the work.
         max_tokens: most tokens in one forward pass. Needing several, they run one after the other and, when gradients
             are wanted, each is computed again in the backward pass, so that memory is that of one pass. The ranks of a
-            sharded model must need equally many passes (None: one each).
+            sharded model make equally many passes, some of them idle.
 
     Raises:
         ValueError: shapes disagree, an action token has no token before it or lies in the padding, or the temperature
@@ -206,6 +207,11 @@ class _Wanted(NamedTuple):
     entropy: bool
     value_head: nn.Module | None
 
+    @property
+    def rows(self) -> int:
+        """Number of things that are wanted."""
+        return int(self.log_probs) + int(self.entropy) + int(self.value_head is not None)
+
     def values(self, hidden: Tensor) -> Tensor:
         """Values [n] in at least float32."""
         assert self.value_head is not None
@@ -238,15 +244,16 @@ def _evaluate(
     path = forward_path(model)
     _log_path(type(_base_model(model)).__name__, path)
     if not action_mask.any():
-        # a forward pass all the same: every rank of a sharded model must take part in it, and in its gradient
-        mask = torch.tensor([[False, True]])
-        value = _evaluate(model, token_ids[:1, [0, 0]], mask.sum(1) + 1, mask, 1.0, None, None, wanted)
-        return torch.zeros(value.shape[0], B, T, device=device) + 0.0 * value.sum()
+        # forward passes all the same: every rank of a sharded model must take part in them, and in their gradient
+        passes = passes_on_all_ranks(model, 1)
+        idle = torch.stack([_idle_pass(model, wanted, torch.is_grad_enabled() and passes > 1) for _ in range(passes)])
+        return torch.zeros(wanted.rows, B, T, device=device) + 0.0 * idle.sum()
 
     plan = RowPlan(token_ids, action_mask, prefix_groups)
     forward = _model_logits if path.name == "logits" else _chunked_logits
     chunks = _chunks(model, plan, path, max_tokens, device)
-    recompute = torch.is_grad_enabled() and len(chunks) > 1
+    passes = passes_on_all_ranks(model, len(chunks))
+    recompute = torch.is_grad_enabled() and passes > 1
     results, destinations = [], []
     for inputs in chunks:
         chosen = temperatures
@@ -256,8 +263,22 @@ def _evaluate(
         results.append(checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run())
         destinations.append(inputs.destinations)
     values = torch.cat(results, 1)
+    for _ in range(passes - len(chunks)):
+        values = values + 0.0 * _idle_pass(model, wanted, recompute)
     flat = values.new_zeros(values.shape[0], B * T)
     return flat.index_copy(1, torch.cat(destinations), values).view(-1, B, T)
+
+
+def _idle_pass(model: nn.Module, wanted: _Wanted, recompute: bool) -> Tensor:
+    """A number (0-dim) that depends on all weights, from the shortest row that there is."""
+    device = next(model.parameters()).device
+    mask = torch.tensor([[False, True]])
+    plan = RowPlan(torch.zeros(1, 2, dtype=torch.int64), mask, None)
+    path = forward_path(model)
+    (inputs,) = _chunks(model, plan, path, None, device)
+    forward = _model_logits if path.name == "logits" else _chunked_logits
+    run = functools.partial(forward, model, inputs, None, wanted)
+    return (checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run()).sum()
 
 
 def _chunks(

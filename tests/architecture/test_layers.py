@@ -29,6 +29,7 @@ LAYERS = {
     "event_loop": 2,
     "stepping": 2,
     "hosting": 2,
+    "strategies": 3,
     "rollout": 3,
     "evaluation": 3,
     "data": 4,

@@ -1,0 +1,105 @@
+"""Sharded models: split them over ranks, and hold them whole while episodes are played.
+
+A sharded model gathers each layer's weights from all ranks whenever the layer runs. That suits a training step, which
+all ranks make together. It does not suit generation, where every token would cost a collective and ranks whose answers
+are longer would wait for the others for ever. :func:`gathered` collects the weights once and leaves the ranks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+_WHOLE: ContextVar[bool] = ContextVar("whole", default=False)
+
+
+def shard(model: nn.Module, mesh: Any) -> None:
+    """Split the weights of a model over the ranks of a mesh, layer by layer (FSDP2), in place; twice is once."""
+    if isinstance(model, FSDPModule):
+        return
+    for layer in _layers(model):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a transformers model, or none where it does not say what they are."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def parallelize(model: nn.Module, mesh: Any) -> None:
+    """Split the matrices of a Llama-like model's layers over the ranks of a mesh (tensor parallelism), in place.
+
+    Raises:
+        ValueError: the model has other layers, or its heads cannot be shared evenly.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    layers = _layers(model)
+    columns = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    plan: dict[str, Any] = {}
+    for name, _ in layers[0].named_modules() if layers else ():
+        leaf = name.rsplit(".", 1)[-1]
+        if leaf in columns:
+            plan[name] = ColwiseParallel()
+        elif leaf in ("o_proj", "down_proj"):
+            plan[name] = RowwiseParallel()
+    size, heads = mesh.size(), getattr(model.config, "num_key_value_heads", 0)
+    if len(plan) != len(columns) + 2 or not isinstance(heads, int) or heads % size:
+        raise ValueError(
+            f"{type(model).__name__} cannot be split over {size} ranks: tensor parallelism needs layers with q_proj, "
+            f"k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj and a multiple of {size} key/value heads (it has "
+            f"{heads})"
+        )
+    for layer in layers:
+        parallelize_module(layer, mesh, plan)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether running the model needs the other ranks; not within :func:`gathered`."""
+    return not _WHOLE.get() and any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+@contextmanager
+def gathered(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Within the context these models' weights are whole on every rank, and running them needs no other rank.
+
+    All ranks must enter together. Nothing happens to models that are not sharded.
+    """
+    roots = list(models)
+    parts = [module for model in roots for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in parts:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    token = _WHOLE.set(True)
+    try:
+        yield
+    finally:
+        _WHOLE.reset(token)
+        for module in parts:
+            module.reshard()
+            is_root = any(module is root for root in roots)  # whose weights the backward pass wants next
+            module.set_reshard_after_forward(not is_root, recurse=False)
+
+
+def passes_on_all_ranks(model: nn.Module, passes: int) -> int:
+    """How many forward passes every rank must make when this one needs ``passes``: the most that any rank needs."""
+    if not is_sharded(model):
+        return passes
+    device = next(model.parameters()).device
+    most = torch.tensor(passes, device=device)
+    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+    return int(most)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor with the parts of all ranks; every rank must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

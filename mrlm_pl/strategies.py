@@ -1,0 +1,59 @@
+"""Lightning strategies of this package: fully sharded data parallelism that runs on a CPU too."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+COLLECTIVE_DEADLINE = timedelta(minutes=30)
+
+
+class FSDP(ModelParallelStrategy):
+    """Fully sharded data parallelism (FSDP2), optionally over groups of tensor-parallel ranks.
+
+    ``--trainer.strategy fsdp`` on the command line. Lightning's own strategy of that name is FSDP1, which does not run
+    on a CPU and cannot clip each policy by itself.
+
+    Args:
+        tensor_parallel_size: ranks that share every matrix of a layer; they play the same episodes.
+        save_distributed_checkpoint: write checkpoints as a folder with a file for each rank instead of one whole file;
+            for models that no rank can hold whole.
+        timeout_minutes: how long a collective may take before the run ends with an error.
+    """
+
+    def __init__(
+        self,
+        tensor_parallel_size: int = 1,
+        save_distributed_checkpoint: bool = False,
+        timeout_minutes: float = COLLECTIVE_DEADLINE / timedelta(minutes=1),
+    ) -> None:
+        super().__init__(
+            data_parallel_size=1,
+            tensor_parallel_size=tensor_parallel_size,
+            save_distributed_checkpoint=save_distributed_checkpoint,
+            timeout=timedelta(minutes=timeout_minutes),
+        )
+        self.tensor_parallel_size = tensor_parallel_size
+
+    def setup_environment(self) -> None:
+        """Share the processes out: what is not tensor parallel is data parallel.
+
+        Raises:
+            ValueError: the number of processes is no multiple of the tensor-parallel size.
+        """
+        processes = self.num_nodes * self.num_processes
+        if processes % self.tensor_parallel_size:
+            raise ValueError(
+                f"tensor_parallel_size {self.tensor_parallel_size} does not divide the {processes} processes; "
+                "change it, or trainer.devices"
+            )
+        self._data_parallel_size = processes // self.tensor_parallel_size
+        super().setup_environment()
+
+
+def data_parallel_rank(trainer: Any) -> tuple[int, int]:
+    """Which share of the data this process has, and how many shares there are; tensor-parallel ranks have the same."""
+    kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
+    return (int(kwargs["rank"]), int(kwargs["num_replicas"])) if kwargs else (0, 1)

@@ -1,0 +1,89 @@
+"""A run of several processes for the tests: trains on rollouts and leaves what each rank saw in a folder.
+
+python tests/distributed_run.py FOLDER MODEL_FOLDER JSON_OPTIONS
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from conftest import EchoEnvironment
+
+from mrlm_pl.algorithms import DPO, GRPO, PPO
+from mrlm_pl.data import PreferenceDataModule, RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.policy import Policy
+from mrlm_pl.policy.sharding import whole
+from mrlm_pl.strategies import FSDP
+
+
+class Record(lightning.Callback):
+    """Writes the first update's gradients and what the rank's collections held."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.written = False
+
+    def on_before_optimizer_step(self, trainer: Any, algorithm: Any, optimizer: Any) -> None:
+        gradients = {
+            name: whole(weight.grad).clone() for name, weight in algorithm.named_parameters() if weight.grad is not None
+        }
+        if not self.written and trainer.is_global_zero:
+            torch.save(gradients, self.folder / "gradients.pt")
+        self.written = True
+
+    def on_train_end(self, trainer: Any, algorithm: Any) -> None:
+        numbers = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        (self.folder / f"metrics-{trainer.global_rank}.json").write_text(json.dumps(numbers))
+
+
+def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
+    """One process of the run."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    classes = {"grpo": GRPO, "ppo": PPO, "dpo": DPO}
+    policies = {
+        name: Policy(model_folder, learning_rate=1e-3, max_forward_tokens=options.get("max_forward_tokens"))
+        for name in options.get("policies", ["main"])
+    }
+    algorithm = classes[options.get("algorithm", "grpo")](policies, **options.get("model", {}))
+    data: Any
+    if options.get("algorithm") == "dpo":
+        data = PreferenceDataModule(options["pairs"], batch_size=options["batch_size"])
+    else:
+        settings = {"groups": 4, "group_size": 3, "iterations": 2, "validation_episodes": 5, **options.get("data", {})}
+        environment = EchoEnvironment(turns=2)
+        data = RolloutDataModule(environment, sampling=Sampling(max_tokens=options.get("max_tokens", 9)), **settings)
+    tensor_parallel = options.get("tensor_parallel", 1)
+    strategy = options.get("strategy", "auto")
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=options.get("devices", 1),
+        strategy=FSDP(tensor_parallel, options.get("sharded", False)) if strategy == "fsdp" else strategy,
+        max_epochs=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        gradient_clip_val=options.get("clip"),
+        accumulate_grad_batches=options.get("accumulate", 1),
+        default_root_dir=folder,
+        limit_train_batches=options.get("limit", 1.0),
+        callbacks=[Record(folder)],
+        enable_checkpointing=False,
+    )
+    trainer.fit(algorithm, data, ckpt_path=options.get("resume"))
+    if options.get("save"):
+        trainer.save_checkpoint(options["save"])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))

@@ -1,0 +1,134 @@
+"""Two processes on gloo give what one process gives: gradients, episodes, checkpoints, exported policies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from mrlm_pl.data import read_episodes
+
+SCRIPT = Path(__file__).parent / "distributed_run.py"
+
+
+@pytest.fixture
+def launch(tmp_path: Path, model_folder: Path) -> Any:
+    """Runs the script and gives its folder."""
+
+    def run(name: str, **options: Any) -> Path:
+        folder = tmp_path / name
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        for variable in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
+            environment.pop(variable, None)
+        command = [sys.executable, str(SCRIPT), str(folder), str(model_folder), json.dumps(options)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+        assert result.returncode == 0, result.stderr[-4000:]
+        return folder
+
+    return run
+
+
+def gradients(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "gradients.pt")
+
+
+def assert_same(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == want.keys()
+    largest = max(float(value.norm()) for value in want.values())
+    assert largest > 0
+    for name, value in want.items():
+        assert (got[name] - value).norm() <= 1e-5 * value.norm() + 1e-6 * largest, name
+
+
+def episodes(folder: Path) -> list[Any]:
+    return list(read_episodes(folder / "episodes"))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_have_the_gradient_of_one_with_twice_the_rows(strategy: str, launch: Any) -> None:
+    one = launch("one", clip=1.0)
+    two = launch("two", strategy=strategy, devices=2, clip=1.0)
+    assert_same(gradients(two), gradients(one))
+    files = sorted(path.name for path in (two / "episodes").iterdir())
+    assert files == [f"iteration-00000{n}-rank{rank}.jsonl.gz" for n in (0, 1) for rank in (0, 1)]
+    first = {item.id: item for item in episodes(one) if item.iteration == 0}
+    shared = [item for item in episodes(two) if item.iteration == 0]
+    assert {item.id for item in shared} == set(first), "every episode is played once, by one of the ranks"
+    assert all(item.rows()[0].token_ids == first[item.id].rows()[0].token_ids for item in shared)
+    # The exported policy is whole, and the same as that of one process up to rounding.
+    exported, single = (AutoModelForCausalLM.from_pretrained(run / "policies" / "main") for run in (two, one))
+    ids = torch.arange(8, 20)[None]
+    torch.testing.assert_close(exported(ids).logits, single(ids).logits, rtol=1e-3, atol=1e-3)
+    metrics = [json.loads((two / f"metrics-{rank}.json").read_text()) for rank in (0, 1)]
+    assert metrics[0]["val/reward"] == metrics[1]["val/reward"]
+    one_metrics = json.loads((one / "metrics-0.json").read_text())
+    assert metrics[0]["val/reward"] == pytest.approx(one_metrics["val/reward"], abs=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "ppo", "model": {"kl_coefficient": 0.05, "kl_target": 0.1, "entropy_coefficient": 0.01}},
+        {"accumulate": 2, "data": {"groups": 4, "minibatches": 1}},
+        {"max_forward_tokens": 40, "max_tokens": 30},
+        {"data": {"groups": 2, "resample_rounds": 2}},
+    ],
+    ids=["ppo", "accumulation", "chunks", "resampling"],
+)
+def test_everything_that_is_shared_out_adds_up(strategy: str, options: dict[str, Any], launch: Any) -> None:
+    assert_same(gradients(launch("two", strategy=strategy, devices=2, **options)), gradients(launch("one", **options)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_pairs_are_shared_out(strategy: str, launch: Any, tmp_path: Path) -> None:
+    rows = [{"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"} for n in range(8)]
+    source = tmp_path / "pairs.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"algorithm": "dpo", "pairs": str(source), "model": {"loss": "ipo"}}
+    one = launch("one", batch_size=8, **options)
+    two = launch("two", batch_size=4, strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_checkpoint_of_two_processes_goes_on_in_one_and_in_the_other_strategy(
+    strategy: str, launch: Any, tmp_path: Path
+) -> None:
+    saved = tmp_path / "half.ckpt"
+    data = {"iterations": 3, "minibatches": 2, "groups": 4}
+    launch("half", strategy=strategy, devices=2, data=data, limit=2, save=str(saved))
+    other = "fsdp" if strategy == "ddp" else "ddp"
+    for name, options in (
+        ("one", {}),
+        ("same", {"strategy": strategy, "devices": 2}),
+        ("other", {"strategy": other, "devices": 2}),
+    ):
+        folder = launch(name, data=data, resume=str(saved), **options)
+        again = {item.iteration for item in episodes(folder)}
+        assert again == {1, 2}, (name, again)
+    first, second = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name / "policies" / "main") for name in ("same", "other")
+    )
+    ids = torch.arange(8, 20)[None]
+    torch.testing.assert_close(first(ids).logits, second(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_tensor_parallel_ranks_play_the_same_episodes_and_have_the_gradient_of_one(launch: Any) -> None:
+    one = launch("one")
+    two = launch("two", strategy="fsdp", devices=2, tensor_parallel=2)
+    assert_same(gradients(two), gradients(one))
+    exported, single = (AutoModelForCausalLM.from_pretrained(run / "policies" / "main") for run in (two, one))
+    ids = torch.arange(8, 20)[None]
+    torch.testing.assert_close(exported(ids).logits, single(ids).logits, rtol=1e-3, atol=1e-3)
