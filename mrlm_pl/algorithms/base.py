@@ -24,7 +24,6 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import gathered, parallelize, shard, whole
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
-_FROZEN_COPY = ".reference."
 EVALUATED = ("reward", "accuracy")
 """What is logged of the episodes of a validation or test loop."""
 
@@ -166,11 +165,16 @@ class Algorithm(LightningModule, ABC):
 
     def configure_model(self) -> None:
         """Read the weights, and split them over the ranks where the strategy shards models."""
-        for name in self.policies:
-            policy = self.policy(name)
-            policy.load(reference=self.uses_reference and policy.trained)
+        self.read_weights()
         if self._trainer is not None and isinstance(self._trainer.strategy, ModelParallelStrategy):
             self._split_over_ranks()
+
+    def read_weights(self) -> None:
+        """Read all weights that a run needs, once."""
+        bases: dict[Any, Any] = {}
+        for name in self.policies:
+            policy = self.policy(name)
+            policy.load(reference=self.uses_reference and policy.trained, name=name, bases=bases)
 
     def _split_over_ranks(self) -> None:
         mesh = self._trainer.strategy.device_mesh  # type: ignore[union-attr]
@@ -281,12 +285,14 @@ class Algorithm(LightningModule, ABC):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["progress"] = self.progress()
-        frozen = tuple(f"policies.{name}." for name in self.policies if not self.policy(name).trained)
         checkpoint["state_dict"] = {
-            name: value
-            for name, value in checkpoint["state_dict"].items()
-            if _FROZEN_COPY not in name and not name.startswith(frozen or ("\0",))
+            name: value for name, value in checkpoint["state_dict"].items() if self._is_saved(name)
         }
+
+    def _is_saved(self, weight: str) -> bool:
+        owner, _, rest = weight.partition(".")
+        name, _, inner = rest.partition(".")
+        return owner != "policies" or self.policy(name).is_saved(inner)
 
     def on_train_end(self) -> None:
         with self.gathered():

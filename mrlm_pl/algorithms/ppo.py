@@ -165,17 +165,17 @@ class PPO(Algorithm):
         assert isinstance(critic, Policy)
         return critic
 
-    def configure_model(self) -> None:
+    def read_weights(self) -> None:
+        super().read_weights()
         for name in self.policies:
             if self.policy(name).trained:
                 critic = self.critic(name)
-                critic.load()
+                critic.load(name=f"{name}/critic")
                 critic.add_value_head()
-                head = critic.model.get_output_embeddings()
+                head = critic.network.get_output_embeddings()
                 tied = getattr(critic.config.get_text_config(), "tie_word_embeddings", False)
                 if name in self.critics and head is not None and not tied:
                     head.requires_grad_(False)  # a critic has no use for it
-        super().configure_model()
 
     def networks(self) -> list[nn.Module]:
         return super().networks() + [network for name in self.critics for network in self.critic(name).networks()]

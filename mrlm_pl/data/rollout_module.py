@@ -239,7 +239,7 @@ class RolloutDataModule(LightningDataModule):
         algorithm.eval()
         with torch.no_grad(), algorithm.gathered():
             for name in algorithm.policies:
-                engine.load(name, algorithm.policy(name).model, self._version())
+                engine.load(name, algorithm.policy(name).network, self._version())
             episodes = self._player(sampling).play_blocking(specs)
         algorithm.train(was_training)
         return episodes

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+
+from mrlm_pl.policy.lora import adapted_weight
+from mrlm_pl.policy.sharding import whole
 
 _FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
@@ -17,19 +19,21 @@ _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 def read_affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Current weight and bias of a linear, norm or embedding module, detached and not copied.
 
-    Of a tensor-parallel module the parts of all ranks are put together, which makes a copy.
+    Copies are made of a tensor-parallel module, whose parts on all ranks are put together, and of a linear layer with a
+    low-rank adapter, which is added.
 
     Raises:
         TypeError: the module holds no plain dense weight.
     """
+    adapted = adapted_weight(module)
+    if adapted is not None:
+        layer: Any = module
+        bias = layer.base_layer.bias
+        return adapted, None if bias is None else whole(bias.detach())
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if not isinstance(weight, Tensor):
         raise TypeError(f"{type(module).__name__} holds no dense weight")
-    return _whole(weight.detach()), None if bias is None else _whole(bias.detach())
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole(weight.detach()), None if bias is None else whole(bias.detach())
 
 
 @dataclass
@@ -75,7 +79,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         dense += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         dense += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     for module in dense:
-        if type(module) is not nn.Linear:
+        if type(module) is not nn.Linear and adapted_weight(module) is None:
             return f"a projection of type {type(module).__name__} instead of Linear"
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1:

@@ -2,5 +2,6 @@
 
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation
 from mrlm_pl.policy.hf import BUILTIN_TINY, Policy
+from mrlm_pl.policy.lora import LoRA
 
-__all__ = ["BUILTIN_TINY", "PLAIN_TEMPLATE", "ChatFormat", "Conversation", "Policy"]
+__all__ = ["BUILTIN_TINY", "PLAIN_TEMPLATE", "ChatFormat", "Conversation", "LoRA", "Policy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -13,7 +14,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.chat import ChatFormat
-from mrlm_pl.policy.sharding import whole
+from mrlm_pl.policy.lora import (
+    ADAPTER_FOLDER,
+    LoRA,
+    add_adapter,
+    is_adapter,
+    merged_state,
+    with_shared_weights,
+)
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.policy.token_logprobs import TokenOutputs, token_logprobs, token_outputs, token_values
 from mrlm_pl.policy.value_head import ValueHead
@@ -37,6 +45,9 @@ class Policy(nn.Module):
         random_init_seed: make random weights from the model's configuration instead of reading them.
         dropout: probability of every dropout in the model. Reinforcement learning needs 0: the learner must
             reproduce the sampler's log-probabilities.
+        lora: train low-rank adapters instead of the weights; policies with adapters on the same model hold it once, and
+            their reference is the model without the adapter.
+        gradient_checkpointing: keep one hidden state for each layer and compute the rest again in the backward pass.
         max_forward_tokens: rows are run through the model in chunks of at most this many tokens, each recomputed in
             the backward pass, so that memory does not grow with the batch; None runs all rows at once.
 
@@ -53,6 +64,8 @@ class Policy(nn.Module):
         chat_template: str | None = None,
         random_init_seed: int | None = None,
         dropout: float = 0.0,
+        lora: LoRA | None = None,
+        gradient_checkpointing: bool = False,
         max_forward_tokens: int | None = None,
     ) -> None:
         super().__init__()
@@ -64,7 +77,13 @@ class Policy(nn.Module):
         self.name_or_path = model
         self.learning_rate, self.weight_decay, self.trained = learning_rate, weight_decay, trained
         self.chat_template, self.random_init_seed, self.dropout = chat_template, random_init_seed, dropout
-        self.max_forward_tokens = max_forward_tokens
+        if lora is not None and not trained:
+            raise PolicyError(f"policy {model!r} has lora but is not trained; leave one of them out")
+        self.max_forward_tokens, self.lora, self.gradient_checkpointing = (
+            max_forward_tokens,
+            lora,
+            gradient_checkpointing,
+        )
         self.source = _resolve(model)
         self.config = _read_config(model, self.source)
         self.tokenizer = _read_tokenizer(model, self.source)
@@ -84,14 +103,36 @@ class Policy(nn.Module):
         """How many tokens fit into the model's context."""
         return int(getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
 
-    def load(self, *, reference: bool = False) -> None:
-        """Read the weights, once; with ``reference`` also a frozen copy of them, which is never trained or saved."""
+    def load(self, *, reference: bool = False, name: str = "main", bases: dict[Any, Any] | None = None) -> None:
+        """Read the weights, once; with ``reference`` also a frozen copy of them, which is never trained or saved.
+
+        Args:
+            reference: whether the log-probabilities of the initial weights will be asked for. With adapters no copy is
+                needed: they are switched off.
+            name: of the policy; its adapter begins with numbers that depend on it.
+            bases: models that policies with adapters share, added to when this one's is not among them.
+        """
         if self.model is None:
-            self.model = self._read_weights()
-            self.model.requires_grad_(self.trained)
+            if self.lora is None:
+                self.model = self._read_weights().requires_grad_(self.trained)
+            else:
+                self.model = add_adapter(self._shared_base({} if bases is None else bases), self.lora, name)
             self.model.train()  # transformers hands models out in evaluation mode, without dropout
-        if reference and self.reference is None:
+            if self.gradient_checkpointing:
+                _checkpoint_activations(self.network)
+        if reference and self.reference is None and self.lora is None:
             self.reference = self._read_weights().requires_grad_(False)
+
+    @property
+    def network(self) -> Any:
+        """The transformers model, within its adapters if there are any: what engines generate with."""
+        return self.model if self.lora is None else self.model.get_base_model()
+
+    def _shared_base(self, bases: dict[Any, Any]) -> Any:
+        key = (self.source, self.random_init_seed, self.dropout)
+        if key not in bases:
+            bases[key] = self._read_weights().requires_grad_(False)
+        return with_shared_weights(bases[key])
 
     def add_value_head(self) -> None:
         """Let the policy estimate returns as well, with the weights of the model's folder if it holds some.
@@ -99,7 +140,7 @@ class Policy(nn.Module):
         To be called after :meth:`load`.
         """
         if self.value_head is None:
-            embedding = self.model.get_output_embeddings()
+            embedding = self.network.get_output_embeddings()
             width = embedding.weight.shape[1] if embedding is not None else self.config.hidden_size
             self.value_head = ValueHead(width)
             self.value_head.read(self.source)
@@ -107,7 +148,14 @@ class Policy(nn.Module):
 
     def networks(self) -> list[nn.Module]:
         """The modules that a forward pass of this policy may run: the model, its reference and its value head."""
-        return [module for module in (self.model, self.reference, self.value_head) if module is not None]
+        network = None if self.model is None else self.network
+        return [module for module in (network, self.reference, self.value_head) if module is not None]
+
+    def is_saved(self, weight: str) -> bool:
+        """Whether checkpoints hold a weight, by its name within the policy: what is trained, no more."""
+        if weight.startswith("reference.") or not self.trained:
+            return False
+        return self.lora is None or is_adapter(weight) or weight.startswith("value_head.")
 
     def idle_loss(self) -> Tensor:
         """0 (0-dim), from a forward pass of the smallest row: its gradient reaches every trained weight."""
@@ -197,19 +245,26 @@ class Policy(nn.Module):
         prefix_groups: Tensor | None = None,
     ) -> Tensor:
         """Log-probabilities [B, T] under the frozen reference; the arguments are those of :meth:`forward`."""
-        return self._logprobs(self.reference, token_ids, lengths, action_mask, temperature, prefix_groups)
+        with nullcontext() if self.lora is None else self.model.disable_adapter():
+            model = self.reference if self.lora is None else self.model
+            return self._logprobs(model, token_ids, lengths, action_mask, temperature, prefix_groups)
 
     def save_pretrained(self, folder: str | Path, *, write: bool = True) -> None:
         """Write the model and the tokenizer as a plain Hugging Face folder, with the value head beside them.
+
+        Adapters are merged into the weights, and written by themselves to the folder ``adapter`` within.
 
         Args:
             folder: is created.
             write: False on ranks that only help to put together the weights of a tensor-parallel model.
         """
-        weights = {name: whole(value) for name, value in self.model.state_dict().items()}
+        weights = merged_state(self.network)
         if not write:
             return
-        self.model.save_pretrained(folder, state_dict=weights)
+        plain = self.network if self.lora is None else self._empty_model()
+        plain.save_pretrained(folder, state_dict=weights)
+        if self.lora is not None:
+            self.model.save_pretrained(Path(folder) / ADAPTER_FOLDER)
         self.tokenizer.save_pretrained(folder)
         if self.value_head is not None:
             self.value_head.save(folder)
@@ -233,6 +288,11 @@ class Policy(nn.Module):
             max_tokens=self.max_forward_tokens,
         )
 
+    def _empty_model(self) -> Any:
+        """A model of this configuration without memory for its weights."""
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(self.config, dtype=torch.float32)
+
     def _read_weights(self) -> Any:
         config = _with_dropout(self.config, self.dropout)
         if self.random_init_seed is not None:
@@ -243,6 +303,14 @@ class Policy(nn.Module):
             return AutoModelForCausalLM.from_pretrained(self.source, config=config, dtype=torch.float32)
         except (OSError, ValueError) as error:
             raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
+
+
+def _checkpoint_activations(model: Any) -> None:
+    options = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(options)
+    else:
+        model.gradient_checkpointing_enable(options)
 
 
 def _resolve(model: str) -> str:

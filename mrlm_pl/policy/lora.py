@@ -1,0 +1,112 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on a model whose own weights stay as they are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy.sharding import whole
+from mrlm_pl.seeding import derive_seed
+
+ADAPTER_FOLDER = "adapter"
+"""Where an exported policy's adapter lies, below the folder with the merged weights."""
+
+_KEY = ".lora_"
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Adapters of the form ``W + alpha / rank B A``.
+
+    Args:
+        rank: of the product.
+        alpha: weight of the product.
+        target_modules: names of the linear layers that get one; None is all but the output head.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    target_modules: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha <= 0:
+            raise ConfigurationError(
+                f"lora has rank {self.rank} and alpha {self.alpha}; they must be 1 or above, above 0"
+            )
+
+
+def with_shared_weights(model: nn.Module) -> Any:
+    """Another module of the same structure over the very same weights: adapters on one leave the other alone."""
+    memo = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    return copy.deepcopy(model, memo)
+
+
+def add_adapter(model: nn.Module, lora: LoRA, name: str) -> Any:
+    """A PEFT model with fresh adapters on ``model``, which is changed; the rest is frozen.
+
+    ``A`` is drawn from a seed that depends on ``name`` alone, ``B`` is 0: the model computes what it did before.
+
+    Raises:
+        ConfigurationError: the model has no such layers.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    targets: Any = "all-linear" if lora.target_modules is None else list(lora.target_modules)
+    alpha: Any = lora.alpha  # any number will do, whatever the annotation says
+    config = LoraConfig(r=lora.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed("lora", name) % 2**63)
+        try:
+            return get_peft_model(model, config)
+        except ValueError as error:
+            raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {error}") from error
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a weight of that name belongs to an adapter.
+
+    >>> is_adapter("layers.0.q_proj.lora_A.default.weight"), is_adapter("layers.0.q_proj.base_layer.weight")
+    (True, False)
+    """
+    return _KEY in name
+
+
+def adapted_weight(module: nn.Module, read: Callable[[Tensor], Tensor] = whole) -> Tensor | None:
+    """The weight of a linear layer with its adapter added, a new tensor; None where it has none.
+
+    Args:
+        module: a layer of a model, with or without an adapter.
+        read: turns a weight into a plain tensor.
+    """
+    base, adapters = getattr(module, "base_layer", None), getattr(module, "lora_A", None)
+    if not isinstance(base, nn.Linear) or not isinstance(adapters, nn.ModuleDict) or len(adapters) != 1:
+        return None
+    layer: Any = module
+    (name,) = adapters
+    product = read(layer.lora_B[name].weight.detach()) @ read(layer.lora_A[name].weight.detach())
+    weight = read(base.weight.detach())
+    return torch.add(weight, product.to(weight.dtype), alpha=layer.scaling[name])
+
+
+def merged_state(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model with adapters under the names, and with the values, of a plain one."""
+    merged: dict[str, Tensor] = {}
+    state = model.state_dict()
+    for name, value in state.items():
+        if not is_adapter(name):
+            merged[name.replace(".base_layer.", ".")] = whole(value)
+    for name, module in model.named_modules():
+        weight = adapted_weight(module)
+        if weight is not None:
+            merged[f"{name}.weight"] = weight
+    return merged

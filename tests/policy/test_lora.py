@@ -1,0 +1,175 @@
+"""Adapters: the base stays as it is and exists once, the reference is the base, the engine generates with adapters."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from mrlm_pl.algorithms import GRPO, PPO
+from mrlm_pl.data import RolloutDataModule, read_episodes
+from mrlm_pl.engines import Sampling
+from mrlm_pl.engines.weights import unsupported_reason
+from mrlm_pl.errors import ConfigurationError, PolicyError
+from mrlm_pl.policy import LoRA, Policy
+
+IDS = torch.arange(8, 24)[None]
+
+
+def policy(folder: Path, **options: Any) -> Policy:
+    return Policy(str(folder), learning_rate=1e-2, lora=LoRA(rank=2, alpha=4.0), **options)
+
+
+def run(algorithm: Any, environment: Any, trainer: Any, **options: Any) -> Any:
+    settings: dict[str, Any] = {"groups": 4, "group_size": 4, "iterations": 3, "sampling": Sampling(max_tokens=6)}
+    trainer.fit(algorithm, RolloutDataModule(environment, **{**settings, **options}))
+    return algorithm
+
+
+def test_only_adapters_change_and_checkpoints_hold_no_more(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer = quiet_trainer(enable_checkpointing=True, callbacks=[saver])
+    algorithm = run(GRPO({"main": policy(model_folder)}, kl_coefficient=0.05), echo(), trainer)
+    plain = AutoModelForCausalLM.from_pretrained(model_folder).state_dict()
+    changed = 0
+    for name, weight in algorithm.policy("main").network.state_dict().items():
+        if "lora_" in name:
+            changed += int(weight.abs().sum() > 0)
+        else:
+            assert torch.equal(weight, plain[name.replace(".base_layer", "")]), name
+    assert changed == 2 * 2 * 7, "A and B of seven matrices in two layers"
+    saved = torch.load(tmp_path / "step=3.ckpt", weights_only=True)
+    assert saved["state_dict"]
+    assert all("lora_" in name for name in saved["state_dict"])
+    first = {item.id: item for item in read_episodes(Path(trainer.default_root_dir) / "episodes")}
+    assert len(first) == 3 * 16
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    whole = run(PPO({"main": policy(model_folder)}, kl_coefficient=0.05), echo(), quiet_trainer())
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    trainer = quiet_trainer(enable_checkpointing=True, callbacks=[saver])
+    run(PPO({"main": policy(model_folder)}, kl_coefficient=0.05), echo(), trainer)
+    again = PPO({"main": policy(model_folder)}, kl_coefficient=0.05)
+    data = RolloutDataModule(echo(), groups=4, group_size=4, iterations=3, sampling=Sampling(max_tokens=6))
+    quiet_trainer().fit(again, data, ckpt_path=tmp_path / "step=2.ckpt")
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+
+
+def test_the_engine_generates_with_the_adapters(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    trainer = quiet_trainer(max_epochs=2)
+    algorithm = GRPO({"main": policy(model_folder)})
+    run(algorithm, echo(), trainer)
+    assert unsupported_reason(algorithm.policy("main").network) is None, "by the fast path"
+    # Had the sampler left the adapters out, the first ratio of later collections would not be 1.
+    assert float(trainer.callback_metrics["train/ratio_deviation"]) < 1e-4
+    assert float(trainer.callback_metrics["train/approx_kl"]) < 1e-6
+
+
+def test_policies_with_adapters_share_one_base_and_differ(model_folder: Path) -> None:
+    algorithm = GRPO({"first": policy(model_folder), "second": policy(model_folder)}, {"agent": "first"})
+    algorithm.configure_model()
+    first, second = (algorithm.policy(name).network for name in ("first", "second"))
+    pointers = [model.model.embed_tokens.weight.data_ptr() for model in (first, second)]
+    assert pointers[0] == pointers[1]
+    adapters = [model.model.layers[0].self_attn.q_proj.lora_A["default"].weight for model in (first, second)]
+    assert not torch.equal(adapters[0], adapters[1])
+    with torch.no_grad():
+        first.model.layers[0].self_attn.q_proj.lora_B["default"].weight.fill_(0.5)
+    plain = AutoModelForCausalLM.from_pretrained(model_folder)
+    first.eval(), second.eval()
+    assert not torch.allclose(first(IDS).logits, plain(IDS).logits)
+    torch.testing.assert_close(second(IDS).logits, plain(IDS).logits)
+
+
+def test_the_reference_is_the_model_without_its_adapter(model_folder: Path) -> None:
+    with_adapter, plain = policy(model_folder), Policy(str(model_folder))
+    with_adapter.load(reference=True)
+    plain.load()
+    assert with_adapter.reference is None, "no second model"
+    with torch.no_grad():
+        with_adapter.network.model.layers[0].self_attn.q_proj.lora_B["default"].weight.fill_(0.5)
+    mask = torch.zeros_like(IDS, dtype=torch.bool)
+    mask[:, 4:] = True
+    inputs = {"token_ids": IDS, "lengths": torch.tensor([16]), "action_mask": mask}
+    expected = plain(**inputs)
+    torch.testing.assert_close(with_adapter.reference_logprobs(**inputs), expected.detach())
+    assert not torch.allclose(with_adapter(**inputs), expected)
+    trainable = [name for name, weight in with_adapter.named_parameters() if weight.requires_grad]
+    assert trainable, "the adapter is switched on again"
+    assert all("lora_" in name for name in trainable)
+
+
+def test_the_export_is_a_plain_folder_and_the_adapter(model_folder: Path, tmp_path: Path) -> None:
+    made = policy(model_folder)
+    made.load()
+    with torch.no_grad():
+        for layer in made.network.model.layers:
+            layer.mlp.up_proj.lora_B["default"].weight.fill_(0.25)
+    made.save_pretrained(tmp_path / "out")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    made.model.eval()
+    torch.testing.assert_close(merged(IDS).logits, made.model(IDS).logits, rtol=1e-4, atol=1e-5)
+    adapter = tmp_path / "out" / "adapter"
+    assert json.loads((adapter / "adapter_config.json").read_text())["r"] == 2
+    base = AutoModelForCausalLM.from_pretrained(model_folder)
+    loaded = PeftModel.from_pretrained(base, adapter).eval()
+    torch.testing.assert_close(loaded(IDS).logits, made.model(IDS).logits)
+    again = Policy(str(tmp_path / "out"))
+    again.load()
+    torch.testing.assert_close(again.model.eval()(IDS).logits, merged(IDS).logits)
+
+
+def test_checkpoints_are_small(tmp_path: Path, echo: Any, quiet_trainer: Any) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from mrlm_pl.policy.tiny import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    config = LlamaConfig(
+        hidden_size=256,
+        num_hidden_layers=4,
+        intermediate_size=688,
+        num_attention_heads=4,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=256,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    made = Policy(str(tmp_path / "model"), lora=LoRA(rank=2, alpha=4.0, target_modules=["q_proj", "v_proj"]))
+    trainer = quiet_trainer(enable_checkpointing=True)
+    run(GRPO({"main": made}), echo(), trainer, iterations=1)
+    trainer.save_checkpoint(tmp_path / "last.ckpt", weights_only=True)
+    size = sum(file.stat().st_size for file in (tmp_path / "model").glob("*.safetensors"))
+    assert os.path.getsize(tmp_path / "last.ckpt") < 0.05 * size
+
+
+def test_mistakes_are_told(model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="lora has rank 0"):
+        LoRA(rank=0)
+    with pytest.raises(PolicyError, match="has lora but is not trained"):
+        Policy(str(model_folder), lora=LoRA(), trained=False)
+    with pytest.raises(ConfigurationError, match="target_modules"):
+        Policy(str(model_folder), lora=LoRA(target_modules=["no_such_layer"])).load()
+
+
+def test_gradient_checkpointing_does_not_change_the_update(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    weights = []
+    for checkpointing in (False, True):
+        made = Policy(str(model_folder), learning_rate=1e-3, gradient_checkpointing=checkpointing)
+        algorithm = run(GRPO({"main": made}), echo(), quiet_trainer(), iterations=1)
+        assert made.network.is_gradient_checkpointing == checkpointing
+        weights.append(algorithm.policy("main").network.model.layers[0].mlp.up_proj.weight.detach().clone())
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
