@@ -11,6 +11,7 @@ This module imports the standard library only, so an environment can be hosted w
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -361,6 +362,15 @@ class SingleAgentEnvironment(Environment):
     @abstractmethod
     def reply(self, message: Message) -> Outcome:
         """Judge the agent's message; ``message.content`` is its text."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for method in (cls.begin, cls.reply):
+            if inspect.iscoroutinefunction(method):
+                raise TypeError(
+                    f"{cls.__name__}.{method.__name__} is async; write a plain function, which runs in a thread, or "
+                    "subclass Environment, whose reset and step may be async"
+                )
 
     def reset(self, task: Task) -> Observations:
         """Begin an episode; see :meth:`Environment.reset`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -31,8 +32,10 @@ class EvaluationReport:
         failed: episodes that did not.
         mean_reward: mean over episodes of the mean over agents of their returns.
         ci95: 95 % interval of ``mean_reward``, normal, with tasks (not their repeated samples) as the unit.
-        accuracy: share of episodes that the environment called a success, or None if it says nothing of success.
-        accuracy_ci95: its 95 % Wilson interval over episodes; None likewise.
+        accuracy: share of episodes that the environment called a success, or None if it says nothing of success. An
+            episode that a limit cut short before it was judged is none.
+        accuracy_ci95: its 95 % Wilson interval, for as many independent episodes as these are worth when those of equal
+            problems depend on each other; None likewise.
         pass_at_k: for each k up to the samples per task, the chance that one of k samples succeeds (unbiased,
             arXiv 2107.03374); empty likewise.
         components: mean of each reward component.
@@ -126,9 +129,11 @@ def summarize(episodes: Sequence[Episode], *, environment: str, model: str, spli
         raise RolloutError(f"no episode of {environment!r} ended: {reason}; try `mrlm check-env {environment}`")
     rewards = [episode.reward for episode in played]
     by_task: dict[str, list[Episode]] = defaultdict(list)
+    by_problem: dict[str, list[Episode]] = defaultdict(list)
     for episode in played:
         by_task[episode.task.key].append(episode)
-    judged = all(episode.success is not None for episode in played)
+        by_problem[problem_of(episode.task)].append(episode)
+    judged = any(episode.success is not None for episode in played)
     wins = sum(bool(episode.success) for episode in played)
     return EvaluationReport(
         environment=environment,
@@ -138,13 +143,31 @@ def summarize(episodes: Sequence[Episode], *, environment: str, model: str, spli
         episodes=len(played),
         failed=len(episodes) - len(played),
         mean_reward=math.fsum(rewards) / len(rewards),
-        ci95=mean_interval([[episode.reward for episode in group] for group in by_task.values()]),
+        ci95=mean_interval([[episode.reward for episode in group] for group in by_problem.values()]),
         accuracy=wins / len(played) if judged else None,
-        accuracy_ci95=wilson_interval(wins, len(played)) if judged else None,
+        accuracy_ci95=clustered_wilson_interval(
+            [[bool(episode.success) for episode in group] for group in by_problem.values()]
+        )
+        if judged
+        else None,
         pass_at_k=_pass_at_k(by_task) if judged else {},
         components=_mean_components(played),
         transcripts=[_transcript(episode) for episode in episodes],
     )
+
+
+def judged_successes(episodes: Sequence[Episode]) -> list[bool]:
+    """Whether each episode succeeded, of the environments that judge.
+
+    An episode that a limit cut short before its environment could judge it is a failure.
+    """
+    judging = {episode.task.environment for episode in episodes if episode.success is not None}
+    return [bool(episode.success) for episode in episodes if episode.task.environment in judging]
+
+
+def problem_of(task: Task) -> str:
+    """Text that is equal for tasks which pose the same problem: a generator may draw one several times."""
+    return f"{task.environment} {json.dumps(task.data, sort_keys=True, default=repr)}" if task.data else task.key
 
 
 def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -167,7 +190,27 @@ def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     return (mean - half, mean + half)
 
 
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+def clustered_wilson_interval(groups: Sequence[Sequence[bool]]) -> tuple[float, float]:
+    """95 % Wilson interval of the share of True, when the values of a group depend on each other.
+
+    The number of trials is divided by the design effect: the variance that :func:`mean_interval` sees over that of
+    independent values, but no less than 1.
+
+    >>> twice = [[True, True]] * 9 + [[False, False]]    # worth 10 trials, less what 10 groups leave uncertain
+    >>> [round(bound, 2) for bound in clustered_wilson_interval(twice)]
+    [0.57, 0.98]
+    """
+    trials, wins = sum(map(len, groups)), sum(map(sum, groups))
+    share = wins / trials
+    low, high = mean_interval([[float(value) for value in group] for group in groups])
+    independent = share * (1 - share) / trials
+    effect = 1.0
+    if independent and math.isfinite(high):
+        effect = max(1.0, ((high - low) / (2 * Z95)) ** 2 / independent)
+    return wilson_interval(wins / effect, trials / effect)
+
+
+def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     """95 % Wilson score interval of a share (Wilson 1927).
 
     >>> low, high = wilson_interval(9, 10)

@@ -159,6 +159,17 @@ class _Host:
         return value
 
 
+def _portable(error: Any) -> Exception:
+    """The error itself if it survives the way to another process, else one of the contract with its name and text."""
+    try:
+        again = pickle.loads(pickle.dumps(error))
+    except Exception:  # a class with a constructor of its own may raise anything here
+        again = None
+    if type(again) is type(error):
+        return error
+    return EnvironmentContractError(f"{type(error).__name__}: {error}")
+
+
 def _serve(pipe: Connection) -> None:
     """The host process: answers one request after the other until the pipe closes."""
     instances: dict[int, Environment] = {}
@@ -178,6 +189,8 @@ def _serve(pipe: Connection) -> None:
                 value = getattr(instances[number], method)(argument)
         except Exception as error:
             value, failed = error, True
+        if failed:
+            value = _portable(value)
         try:
             pipe.send((failed, value))
         except (pickle.PicklingError, AttributeError, TypeError):

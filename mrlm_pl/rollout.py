@@ -7,9 +7,12 @@ started again within a bound, and if it keeps failing it becomes a record with `
 
 from __future__ import annotations
 
+import inspect
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
@@ -21,6 +24,8 @@ from mrlm_pl.hosting import STARTUP_SECONDS, EnvironmentHosts
 from mrlm_pl.policy.chat import ChatFormat, Conversation
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.stepping import Call, EnvironmentCaller
+
+logger = logging.getLogger(__name__)
 
 # A NaN reward would poison the weights and a chat template that fails would fail for ever: these stop the run.
 _FATAL = (NonFiniteError, PolicyError)
@@ -212,6 +217,17 @@ class EpisodePlayer:
                         f"agent {agent!r} of environment {environment.name!r} has no seat; "
                         f"bind it to a policy with `seats: {{{agent}: POLICY}}`"
                     )
+        if retries < 0 or processes < 0 or workers < 1 or not step_timeout > 0:
+            raise ConfigurationError(
+                f"retries is {retries}, processes {processes}, workers {workers} and step_timeout {step_timeout}; "
+                "retries and processes must be 0 or above, workers 1 or above, step_timeout above 0"
+            )
+        for environment in environments.values():
+            if processes and inspect.iscoroutinefunction(environment.step):
+                raise ConfigurationError(
+                    f"environment {environment.name!r} is async, and processes is {processes}; host processes are for "
+                    "environments that block, so set processes to 0"
+                )
         self.hosts = EnvironmentHosts(processes, step_timeout) if processes else None
         host = self.hosts.host if self.hosts else _itself
         self.environments = {name: host(environment) for name, environment in environments.items()}
@@ -219,7 +235,9 @@ class EpisodePlayer:
         self.max_turns, self.retries = max_turns, retries
         # A host needs a thread that waits for it, and the time in which its process starts counts as well.
         deadline = step_timeout + 2 * STARTUP_SECONDS if processes else step_timeout
-        self.caller = EnvironmentCaller(workers=max(workers, processes), timeout=deadline)
+        # One thread for each host: a second one would wait for the first with its own deadline running.
+        self.caller = EnvironmentCaller(workers=processes or workers, timeout=deadline)
+        self._broken: list[Environment] = []
         self._idle: dict[str, list[Environment]] = {name: [] for name in environments}
         self._loop: EventLoopThread | None = None
 
@@ -255,21 +273,24 @@ class EpisodePlayer:
                     self._finish(play)
                     plays[index] = self._start(play.spec, play.attempt + 1)
                     fresh.append(index)
+            await self._close_broken()
         for play in plays:
             self._finish(play)
+        await self._close_broken()
         return [play.episode(self.seats) for play in plays]
 
     def close(self) -> None:
         """Close all environments; may be called twice."""
-        for name, environments in self._idle.items():
-            for environment in environments:
-                environment.close()
-            self._idle[name] = []
-        if self.hosts is not None:
-            self.hosts.close()
-        if self._loop is not None:
-            self._loop.close()
-            self._loop = None
+        with ExitStack() as stack:  # all of them, also when one cannot be closed
+            if self._loop is not None:
+                stack.callback(self._loop.close)
+                self._loop = None
+            if self.hosts is not None:
+                stack.callback(self.hosts.close)
+            for name, environments in self._idle.items():
+                for environment in environments:
+                    stack.callback(environment.close)
+                self._idle[name] = []
 
     def _start(self, spec: EpisodeSpec, attempt: int) -> _Play:
         name = spec.task.environment
@@ -283,6 +304,16 @@ class EpisodePlayer:
         # An instance that failed may be in any state (or still be held by a stuck call): it is not used again.
         if play.error is None:
             self._idle[play.spec.task.environment].append(play.environment)
+        else:
+            self._broken.append(play.environment)
+
+    async def _close_broken(self) -> None:
+        broken, self._broken = self._broken, []
+        for environment, result in zip(
+            broken, await self.caller.run([Call(environment.close, ()) for environment in broken]), strict=True
+        ):
+            if result.error is not None:
+                logger.warning("closing a failed %r environment: %s", environment.name, result.error)
 
     async def _reset(self, plays: Sequence[_Play]) -> None:
         calls = [Call(play.environment.reset, (play.spec.task,)) for play in plays]

@@ -7,6 +7,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,5 +142,6 @@ class _Wave:
                 self.results[index] = CallResult(value, error, time.perf_counter() - started)
                 complete = len(self.results) == len(self.calls)
             if complete:
-                self.loop.call_soon_threadsafe(self.finished.set)
+                with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                    self.loop.call_soon_threadsafe(self.finished.set)
                 return

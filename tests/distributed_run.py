@@ -6,6 +6,7 @@ python tests/distributed_run.py FOLDER MODEL_FOLDER JSON_OPTIONS
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
         data = PreferenceDataModule(options["pairs"], batch_size=options["batch_size"])
     else:
         settings = {"groups": 4, "group_size": 3, "iterations": 2, "validation_episodes": 5, **options.get("data", {})}
-        environment = EchoEnvironment(turns=2)
+        flat = options.get("flat") and os.environ.get("LOCAL_RANK") == "1"
+        environment = EchoEnvironment(turns=2, reward=1.0 if flat else None)
         data = RolloutDataModule(environment, sampling=Sampling(max_tokens=options.get("max_tokens", 9)), **settings)
     tensor_parallel = options.get("tensor_parallel", 1)
     strategy = options.get("strategy", "auto")
@@ -68,7 +70,7 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
         accelerator="cpu",
         devices=options.get("devices", 1),
         strategy=FSDP(tensor_parallel, options.get("sharded", False)) if strategy == "fsdp" else strategy,
-        max_epochs=1,
+        max_epochs=options.get("epochs", 1),
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

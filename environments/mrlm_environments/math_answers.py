@@ -26,7 +26,8 @@ _NUMBER = (
 _NUMBERS = re.compile(_NUMBER)
 _MARKED = re.compile(rf"####[ \t]{{0,4}}({_NUMBER})")
 _STATED = re.compile(
-    rf"answer\s{{1,4}}is\s{{0,4}}:?\s{{0,4}}(?:[\\*(\[]{{0,4}})(?:[a-z]\s?=\s?)?({_NUMBER})", re.IGNORECASE
+    rf"answer\s{{1,4}}is\s{{0,4}}:?\s{{0,4}}(?:[\\*(\[]{{0,4}})(?:[a-z]\s?=\s?)?({_NUMBER})(?![0-9.,]*\s{{0,2}}[-+*/x×=]\s{{0,2}}\$?[0-9])",
+    re.IGNORECASE,
 )
 _BRACES = re.compile(r"\\[{}]|\\boxed\s{0,4}\{|[{}]")
 _PARTS = re.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +18,14 @@ from transformers import PreTrainedModel
 from mrlm_pl.advantages import Moments, masked_moments, merge_gathered
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode, Trajectory
+from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.sharding import gathered, parallelize, shard, whole
+from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
+_ON_BAR = ("kl", "nll", "preference_accuracy", "approx_kl")
+_LARGEST = ("ratio_deviation", "mismatch_max_ratio")
 EVALUATED = ("reward", "accuracy")
 """What is logged of the episodes of a validation or test loop."""
 
@@ -73,6 +75,7 @@ class Algorithm(LightningModule, ABC):
         self._absent: set[str] = set()
         self._prepared_metrics: dict[str, float] = {}
         self._evaluated: dict[str, Tensor] = {}
+        self._noted: dict[str, tuple[float, float, bool]] = {}
 
     @property
     def collection_over(self) -> bool:
@@ -121,6 +124,10 @@ class Algorithm(LightningModule, ABC):
         if self.trainer.world_size > 1:
             return self.policy(name).idle_loss()  # the ranks that have rows wait for every layer of this one
         return 0.0 * next(iter(self.policy(name).model.parameters())).flatten()[0]
+
+    def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
+        """What the algorithm adds to the reward of a turn, or None."""
+        return None
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         """Indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""
@@ -233,7 +240,8 @@ class Algorithm(LightningModule, ABC):
                 f"the loss is {loss.item()} at step {self.global_step}; lower the learning rate, clip gradients "
                 "(`--trainer.gradient_clip_val 1.0`) or check the rewards"
             )
-        self.log("train/loss", loss * batch.pieces, batch_size=1, sync_dist=True)
+        self._note("train/loss", float(loss.detach()) * batch.pieces, 1.0)
+        self._log_noted()
         if batch.metrics:
             self._log_collection(batch.metrics)
         # Lightning divides by the accumulation steps and strategies average over ranks; the shares are to be summed.
@@ -247,7 +255,7 @@ class Algorithm(LightningModule, ABC):
                     weight.grad = None
                 continue
             gradients = [weight.grad for weight in group["params"] if weight.grad is not None]
-            norm = whole(torch.nn.utils.get_total_norm(gradients)) if gradients else torch.zeros(())
+            norm = total_norm(gradients) if gradients else torch.zeros(())
             if not bool(torch.isfinite(norm)):
                 raise NonFiniteError(
                     f"the gradient of policy {group['name']!r} has norm {norm.item()} at step {self.global_step}; "
@@ -269,7 +277,7 @@ class Algorithm(LightningModule, ABC):
             if gradient_clip_algorithm == "value":
                 torch.nn.utils.clip_grad_value_(group["params"], float(gradient_clip_val))
             else:
-                torch.nn.utils.clip_grad_norm_(group["params"], float(gradient_clip_val))
+                clip_norm(group["params"], float(gradient_clip_val))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._log_evaluation("val", batch)
@@ -346,17 +354,38 @@ class Algorithm(LightningModule, ABC):
         return f"train/{metric}" if len(self.policies) == 1 else f"train/{policy}/{metric}"
 
     def log_policy(self, name: str, metrics: Mapping[str, Tensor | float]) -> None:
-        """Log one policy's numbers of a training step; the divergence goes on the progress bar."""
-        on_bar = "kl" if "kl" in metrics else "approx_kl"
+        """Log one policy's numbers of a training step, as means over the ranks that have rows of it.
+
+        Of ``ratio_deviation`` and ``mismatch_max_ratio`` the largest is told. The first of ``kl``, ``nll``,
+        ``preference_accuracy`` and ``approx_kl`` that is there goes on the progress bar.
+        """
+        shown = next((metric for metric in _ON_BAR if metric in metrics), None)
         for metric, value in metrics.items():
-            shown = metric == on_bar
-            self.log(self.metric_name(metric, name), value, prog_bar=shown, batch_size=1, sync_dist=True)
+            self._note(self.metric_name(metric, name), float(value), 1.0, on_bar=metric == shown)
+
+    def _note(self, name: str, value: float, weight: float, on_bar: bool = False) -> None:
+        self._noted[name] = (value, weight, on_bar)
+
+    def _log_noted(self) -> None:
+        """Log what was noted in this step. Ranks may have noted different things: some have no rows of a policy."""
+        own, self._noted = self._noted, {}
+        noted = [own]
+        if self.trainer.world_size > 1:
+            noted = [{} for _ in range(self.trainer.world_size)]
+            torch.distributed.all_gather_object(noted, own)
+        for name in dict.fromkeys(name for table in noted for name in table):
+            found = [table[name] for table in noted if name in table]
+            if name.endswith(_LARGEST):
+                value = max(value for value, _, _ in found)
+            else:
+                value = sum(value * weight for value, weight, _ in found) / sum(weight for _, weight, _ in found)
+            self.log(name, value, prog_bar=found[0][2], batch_size=1)
 
     def _log_collection(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             short = name.rsplit("/", 1)[-1]
             on_bar = name.count("/") == 1 and short in ("reward", "entropy", "tokens_per_second")
-            self.log(name, value, prog_bar=on_bar, batch_size=1, sync_dist=True)
+            self.log(name, value, prog_bar=on_bar, batch_size=1)
 
     def _log_evaluation(self, prefix: str, batch: Any) -> None:
         sums = self._evaluated.setdefault(prefix, torch.zeros(len(EVALUATED), 2, dtype=torch.float64))

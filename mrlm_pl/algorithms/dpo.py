@@ -92,9 +92,7 @@ class DPO(Algorithm):
                 "reward_margin": (chosen - rejected).mean(),
                 "preference_accuracy": (gaps > 0).float().mean(),
             }
-        for metric, value in metrics.items():
-            on_bar = metric == "preference_accuracy"
-            self.log(self.metric_name(metric, name), value, prog_bar=on_bar, batch_size=1, sync_dist=True)
+        self.log_policy(name, metrics)
         return losses.sum() / (batch.totals[name].sequences / 2)
 
     def _compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -238,8 +238,8 @@ class PPO(Algorithm):
         if self.whiten_advantages:
             advantages = whiten(advantages, mask, self.global_moments(advantages, mask))
         rows.advantages = advantages
-        self._note(name, "return", spread.mean)
-        self._note(name, "explained_variance", 1.0 - (error.std / spread.std) ** 2 if spread.std else 0.0)
+        self._tell(name, "return", spread.mean)
+        self._tell(name, "explained_variance", 1.0 - (error.std / spread.std) ** 2 if spread.std else 0.0)
         return rows
 
     def _take_part(self, name: str) -> None:
@@ -268,11 +268,11 @@ class PPO(Algorithm):
         """Log the divergence from the reference over all ranks, and let the controller answer to it."""
         controller = self.kl_controllers[name]
         kl = self.global_moments(penalty, mask).mean
-        self._note(name, "reference_kl", kl)
-        self._note(name, "kl_coefficient", controller.coefficient)
+        self._tell(name, "reference_kl", kl)
+        self._tell(name, "kl_coefficient", controller.coefficient)
         controller.update(kl, int(self.from_all_ranks(torch.tensor(len(mask), device=self.device)).sum()))
 
-    def _note(self, name: str, metric: str, value: float) -> None:
+    def _tell(self, name: str, metric: str, value: float) -> None:
         self._prepared_metrics[self.metric_name(metric, name)] = value
 
     @staticmethod

@@ -86,8 +86,7 @@ class SFT(Algorithm):
             assert rows.observation_mask is not None
             observed = self._share(logp, rows.observation_mask, rows, batch, f"{name}/observations")
             share = share + self.observation_weight * observed
-        for metric, value in parts.items():
-            self.log(self.metric_name(metric, name), value, prog_bar=metric == "nll", batch_size=1, sync_dist=True)
+        self.log_policy(name, {metric: value.detach() for metric, value in parts.items()})
         return share
 
     def _likelihoods(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -13,6 +13,7 @@ from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -22,6 +23,7 @@ from mrlm_pl.cli.plugins import load_package, load_plugins, nearest
 from mrlm_pl.cli.policy_options import declare_policies
 from mrlm_pl.cli.run_folder import FolderRequest, RunFolder, agree_on_run_folder, discard_if_empty
 from mrlm_pl.cli.run_outputs import (
+    DurableCheckpointIO,
     LastCheckpoint,
     PredictedEpisodes,
     SaveConfig,
@@ -150,6 +152,10 @@ class RunCommand(LightningCLI):
         if config["enable_checkpointing"] is False or config["barebones"]:
             everything = [item for item in everything if not isinstance(item, LastCheckpoint)]
         place_checkpoints(everything, self.folder.path)
+        plugins = config["plugins"] or []
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            config = {**config, "plugins": [*plugins, DurableCheckpointIO()]}
         return super()._instantiate_trainer({**config, "callbacks": everything}, [])
 
 

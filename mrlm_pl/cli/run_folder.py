@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import zipfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -132,7 +133,17 @@ def _exact(request: FolderRequest, base: Path, first: bool) -> RunFolder:
 
 
 def _checkpoint(request: FolderRequest, base: Path) -> str | None:
-    """Path of the checkpoint to start from."""
+    """Path of the checkpoint to start from, after a look at whether it is whole."""
+    path = _named_checkpoint(request, base)
+    # A checkpoint file is a zip archive, whose table of contents stands at its end.
+    if path is not None and Path(path).is_file() and not zipfile.is_zipfile(path):
+        raise ConfigurationError(
+            f"ckpt_path: {path!r} is no whole checkpoint: it was cut short, or is another kind of file; name another one"
+        )
+    return path
+
+
+def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:
     named = request.checkpoint
     if request.resume:
         last = base / LAST_CHECKPOINT

@@ -8,20 +8,25 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.cli.run_folder import LAST_CHECKPOINT
 from mrlm_pl.data import write_episodes
 
+_MINUTES = 10.0
+_REMOTE = re.compile(r"^\w+://")
 _NOISE = (
     r"^Seed set to",
     r"litlogger",
@@ -104,13 +109,38 @@ class MetricsFile(Logger):
         os.replace(draft, self.path)
 
 
+class DurableCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its final name, forces it to the disk and then renames it: a kill leaves it whole."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Write or replace a checkpoint; a draft that an earlier kill left behind is replaced as well."""
+        if _REMOTE.match(str(path)):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        final = Path(path)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        draft = final.with_name(final.name + ".part")
+        with draft.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, final)
+        with suppress(OSError):  # some systems cannot open a folder
+            folder = os.open(final.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
 class LastCheckpoint(ModelCheckpoint):
     """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
 
-    To keep the best checkpoints too, add a ``ModelCheckpoint`` to ``trainer.callbacks``.
+    When nothing is set it is saved every ten minutes and at the end of each epoch. To keep the best checkpoints too, add
+    a ``ModelCheckpoint`` to ``trainer.callbacks``.
 
     Args:
-        every_n_epochs: epochs between two saves; the default when nothing is set is 1.
+        every_n_epochs: epochs between two saves; an epoch is ``data.iterations`` collections.
         every_n_train_steps: optimizer steps between two saves.
         minutes: time between two saves.
     """
@@ -121,6 +151,8 @@ class LastCheckpoint(ModelCheckpoint):
         every_n_train_steps: int | None = None,
         minutes: float | None = None,
     ) -> None:
+        unset = every_n_epochs is None and every_n_train_steps is None and minutes is None
+        minutes = _MINUTES if unset else minutes
         # One file that is replaced: `save_last` would write every checkpoint a second time.
         super().__init__(
             filename=LAST_CHECKPOINT.stem,
@@ -130,6 +162,8 @@ class LastCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
+        if unset:
+            self._every_n_epochs = 1  # beside the time, which the base class takes for an alternative
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: what the base class keeps tells which of several files is the best."""

@@ -105,15 +105,13 @@ class EpochStream:
             for number in range(len(self)):
                 yield self._batch(number, self.data.order(self.split))
             return
-        while self.data.position < len(self):
-            number = self.data.position
-            order = self.data.order(self.split)
+        # As many batches as an epoch has, wherever it begins: `limit_train_batches` ends epochs amid the data.
+        for _ in range(len(self)):
+            number, order = self.data.position, self.data.order(self.split)
             self.data.position += 1
             if self.data.position == len(self):
                 self.data.epoch, self.data.position = self.data.epoch + 1, 0
             yield self._batch(number, order)
-            if self.data.position == 0:
-                return
 
     def _batch(self, number: int, order: Sequence[int]) -> Batch:
         size = self.data.batch_size

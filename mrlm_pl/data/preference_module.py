@@ -236,8 +236,9 @@ def _fault(row: Mapping[str, Any]) -> str | None:
         if not isinstance(messages, list) or not all(isinstance(item, dict) for item in messages):
             return "prompt, chosen and rejected must all be text, or all lists of {role, content}"
         for message in messages:
-            if message.get("role") not in ("system", "user", "assistant", "tool") or "content" not in message:
-                return f"{message!r} is not a message with a role and content"
+            known = message.get("role") in ("system", "user", "assistant", "tool")
+            if not known or not isinstance(message.get("content"), str):
+                return f"{message!r} is not a message with a role and text as content"
     prompt, *parts = (given, *answers) if "prompt" in row else _split_prompt(row["chosen"], row["rejected"])
     if not prompt:
         return "it has no prompt, and its answers begin differently"

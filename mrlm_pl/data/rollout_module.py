@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,15 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 
 from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.algorithms.group import agent_return
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.data.task_stream import TaskStream
 from mrlm_pl.engines import Engine, InProcessEngine, Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError, RolloutError
-from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, summarize
+from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, judged_successes, summarize
 from mrlm_pl.losses import BatchTotals, batch_totals
 from mrlm_pl.rollout import EpisodePlayer, EpisodeSpec, Seat
 from mrlm_pl.seeding import derive_seed
@@ -127,6 +130,7 @@ class RolloutDataModule(LightningDataModule):
         }
         self.tasks = TaskStream({name: item.tasks("train") for name, item in self.environments.items()}, weights, seed)
         self._engine = engine
+        self._own_engine: InProcessEngine | None = None
         self._players: dict[Sampling, EpisodePlayer] = {}
         self.iteration = 0
         self.position = 0
@@ -171,6 +175,9 @@ class RolloutDataModule(LightningDataModule):
         for player in self._players.values():
             player.close()
         self._players = {}
+        if self._own_engine is not None:
+            self._own_engine.close()
+            self._own_engine = None
 
     def state_dict(self) -> dict[str, Any]:
         rows = None if self._rows is None else {name: batch.tensors() for name, batch in self._rows.items()}
@@ -180,11 +187,18 @@ class RolloutDataModule(LightningDataModule):
             ranks = [None] * torch.distributed.get_world_size()
             on_cpu = None if rows is None else {name: _to_cpu(tensors) for name, tensors in rows.items()}
             torch.distributed.all_gather_object(ranks, on_cpu)
-        return {"iteration": self.iteration, "position": self.position, "rows": ranks}
+        return {"iteration": self.iteration, "position": self.position, "rows": ranks, "shape": self._shape()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.iteration, self.position = state_dict["iteration"], state_dict["position"]
         ranks, trainer = state_dict["rows"], self._trainer()
+        if self.position:
+            for name, value in self._shape().items():
+                if state_dict["shape"][name] != value:
+                    raise ConfigurationError(
+                        f"{name} is {value}, but the checkpoint is in the middle of a collection with "
+                        f"{state_dict['shape'][name]}; resume with that, or from a checkpoint between two collections"
+                    )
         if len(ranks) != trainer.world_size and self.position:
             # The rows were shared out among other ranks, and episodes are numbered by collection.
             logger.warning(
@@ -197,6 +211,16 @@ class RolloutDataModule(LightningDataModule):
             return
         rows = ranks[trainer.global_rank] if self.position else None
         self._rows = None if rows is None else {name: PolicyBatch(**tensors) for name, tensors in rows.items()}
+
+    def _shape(self) -> dict[str, int]:
+        """What decides how a collection is served."""
+        return {
+            "data.groups": self.groups,
+            "data.group_size": self.group_size,
+            "data.passes": self.passes,
+            "data.minibatches": self.minibatches,
+            "trainer.accumulate_grad_batches": self._accumulation(),
+        }
 
     # The stream.
 
@@ -247,7 +271,8 @@ class RolloutDataModule(LightningDataModule):
     def _collect(self) -> dict[str, PolicyBatch]:
         started = time.perf_counter()
         algorithm, (rank, ranks) = self._algorithm(), self._rank()
-        own = range(rank, self.groups, ranks)
+        # Blocks: with strides, environments that take turns in the stream would each land on one rank.
+        own = range(rank * self.groups // ranks, (rank + 1) * self.groups // ranks)
         greedy = self._play_greedily(own) if algorithm.uses_greedy_baseline else []
         episodes, replaced = self._play_groups(own)
         if self.save_episodes:
@@ -266,10 +291,21 @@ class RolloutDataModule(LightningDataModule):
         context = self._trainer().precision_plugin.forward_context()
         with torch.no_grad(), context, algorithm.gathered():
             rows = algorithm.prepare(episodes, self.sampling, greedy)
-        self._metrics = collection_metrics(episodes, time.perf_counter() - started) | algorithm.take_prepared_metrics()
+        measured = CollectionSums.of(episodes, time.perf_counter() - started, algorithm.turn_bonus(self.sampling))
         if self.resample_rounds:
-            self._metrics["rollout/resampled_groups"] = len(replaced) / self.group_size
+            measured.sums["rollout/resampled_groups"] = len(replaced) / self.group_size
+        self._metrics = self._over_ranks(measured).metrics() | algorithm.take_prepared_metrics()
         return rows
+
+    def _over_ranks(self, measured: CollectionSums) -> CollectionSums:
+        """What all ranks measured together."""
+        world, (_, ranks) = self._trainer().world_size, self._rank()
+        if world == 1:
+            return measured
+        found: list[Any] = [None] * world
+        torch.distributed.all_gather_object(found, measured)
+        # Tensor-parallel ranks have measured the same episodes.
+        return functools.reduce(CollectionSums.plus, found[:: world // ranks])
 
     def _play_groups(self, groups: Sequence[int]) -> tuple[list[Episode], list[Episode]]:
         """The episodes of these groups in their order, and those that were played but replaced."""
@@ -282,7 +318,8 @@ class RolloutDataModule(LightningDataModule):
             for group in due:
                 replaced += played.get(group, [])
                 played[group] = [next(episodes) for _ in range(self.group_size)]
-            due = [group for group in due if _without_signal(played[group])]
+            bonus = self._algorithm().turn_bonus(self.sampling)
+            due = [group for group in due if without_signal(played[group], bonus)]
             if not self._sum_over_ranks(torch.tensor(float(len(due)))):
                 break  # as long as one rank goes on, all gather the weights
         return [episode for group in groups for episode in played[group]], replaced
@@ -368,10 +405,12 @@ class RolloutDataModule(LightningDataModule):
         return Path(self._trainer().default_root_dir)
 
     def _ready_engine(self) -> Engine:
-        if self._engine is None:
+        if self._engine is not None:
+            return self._engine
+        if self._own_engine is None:
             low = "bf16" in str(self._trainer().precision)
-            self._engine = InProcessEngine(dtype=torch.bfloat16 if low else None)
-        return self._engine
+            self._own_engine = InProcessEngine(dtype=torch.bfloat16 if low else None)
+        return self._own_engine
 
     def _player(self, sampling: Sampling) -> EpisodePlayer:
         if sampling not in self._players:
@@ -415,12 +454,12 @@ class EpisodeBatch:
     def means(self) -> dict[str, tuple[float, int]]:
         """Mean and number of observations, by metric: ``reward``, and ``accuracy`` where success is known."""
         played = [episode for episode in self.episodes if not episode.failed]
-        judged = [episode for episode in played if episode.success is not None]
+        judged = judged_successes(played)
         means = {}
         if played:
             means["reward"] = (sum(episode.reward for episode in played) / len(played), len(played))
         if judged:
-            means["accuracy"] = (sum(bool(episode.success) for episode in judged) / len(judged), len(judged))
+            means["accuracy"] = (sum(judged) / len(judged), len(judged))
         return means
 
 
@@ -451,44 +490,66 @@ def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in tensors.items()}
 
 
-def _without_signal(group: Sequence[Episode]) -> bool:
+def without_signal(group: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> bool:
     """Whether every agent's returns are all equal; failures do not count."""
     played = [episode for episode in group if not episode.failed]
     agents = {agent for episode in played for agent in episode.trajectories}
-    return all(
-        len({episode.rewards()[agent] for episode in played if agent in episode.trajectories}) < 2 for agent in agents
-    )
+    returns = [{agent_return(e, agent, turn_bonus) for e in played if agent in e.trajectories} for agent in agents]
+    return all(len(values) < 2 for values in returns)
 
 
-def collection_metrics(episodes: Sequence[Episode], seconds: float) -> dict[str, float]:
-    """The numbers that are logged of a collection; see :class:`RolloutDataModule`."""
-    played = [episode for episode in episodes if not episode.failed]
-    rows = [row for episode in played for row in episode.rows()]
-    turns = [turn for row in rows for turn in row.turns]
-    tokens = sum(row.num_actions for row in rows)
-    groups: dict[str, set[float]] = {}
-    for episode in played:
-        groups.setdefault(episode.group, set()).add(episode.reward)
-    metrics = {
-        "rollout/reward": _mean([episode.reward for episode in played]),
-        "rollout/entropy": -sum(sum(row.logprobs) for row in rows) / max(tokens, 1),
-        "rollout/tokens_per_second": tokens / seconds,
-        "rollout/response_tokens": tokens / max(len(turns), 1),
-        "rollout/truncated_turns": _mean([turn.finish_reason == "length" for turn in turns]),
-        "rollout/failed_episodes": float(len(episodes) - len(played)),
-        "rollout/zero_variance_groups": _mean([len(rewards) == 1 for rewards in groups.values()]),
-        "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),
-    }
-    judged = [bool(episode.success) for episode in played if episode.success is not None]
-    if judged:
-        metrics["rollout/success"] = _mean(judged)
-    by_name: dict[str, list[float]] = {}
-    for episode in played:
-        values: Mapping[str, float] = {**episode.components(), **episode.metrics}
-        for name, value in values.items():
-            by_name.setdefault(f"rollout/{episode.task.environment}/{name}", []).append(value)
-    return metrics | {name: _mean(values) for name, values in by_name.items()}
+@dataclass
+class CollectionSums:
+    """Sums behind the numbers that are logged of a collection; see :class:`RolloutDataModule`.
 
+    Attributes:
+        means: (sum, count) of what is logged as a mean, by name.
+        sums: what is logged as a sum.
+    """
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    means: dict[str, tuple[float, float]]
+    sums: dict[str, float]
+
+    @classmethod
+    def of(
+        cls, episodes: Sequence[Episode], seconds: float, turn_bonus: Callable[[Turn], float] | None = None
+    ) -> CollectionSums:
+        """The sums of the episodes that one rank played in so many seconds."""
+        played = [episode for episode in episodes if not episode.failed]
+        rows = [row for episode in played for row in episode.rows()]
+        turns = [turn for row in rows for turn in row.turns]
+        tokens = float(sum(row.num_actions for row in rows))
+        groups: dict[str, list[Episode]] = {}
+        for episode in played:
+            groups.setdefault(episode.group, []).append(episode)
+        values: dict[str, list[float]] = {
+            "rollout/reward": [episode.reward for episode in played],
+            "rollout/truncated_turns": [float(turn.finish_reason == "length") for turn in turns],
+            "rollout/zero_variance_groups": [float(without_signal(group, turn_bonus)) for group in groups.values()],
+            "rollout/success": [float(success) for success in judged_successes(played)],
+        }
+        for episode in played:
+            for name, value in {**episode.components(), **episode.metrics}.items():
+                values.setdefault(f"rollout/{episode.task.environment}/{name}", []).append(value)
+        means = {name: (math.fsum(found), float(len(found))) for name, found in values.items() if found}
+        means["rollout/entropy"] = (-math.fsum(sum(row.logprobs) for row in rows), max(tokens, 1.0))
+        means["rollout/response_tokens"] = (tokens, max(float(len(turns)), 1.0))
+        sums = {
+            "rollout/tokens_per_second": tokens / seconds,
+            "rollout/failed_episodes": float(len(episodes) - len(played)),
+            "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),
+        }
+        return cls(means, sums)
+
+    def plus(self, other: CollectionSums) -> CollectionSums:
+        """The sums of both."""
+        means = dict(self.means)
+        for name, (total, count) in other.means.items():
+            before = means.get(name, (0.0, 0.0))
+            means[name] = (before[0] + total, before[1] + count)
+        sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {*self.sums, *other.sums}}
+        return CollectionSums(means, sums)
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers to log."""
+        return {name: total / count for name, (total, count) in self.means.items()} | self.sums

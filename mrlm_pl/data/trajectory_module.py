@@ -180,8 +180,9 @@ def _fault(row: Mapping[str, Any]) -> str | None:
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             return "messages must be a list of {role, content}"
         for message in messages:
-            if message.get("role") not in ("system", "user", "assistant", "tool") or "content" not in message:
-                return f"{message!r} is not a message with a role and content"
+            known = message.get("role") in ("system", "user", "assistant", "tool")
+            if not known or not isinstance(message.get("content"), str):
+                return f"{message!r} is not a message with a role and text as content"
     if not any(message["role"] == "assistant" for message in lists[-1]):
         return "it has no assistant message to learn from"
     if lists[0] and lists[0][0]["role"] == "assistant":

@@ -40,10 +40,11 @@ class ComputeQueue:
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """What the function returns; it runs in the calling thread, after the one that is running now."""
-        with self._running:
-            result = function(*arguments)
-        self._run_waiting()
-        return result
+        try:
+            with self._running:
+                return function(*arguments)
+        finally:
+            self._run_waiting()
 
     def run_soon(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run a short function now, or right after the one that is running now; does not wait for it."""

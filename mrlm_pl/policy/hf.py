@@ -22,6 +22,7 @@ from mrlm_pl.policy.lora import (
     merged_state,
     with_shared_weights,
 )
+from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.policy.token_logprobs import TokenOutputs, token_logprobs, token_outputs, token_values
 from mrlm_pl.policy.value_head import ValueHead
@@ -259,15 +260,15 @@ class Policy(nn.Module):
             write: False on ranks that only help to put together the weights of a tensor-parallel model.
         """
         weights = merged_state(self.network)
-        if not write:
-            return
-        plain = self.network if self.lora is None else self._empty_model()
-        plain.save_pretrained(folder, state_dict=weights)
-        if self.lora is not None:
-            self.model.save_pretrained(Path(folder) / ADAPTER_FOLDER)
-        self.tokenizer.save_pretrained(folder)
+        adapter = {name: whole(value) for name, value in self.model.state_dict().items() if is_adapter(name)}
+        if write:
+            plain = self.network if self.lora is None else self._empty_model()
+            plain.save_pretrained(folder, state_dict=weights)
+            if self.lora is not None:
+                self.model.save_pretrained(Path(folder) / ADAPTER_FOLDER, state_dict=adapter)
+            self.tokenizer.save_pretrained(folder)
         if self.value_head is not None:
-            self.value_head.save(folder)
+            self.value_head.save(folder, write=write)
 
     def _logprobs(
         self,

@@ -7,7 +7,7 @@ are longer would wait for the others for ever. :func:`gathered` collects the wei
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -98,6 +98,26 @@ def passes_on_all_ranks(model: nn.Module, passes: int) -> int:
     most = torch.tensor(passes, device=device)
     torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
     return int(most)
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Norm (0-dim) of all gradients together, the parts of all ranks included; every rank must ask."""
+    meshes: dict[Any, list[Tensor]] = {}
+    for gradient in gradients:
+        meshes.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
+    norms = [whole(torch.nn.utils.get_total_norm(members)) for members in meshes.values()]
+    return torch.linalg.vector_norm(torch.stack(norms)) if len(norms) != 1 else norms[0]
+
+
+def clip_norm(weights: Iterable[nn.Parameter], largest: float) -> None:
+    """Scale the gradients of these weights, in place, so that their norm together is at most ``largest``."""
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    if not gradients:
+        return
+    factor = largest / (float(total_norm(gradients)) + 1e-6)
+    if factor < 1.0:
+        for gradient in gradients:
+            gradient.mul_(factor)
 
 
 def whole(tensor: Tensor) -> Tensor:

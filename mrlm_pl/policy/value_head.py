@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from mrlm_pl.policy.sharding import whole
+
 VALUE_HEAD_FILE = "value_head.safetensors"
 
 
@@ -34,10 +36,11 @@ class ValueHead(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):
             return self.linear(hidden.to(self.linear.weight.dtype)).squeeze(-1)
 
-    def save(self, folder: str | Path) -> None:
-        """Write the weights beside a model's, as ``value_head.safetensors``."""
-        weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-        save_file(weights, Path(folder) / VALUE_HEAD_FILE)
+    def save(self, folder: str | Path, *, write: bool = True) -> None:
+        """Write the weights beside a model's, as ``value_head.safetensors``; on all ranks, of which one writes."""
+        weights = {name: whole(value.detach()).cpu().contiguous() for name, value in self.state_dict().items()}
+        if write:
+            save_file(weights, Path(folder) / VALUE_HEAD_FILE)
 
     def read(self, folder: str | Path) -> bool:
         """Take over the weights that were saved in a folder; False when it holds none.

@@ -183,8 +183,6 @@ def test_corrections_weigh_the_loss_by_learner_over_sampler(
     algorithm = GRPO({"main": policy}, correction=correction, recompute_old_logp=None)
     algorithm.configure_model()
     algorithm.trainer = quiet_trainer()
-    logged: dict[str, float] = {}
-    algorithm.log = lambda name, value, **_: logged.update({name: float(value)})  # type: ignore[method-assign]
     row = Trajectory("a", "main", (8, 9, 10, 11), (False, False, True, True), (0.0,) * 4, ())
     rows = collate_rows([row], [0], [0], [0], advantages=[1.0])
     with torch.no_grad():
@@ -192,6 +190,7 @@ def test_corrections_weigh_the_loss_by_learner_over_sampler(
     rows.old_logp = rows.proximal_logp - 1.0 * rows.action_mask  # pi_old / mu = e for every token
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": batch_totals(rows.action_mask)}))
     assert loss.item() == pytest.approx(-factor, rel=1e-5)
+    logged = {name: value for name, (value, _, _) in algorithm._noted.items()}
     assert logged["train/mismatch_max_ratio"] == pytest.approx(math.e, rel=1e-5)
     assert logged["train/mismatch_chi_square"] == pytest.approx(math.e**2 - 1, rel=1e-5)
     assert logged["train/mismatch_effective_share"] == pytest.approx(1.0)

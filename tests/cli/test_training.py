@@ -233,3 +233,39 @@ def test_emulated_bf16_is_told(fit, monkeypatch, supported, told):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
     assert ("emulates" in fit("--trainer.precision", "bf16-mixed")) == told
     assert "emulates" not in fit()
+
+
+def test_a_truncated_checkpoint_is_never_taken_for_a_whole_one(fit):
+    fit("--trainer.max_epochs", "1")
+    checkpoint = Path("runs/toy/checkpoints/last.ckpt")
+    whole = checkpoint.read_bytes()
+    for size in (0, 100, len(whole) // 2, len(whole) - 1):
+        checkpoint.write_bytes(whole[:size])
+        message = fit("--ckpt_path", "last", status=2)
+        assert "'runs/toy/checkpoints/last.ckpt' is no whole checkpoint" in message
+        assert outcome("runs/toy")["weight"] == 1.75, "nothing was lost"
+    checkpoint.write_bytes(whole)
+    fit("--ckpt_path", "last")
+    assert outcome("runs/toy")["weight"] == FINAL
+
+
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(fit, monkeypatch):
+    saved, write = [], torch.save
+
+    def die(checkpoint, file):
+        write(checkpoint, file)
+        saved.append(checkpoint["global_step"])
+        if len(saved) == 2:
+            file.truncate(file.tell() // 2)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", die)
+    with pytest.raises(BaseException):  # noqa: B017, PT011  Lightning ends the process in its own way
+        fit("--checkpoint.every_n_train_steps", "1")
+    monkeypatch.setattr(torch, "save", write)
+    files = sorted(path.name for path in Path("runs/toy/checkpoints").iterdir())
+    assert files == ["last.ckpt", "last.ckpt.part"]
+    assert torch.load("runs/toy/checkpoints/last.ckpt", weights_only=True)["global_step"] == 1
+    fit("--ckpt_path", "last", "--checkpoint.every_n_train_steps", "1")
+    assert outcome("runs/toy")["weight"] == FINAL
+    assert [path.name for path in Path("runs/toy/checkpoints").iterdir()] == ["last.ckpt"]

@@ -10,7 +10,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule, read_episodes
+from mrlm_pl.data.rollout_module import CollectionSums, EpisodeBatch
 from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
 from mrlm_pl.policy import Policy
 
@@ -196,3 +198,74 @@ def test_the_finished_run_leaves_a_policy_folder(model_folder: Path, echo: Any, 
     model = AutoModelForCausalLM.from_pretrained(Path(trainer.default_root_dir) / "policies" / "main")
     trained = algorithm.policy("main").model.get_input_embeddings().weight
     assert torch.equal(model.get_input_embeddings().weight, trained)
+
+
+def test_another_way_to_serve_a_collection_is_refused_in_its_middle(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    algorithm, data = make(model_folder, echo(), minibatches=2, passes=2)
+    quiet_trainer(enable_checkpointing=True, callbacks=[saver]).fit(algorithm, data)
+    algorithm, data = make(model_folder, echo(), minibatches=2, passes=1)
+    with pytest.raises(ConfigurationError, match=r"data\.passes is 1, .* with 2"):
+        quiet_trainer().fit(algorithm, data, ckpt_path=tmp_path / "step=3.ckpt")
+    algorithm, data = make(model_folder, echo(), minibatches=2, passes=1)
+    quiet_trainer(max_epochs=2).fit(algorithm, data, ckpt_path=tmp_path / "step=4.ckpt")
+    assert data.iteration > 1, "between two collections it may change"
+
+
+def judged(success: bool | None, environment: str = "a", reward: float = 0.0) -> Episode:
+    turn = Turn("x", 0, 1, 2, reward, {"r": reward}, "stop", "main", 0, "e")
+    row = Trajectory("x", "main", (1, 2), (False, True), (0.0, -0.5), (turn,))
+    return Episode("0", Task(environment, "train", 0), "g", 0, 0, {"x": (row,)}, "end", success=success)
+
+
+def test_a_cut_episode_is_a_failure_where_the_environment_judges() -> None:
+    episodes = [judged(True), judged(None), judged(False), judged(None, "unjudged")]
+    assert EpisodeBatch(episodes).means()["accuracy"] == (1 / 3, 3)
+    assert CollectionSums.of(episodes, 1.0).metrics()["rollout/success"] == pytest.approx(1 / 3)
+
+
+def test_the_sums_of_ranks_add_up() -> None:
+    first = CollectionSums.of([judged(True, reward=1.0), judged(False)], seconds=2.0)
+    second = CollectionSums.of([judged(True, "b", reward=4.0)], seconds=0.5)
+    metrics = first.plus(second).metrics()
+    assert metrics["rollout/reward"] == pytest.approx(5 / 3)
+    assert metrics["rollout/a/r"] == 0.5
+    assert metrics["rollout/b/r"] == 4.0
+    assert metrics["rollout/tokens_per_second"] == 2 / 2.0 + 1 / 0.5
+    assert metrics["rollout/entropy"] == 0.5
+    assert metrics["rollout/response_tokens"] == 1.0
+
+
+def test_the_engine_of_the_module_ends_with_its_stage(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    assert data._own_engine is None
+    trainer.validate(algorithm, data, verbose=False)
+
+
+@pytest.mark.parametrize("option", [{"retries": -1}, {"processes": -1}, {"step_timeout": 0.0}])
+def test_numbers_out_of_range_are_refused(
+    option: dict[str, Any], model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm, data = make(model_folder, echo(), **option)
+    with pytest.raises(ConfigurationError, match=next(iter(option))):
+        quiet_trainer().fit(algorithm, data)
+
+
+def test_failed_environments_are_closed(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    closed: list[bool] = []
+
+    class Closing(echo):  # type: ignore[misc]
+        def close(self) -> None:
+            closed.append(True)
+
+    algorithm, data = make(model_folder, Closing(fail_every=2), iterations=1, retries=1)
+    quiet_trainer().fit(algorithm, data)
+    episodes = list(read_episodes(Path(data.trainer.default_root_dir) / "episodes"))
+    failed = sum(item.failed for item in episodes)
+    assert failed
+    # Each failed episode was begun twice; those that did not fail were closed at the end.
+    assert len(closed) == 2 * failed + (len(episodes) - failed)

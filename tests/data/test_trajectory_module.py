@@ -100,3 +100,33 @@ def test_accumulation_does_not_change_the_update(tmp_path: Path, model_folder: P
     # AdamW's first steps are sign-like, so equal to rounding in the gradient is not equal to rounding in the weight.
     for other in results[1:]:
         assert torch.allclose(results[0], other, atol=2e-5)
+
+
+def test_epochs_have_the_length_that_the_trainer_sets_and_go_through_all_rows(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+
+    class Watch(SFT):
+        def policy_loss(self, name: str, rows: Any, batch: Any) -> Any:
+            seen.append(int(rows.token_ids[0, 1]))
+            return super().policy_loss(name, rows, batch)
+
+    source = write(tmp_path / "rows.jsonl", [chat(f"{letter}?", "x") for letter in "abcdefghij"])
+    data = TrajectoryDataModule(source, batch_size=1)
+    algorithm = Watch({"main": Policy(str(model_folder))})
+    trainer = quiet_trainer(max_epochs=3, limit_train_batches=7)
+    trainer.fit(algorithm, data)
+    assert trainer.global_step == 21
+    first, second = seen[:10], seen[10:20]
+    assert first != second, "every pass has an order of its own"
+    assert (data.epoch, data.position) == (2, 1)
+    other = TrajectoryDataModule(source, batch_size=1, seed=1)
+    other.rows = data.rows
+    assert other.order("train") != TrajectoryDataModule.order(data, "train")
+
+
+def test_content_that_is_no_text_is_named(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": None}, {"role": "assistant", "content": "4"}]}
+    with pytest.raises(DataError, match=r"row 2: .*text as content"):
+        TrajectoryDataModule(write(tmp_path / "rows.jsonl", [chat("a", "b"), row]))
