@@ -2,10 +2,10 @@
 
     python benchmarks/kill_resume.py [--configs quickstart ppo] [--kills 20] [--chain 5] [--seed 0] [OVERRIDES ...]
 
-For each configuration one run is left alone; others are killed ``chain`` times each, at moments drawn evenly from their
-training time, and continued with ``mrlm train --resume`` until they end. Printed are the hashes of the final weights and
-what each kill interrupted, told from what it left: the progress of the run, and the draft of a checkpoint. Exit status 1
-when a hash differs. One thread and a checkpoint at every update, so that kills also hit the writing.
+For each configuration one run is left alone; others are killed ``chain`` times each, at moments drawn evenly from
+their training time, and continued with ``mrlm train --resume`` until they end. Printed are the hashes of the final
+weights and what each kill interrupted, told from what it left: the progress of the run, and the draft of a checkpoint.
+Exit status 1 when a hash differs. One thread and a checkpoint at every update, so that kills also hit the writing.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def _checkpoint(request: FolderRequest, base: Path) -> str | None:
     # A checkpoint file is a zip archive, whose table of contents stands at its end.
     if path is not None and Path(path).is_file() and not zipfile.is_zipfile(path):
         raise ConfigurationError(
-            f"ckpt_path: {path!r} is no whole checkpoint: it was cut short, or is another kind of file; name another one"
+            f"ckpt_path: {path!r} is no whole checkpoint: it was cut short, or is another kind of file; name another"
         )
     return path
 

@@ -136,8 +136,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
 class LastCheckpoint(ModelCheckpoint):
     """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
 
-    When nothing is set it is saved every ten minutes and at the end of each epoch. To keep the best checkpoints too, add
-    a ``ModelCheckpoint`` to ``trainer.callbacks``.
+    When nothing is set it is saved every ten minutes and at the end of each epoch. To keep the best checkpoints too,
+    add a ``ModelCheckpoint`` to ``trainer.callbacks``.
 
     Args:
         every_n_epochs: epochs between two saves; an epoch is ``data.iterations`` collections.

@@ -32,7 +32,7 @@ def test_report_is_complete_and_the_same_twice(evaluate):
     assert (report["environment"], report["split"], report["seed"], report["episodes"]) == ("parrot", "test", 7, 4)
     assert len(report["transcripts"]) == 4
     assert set(report["pass_at_k"]) == {"1", "2"}
-    assert report["ci95"][0] <= report["mean_reward"] <= report["ci95"][1]
+    assert report["ci95"] == [None, None], "two samples of one word, twice: one problem tells nothing of the spread"
     assert Path("deep/a.json").read_bytes() == Path("b.json").read_bytes()
     assert [path.name for path in Path("deep").iterdir()] == ["a.json"]
     assert "mean reward" in printed

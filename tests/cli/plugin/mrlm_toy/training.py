@@ -34,6 +34,8 @@ class ToyAlgorithm(Algorithm):
 
     loaded = 0
 
+    evaluates_episodes = False
+
     def __init__(self, policies: dict[str, ToyPolicy] | None = None, rate: float = 0.5, fail_at: int = -1) -> None:
         super(Algorithm, self).__init__()  # the toy has no models to be put in seats
         self.save_hyperparameters()
