@@ -198,7 +198,7 @@ def clustered_wilson_interval(groups: Sequence[Sequence[bool]]) -> tuple[float, 
 
     >>> twice = [[True, True]] * 9 + [[False, False]]    # worth 10 trials, less what 10 groups leave uncertain
     >>> [round(bound, 2) for bound in clustered_wilson_interval(twice)]
-    [0.57, 0.98]
+    [0.58, 0.98]
     """
     trials, wins = sum(map(len, groups)), sum(map(sum, groups))
     share = wins / trials

@@ -21,4 +21,4 @@ def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
     """
     if not 1 <= buffer <= max_tokens:
         raise ConfigurationError(f"overlong_buffer is {buffer}; it must be between 1 and max_tokens ({max_tokens})")
-    return -min(max(tokens - (max_tokens - buffer), 0) / buffer, 1.0)
+    return max(min((max_tokens - buffer - tokens) / buffer, 0.0), -1.0)

@@ -10,9 +10,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from mrlm_pl.algorithms import SFT
-from mrlm_pl.data import TrajectoryDataModule
+from mrlm_pl.algorithms import PPO, SFT
+from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.data.trajectory_module import observation_mask
+from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import Policy
@@ -106,3 +107,23 @@ def test_episodes_are_demonstrations(model_folder: Path, quiet_trainer: Any, tmp
     (made,) = data.rows["train"]
     assert made.policy == "main"
     assert made.messages == messages
+
+
+def test_reinforcement_learning_starts_from_exactly_what_fine_tuning_left(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    algorithm = SFT({"main": Policy(str(model_folder), learning_rate=1e-3)})
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, TrajectoryDataModule(write(tmp_path, ROWS), batch_size=2))
+    left = {name: weight.clone() for name, weight in algorithm.policy("main").model.state_dict().items()}
+    first: dict[str, torch.Tensor] = {}
+
+    class Start(Callback):
+        def on_train_start(self, trainer: Any, algorithm: Any) -> None:
+            first.update({name: value.clone() for name, value in algorithm.policy("main").model.state_dict().items()})
+
+    second = PPO({"main": Policy(str(Path(trainer.default_root_dir) / "policies" / "main"), learning_rate=1e-3)})
+    data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=1, sampling=Sampling(max_tokens=4))
+    quiet_trainer(callbacks=[Start()]).fit(second, data)
+    assert first.keys() == left.keys()
+    assert all(torch.equal(first[name], left[name]) for name in left)
