@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
 from torch import Tensor
 
 from mrlm_pl.advantages import group_normalized_advantages
-from mrlm_pl.algorithms.base import LearningRateSchedule
-from mrlm_pl.algorithms.policy_gradient import KLEstimator, PolicyGradient
+from mrlm_pl.algorithms.policy_gradient import PolicyGradient
 from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.losses import Correction, Reduction, cispo_loss
+from mrlm_pl.losses import cispo_loss
 from mrlm_pl.policy import Policy
 
 
@@ -29,10 +28,9 @@ class CISPO(PolicyGradient):
     What is logged is described at :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats, schedule, warmup_steps, betas: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
         clip_low, clip_high: bounds of the weight; ``clip_low: 1`` has no lower one, as in the paper.
-        reduction, max_length, kl_coefficient, kl_estimator, zero_variance, recompute_old_logp, correction,
-            overlong_buffer: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -44,35 +42,11 @@ class CISPO(PolicyGradient):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
-        reduction: Reduction = "token_mean",
-        max_length: int | None = None,
         clip_low: float = 1.0,
         clip_high: float = 4.0,
-        kl_coefficient: float = 0.0,
-        kl_estimator: KLEstimator = "k3",
-        zero_variance: Literal["keep", "exclude"] = "keep",
-        recompute_old_logp: bool | None = None,
-        correction: Correction = Correction(),  # noqa: B008 (frozen)
-        overlong_buffer: int = 0,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            policies,
-            seats,
-            schedule,
-            warmup_steps,
-            betas,
-            reduction,
-            max_length,
-            kl_coefficient,
-            kl_estimator,
-            zero_variance,
-            recompute_old_logp,
-            correction,
-            overlong_buffer,
-        )
+        super().__init__(policies, seats, **settings)
         if not 0 < clip_low <= 1 or clip_high <= 0:
             raise ConfigurationError(
                 f"clip_low {clip_low} must be above 0 and at most 1, clip_high {clip_high} above 0"

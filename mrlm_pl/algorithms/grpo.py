@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -12,14 +12,13 @@ from mrlm_pl.advantages import (
     group_normalized_advantages,
     leave_one_out_advantages,
 )
-from mrlm_pl.algorithms.base import LearningRateSchedule
 from mrlm_pl.algorithms.group import GroupAdvantage
-from mrlm_pl.algorithms.policy_gradient import KLEstimator, PolicyGradient
+from mrlm_pl.algorithms.policy_gradient import PolicyGradient
 from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.losses import Correction, Reduction, clip_fraction, ppo_clip_loss
+from mrlm_pl.losses import clip_fraction, ppo_clip_loss
 from mrlm_pl.policy import Policy
 
 ADVANTAGES: dict[str, GroupAdvantage] = {
@@ -46,12 +45,11 @@ class GRPO(PolicyGradient):
     share of tokens whose gradient the clip removes.
 
     Args:
-        policies, seats, schedule, warmup_steps, betas: see :class:`Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
         advantage: how returns of a group become advantages.
         clip_low, clip_high: how far the ratio may move before its gradient stops.
         dual_clip: bound ``c`` of the loss at negative advantages (1912.09729); None has no bound.
-        reduction, max_length, kl_coefficient, kl_estimator, zero_variance, recompute_old_logp, correction,
-            overlong_buffer: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
@@ -63,37 +61,13 @@ class GRPO(PolicyGradient):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
         advantage: Literal["group_normalized", "group_centred", "leave_one_out"] = "group_normalized",
-        reduction: Reduction = "token_mean",
-        max_length: int | None = None,
         clip_low: float = 0.2,
         clip_high: float = 0.2,
         dual_clip: float | None = None,
-        kl_coefficient: float = 0.0,
-        kl_estimator: KLEstimator = "k3",
-        zero_variance: Literal["keep", "exclude"] = "keep",
-        recompute_old_logp: bool | None = None,
-        correction: Correction = Correction(),  # noqa: B008 (frozen)
-        overlong_buffer: int = 0,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            policies,
-            seats,
-            schedule,
-            warmup_steps,
-            betas,
-            reduction,
-            max_length,
-            kl_coefficient,
-            kl_estimator,
-            zero_variance,
-            recompute_old_logp,
-            correction,
-            overlong_buffer,
-        )
+        super().__init__(policies, seats, **settings)
         if advantage not in ADVANTAGES:
             raise ConfigurationError(f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)}")
         if not 0 < clip_low < 1 or clip_high <= 0 or (dual_clip is not None and dual_clip <= 1):

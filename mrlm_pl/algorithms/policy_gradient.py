@@ -63,19 +63,19 @@ class PolicyGradient(Algorithm):
 
     def __init__(
         self,
-        policies: dict[str, Policy] | None,
-        seats: dict[str, str] | None,
-        schedule: LearningRateSchedule,
-        warmup_steps: int,
-        betas: tuple[float, float],
-        reduction: Reduction,
-        max_length: int | None,
-        kl_coefficient: float,
-        kl_estimator: KLEstimator,
-        zero_variance: Literal["keep", "exclude"],
-        recompute_old_logp: bool | None,
-        correction: Correction,
-        overlong_buffer: int,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        schedule: LearningRateSchedule = "constant",
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        reduction: Reduction = "token_mean",
+        max_length: int | None = None,
+        kl_coefficient: float = 0.0,
+        kl_estimator: KLEstimator = "k3",
+        zero_variance: Literal["keep", "exclude"] = "keep",
+        recompute_old_logp: bool | None = None,
+        correction: Correction = Correction(),  # noqa: B008 (frozen)
+        overlong_buffer: int = 0,
     ) -> None:
         super().__init__(policies, seats, schedule, warmup_steps, betas)
         self.refuse_dropout()

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import finite_rewards
-from mrlm_pl.algorithms.base import LearningRateSchedule
 from mrlm_pl.algorithms.group import collected_returns, comparison_keys
-from mrlm_pl.algorithms.policy_gradient import KLEstimator, PolicyGradient
+from mrlm_pl.algorithms.policy_gradient import PolicyGradient
 from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.losses import Correction, Reduction, policy_gradient_loss
+from mrlm_pl.losses import policy_gradient_loss
 from mrlm_pl.policy import Policy
 
 
@@ -33,12 +32,11 @@ class REINFORCE(PolicyGradient):
     :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats, schedule, warmup_steps, betas: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
         baseline: ``mean`` of the policy's returns in the collection, over all ranks; ``running``, an exponential
             average of these means that ends with the collection before; or ``none``.
         baseline_decay: weight of the past in ``running``.
-        reduction, max_length, kl_coefficient, kl_estimator, zero_variance, recompute_old_logp, correction,
-            overlong_buffer: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
@@ -48,35 +46,11 @@ class REINFORCE(PolicyGradient):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
         baseline: Literal["mean", "running", "none"] = "mean",
         baseline_decay: float = 0.9,
-        reduction: Reduction = "token_mean",
-        max_length: int | None = None,
-        kl_coefficient: float = 0.0,
-        kl_estimator: KLEstimator = "k3",
-        zero_variance: Literal["keep", "exclude"] = "keep",
-        recompute_old_logp: bool | None = None,
-        correction: Correction = Correction(),  # noqa: B008 (frozen)
-        overlong_buffer: int = 0,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            policies,
-            seats,
-            schedule,
-            warmup_steps,
-            betas,
-            reduction,
-            max_length,
-            kl_coefficient,
-            kl_estimator,
-            zero_variance,
-            recompute_old_logp,
-            correction,
-            overlong_buffer,
-        )
+        super().__init__(policies, seats, **settings)
         if baseline not in ("mean", "running", "none") or not 0 <= baseline_decay < 1:
             raise ConfigurationError(
                 f"baseline {baseline!r} must be mean, running or none, and baseline_decay {baseline_decay} at least 0 "

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.algorithms.base import LearningRateSchedule
 from mrlm_pl.algorithms.policy_gradient import PolicyGradient
 from mrlm_pl.algorithms.rewarded import rewarded_rows
 from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.losses import Correction, Reduction, clip_fraction, kl_k1, ppo_clip_loss
+from mrlm_pl.losses import clip_fraction, kl_k1, ppo_clip_loss
 from mrlm_pl.policy import Policy
 
 
@@ -34,12 +34,11 @@ class REINFORCEPlusPlus(PolicyGradient):
     :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats, schedule, warmup_steps, betas: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
         clip_low, clip_high: how far the ratio may move before its gradient stops.
         gamma: discount from token to token.
         kl_coefficient: ``beta``; 0 skips the reference model altogether.
-        reduction, max_length, recompute_old_logp, correction, overlong_buffer: see
-            :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -49,34 +48,12 @@ class REINFORCEPlusPlus(PolicyGradient):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
-        reduction: Reduction = "token_mean",
-        max_length: int | None = None,
+        gamma: float = 1.0,
         clip_low: float = 0.2,
         clip_high: float = 0.2,
-        kl_coefficient: float = 0.0,
-        gamma: float = 1.0,
-        recompute_old_logp: bool | None = None,
-        correction: Correction = Correction(),  # noqa: B008 (frozen)
-        overlong_buffer: int = 0,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            policies,
-            seats,
-            schedule,
-            warmup_steps,
-            betas,
-            reduction,
-            max_length,
-            kl_coefficient,
-            "k3",
-            "keep",
-            recompute_old_logp,
-            correction,
-            overlong_buffer,
-        )
+        super().__init__(policies, seats, kl_estimator="k3", zero_variance="keep", **settings)
         if not 0 < clip_low < 1 or clip_high <= 0 or not 0 <= gamma <= 1:
             raise ConfigurationError(
                 f"clip_low {clip_low} must be between 0 and 1, clip_high {clip_high} above 0, gamma {gamma} between 0 "

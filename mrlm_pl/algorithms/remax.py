@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import remax_advantages
-from mrlm_pl.algorithms.base import LearningRateSchedule
 from mrlm_pl.algorithms.group import agent_return, comparison_keys
-from mrlm_pl.algorithms.policy_gradient import KLEstimator, PolicyGradient
+from mrlm_pl.algorithms.policy_gradient import PolicyGradient
 from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.losses import Correction, Reduction, policy_gradient_loss
-from mrlm_pl.policy import Policy
+from mrlm_pl.losses import policy_gradient_loss
 
 
 class ReMax(PolicyGradient):
@@ -36,45 +33,12 @@ class ReMax(PolicyGradient):
     :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats, schedule, warmup_steps, betas: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
-        reduction, max_length, kl_coefficient, kl_estimator, zero_variance, recompute_old_logp, correction,
-            overlong_buffer: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.
     """
-
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
-        reduction: Reduction = "token_mean",
-        max_length: int | None = None,
-        kl_coefficient: float = 0.0,
-        kl_estimator: KLEstimator = "k3",
-        zero_variance: Literal["keep", "exclude"] = "keep",
-        recompute_old_logp: bool | None = None,
-        correction: Correction = Correction(),  # noqa: B008 (frozen)
-        overlong_buffer: int = 0,
-    ) -> None:
-        super().__init__(
-            policies,
-            seats,
-            schedule,
-            warmup_steps,
-            betas,
-            reduction,
-            max_length,
-            kl_coefficient,
-            kl_estimator,
-            zero_variance,
-            recompute_old_logp,
-            correction,
-            overlong_buffer,
-        )
 
     @property
     def uses_greedy_baseline(self) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
+from jsonargparse._parameter_resolvers import get_signature_parameters
 
 from mrlm_pl.cli.class_names import UnknownName, short_class_names
 from mrlm_pl.cli.plugins import nearest
@@ -234,16 +234,7 @@ def _options(parser: Any) -> list[str]:
 
 def _parameters(cls: type) -> list[str]:
     """Names of the parameters of a class, those that it passes on to its bases included."""
-    names: list[str] = []
-    for base in cls.__mro__:
-        if "__init__" not in base.__dict__:
-            continue
-        parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
-        plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        names += [item.name for item in parameters if item.kind in plain and item.name != "self"]
-        if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters):
-            break
-    return list(dict.fromkeys(names))
+    return [parameter.name for parameter in get_signature_parameters(cls, None)]
 
 
 def _joined(key: str, option: str) -> str:

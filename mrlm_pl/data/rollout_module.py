@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,16 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 
 from mrlm_pl.algorithms.base import Algorithm
-from mrlm_pl.algorithms.group import agent_return
 from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.data.collection import CollectionSums, without_signal
+from mrlm_pl.data.episode_batch import EpisodeBatch
 from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.data.task_stream import TaskStream
 from mrlm_pl.engines import Engine, InProcessEngine, Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
-from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, judged_successes, summarize
+from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, summarize
 from mrlm_pl.losses import BatchTotals, batch_totals
 from mrlm_pl.rollout import EpisodePlayer, EpisodeSpec, Seat
 from mrlm_pl.seeding import derive_seed
@@ -441,28 +441,6 @@ class _TrainingStream:
             yield self.data.next_batch()
 
 
-class EpisodeBatch:
-    """Finished episodes on their way through a validation, test or prediction step."""
-
-    def __init__(self, episodes: Sequence[Episode]) -> None:
-        self.episodes = list(episodes)
-
-    def to(self, *args: Any, **kwargs: Any) -> EpisodeBatch:
-        """Itself: records live on no device."""
-        return self
-
-    def means(self) -> dict[str, tuple[float, int]]:
-        """Mean and number of observations, by metric: ``reward``, and ``accuracy`` where success is known."""
-        played = [episode for episode in self.episodes if not episode.failed]
-        judged = judged_successes(played)
-        means = {}
-        if played:
-            means["reward"] = (sum(episode.reward for episode in played) / len(played), len(played))
-        if judged:
-            means["accuracy"] = (sum(judged) / len(judged), len(judged))
-        return means
-
-
 class _EvaluationStream:
     BATCH = 64
 
@@ -488,68 +466,3 @@ class _EvaluationStream:
 
 def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in tensors.items()}
-
-
-def without_signal(group: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> bool:
-    """Whether every agent's returns are all equal; failures do not count."""
-    played = [episode for episode in group if not episode.failed]
-    agents = {agent for episode in played for agent in episode.trajectories}
-    returns = [{agent_return(e, agent, turn_bonus) for e in played if agent in e.trajectories} for agent in agents]
-    return all(len(values) < 2 for values in returns)
-
-
-@dataclass
-class CollectionSums:
-    """Sums behind the numbers that are logged of a collection; see :class:`RolloutDataModule`.
-
-    Attributes:
-        means: (sum, count) of what is logged as a mean, by name.
-        sums: what is logged as a sum.
-    """
-
-    means: dict[str, tuple[float, float]]
-    sums: dict[str, float]
-
-    @classmethod
-    def of(
-        cls, episodes: Sequence[Episode], seconds: float, turn_bonus: Callable[[Turn], float] | None = None
-    ) -> CollectionSums:
-        """The sums of the episodes that one rank played in so many seconds."""
-        played = [episode for episode in episodes if not episode.failed]
-        rows = [row for episode in played for row in episode.rows()]
-        turns = [turn for row in rows for turn in row.turns]
-        tokens = float(sum(row.num_actions for row in rows))
-        groups: dict[str, list[Episode]] = {}
-        for episode in played:
-            groups.setdefault(episode.group, []).append(episode)
-        values: dict[str, list[float]] = {
-            "rollout/reward": [episode.reward for episode in played],
-            "rollout/truncated_turns": [float(turn.finish_reason == "length") for turn in turns],
-            "rollout/zero_variance_groups": [float(without_signal(group, turn_bonus)) for group in groups.values()],
-            "rollout/success": [float(success) for success in judged_successes(played)],
-        }
-        for episode in played:
-            for name, value in {**episode.components(), **episode.metrics}.items():
-                values.setdefault(f"rollout/{episode.task.environment}/{name}", []).append(value)
-        means = {name: (math.fsum(found), float(len(found))) for name, found in values.items() if found}
-        means["rollout/entropy"] = (-math.fsum(sum(row.logprobs) for row in rows), max(tokens, 1.0))
-        means["rollout/response_tokens"] = (tokens, max(float(len(turns)), 1.0))
-        sums = {
-            "rollout/tokens_per_second": tokens / seconds,
-            "rollout/failed_episodes": float(len(episodes) - len(played)),
-            "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),
-        }
-        return cls(means, sums)
-
-    def plus(self, other: CollectionSums) -> CollectionSums:
-        """The sums of both."""
-        means = dict(self.means)
-        for name, (total, count) in other.means.items():
-            before = means.get(name, (0.0, 0.0))
-            means[name] = (before[0] + total, before[1] + count)
-        sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {*self.sums, *other.sums}}
-        return CollectionSums(means, sums)
-
-    def metrics(self) -> dict[str, float]:
-        """The numbers to log."""
-        return {name: total / count for name, (total, count) in self.means.items()} | self.sums

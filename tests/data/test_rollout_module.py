@@ -10,7 +10,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule, read_episodes
-from mrlm_pl.data.rollout_module import CollectionSums, EpisodeBatch
+from mrlm_pl.data.collection import CollectionSums
+from mrlm_pl.data.episode_batch import EpisodeBatch
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError

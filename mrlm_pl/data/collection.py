@@ -1,0 +1,76 @@
+"""What is measured of a collection of episodes, on one rank and over all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mrlm_pl.algorithms.group import agent_return
+from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.evaluation import judged_successes
+
+
+def without_signal(group: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> bool:
+    """Whether every agent's returns are all equal; failures do not count."""
+    played = [episode for episode in group if not episode.failed]
+    agents = {agent for episode in played for agent in episode.trajectories}
+    returns = [{agent_return(e, agent, turn_bonus) for e in played if agent in e.trajectories} for agent in agents]
+    return all(len(values) < 2 for values in returns)
+
+
+@dataclass
+class CollectionSums:
+    """Sums behind the numbers that are logged of a collection; see :class:`RolloutDataModule`.
+
+    Attributes:
+        means: (sum, count) of what is logged as a mean, by name.
+        sums: what is logged as a sum.
+    """
+
+    means: dict[str, tuple[float, float]]
+    sums: dict[str, float]
+
+    @classmethod
+    def of(
+        cls, episodes: Sequence[Episode], seconds: float, turn_bonus: Callable[[Turn], float] | None = None
+    ) -> CollectionSums:
+        """The sums of the episodes that one rank played in so many seconds."""
+        played = [episode for episode in episodes if not episode.failed]
+        rows = [row for episode in played for row in episode.rows()]
+        turns = [turn for row in rows for turn in row.turns]
+        tokens = float(sum(row.num_actions for row in rows))
+        groups: dict[str, list[Episode]] = {}
+        for episode in played:
+            groups.setdefault(episode.group, []).append(episode)
+        values: dict[str, list[float]] = {
+            "rollout/reward": [episode.reward for episode in played],
+            "rollout/truncated_turns": [float(turn.finish_reason == "length") for turn in turns],
+            "rollout/zero_variance_groups": [float(without_signal(group, turn_bonus)) for group in groups.values()],
+            "rollout/success": [float(success) for success in judged_successes(played)],
+        }
+        for episode in played:
+            for name, value in {**episode.components(), **episode.metrics}.items():
+                values.setdefault(f"rollout/{episode.task.environment}/{name}", []).append(value)
+        means = {name: (math.fsum(found), float(len(found))) for name, found in values.items() if found}
+        means["rollout/entropy"] = (-math.fsum(sum(row.logprobs) for row in rows), max(tokens, 1.0))
+        means["rollout/response_tokens"] = (tokens, max(float(len(turns)), 1.0))
+        sums = {
+            "rollout/tokens_per_second": tokens / seconds,
+            "rollout/failed_episodes": float(len(episodes) - len(played)),
+            "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),
+        }
+        return cls(means, sums)
+
+    def plus(self, other: CollectionSums) -> CollectionSums:
+        """The sums of both."""
+        means = dict(self.means)
+        for name, (total, count) in other.means.items():
+            before = means.get(name, (0.0, 0.0))
+            means[name] = (before[0] + total, before[1] + count)
+        sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {*self.sums, *other.sums}}
+        return CollectionSums(means, sums)
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers to log."""
+        return {name: total / count for name, (total, count) in self.means.items()} | self.sums
