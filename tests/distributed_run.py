@@ -20,7 +20,7 @@ from conftest import EchoEnvironment
 from mrlm_pl.algorithms import DPO, GRPO, PPO
 from mrlm_pl.data import PreferenceDataModule, RolloutDataModule
 from mrlm_pl.engines import Sampling
-from mrlm_pl.policy import Policy
+from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.strategies import FSDP
 
@@ -52,7 +52,12 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     classes = {"grpo": GRPO, "ppo": PPO, "dpo": DPO}
     policies = {
-        name: Policy(model_folder, learning_rate=1e-3, max_forward_tokens=options.get("max_forward_tokens"))
+        name: Policy(
+            model_folder,
+            learning_rate=1e-3,
+            lora=LoRA(rank=2) if options.get("lora") else None,
+            max_forward_tokens=options.get("max_forward_tokens"),
+        )
         for name in options.get("policies", ["main"])
     }
     algorithm = classes[options.get("algorithm", "grpo")](policies, **options.get("model", {}))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from mrlm_pl.cli.consolidate import consolidate
 from mrlm_pl.data import read_episodes
 
 SCRIPT = Path(__file__).parent / "distributed_run.py"
@@ -81,8 +82,9 @@ def test_two_processes_have_the_gradient_of_one_with_twice_the_rows(strategy: st
         {"accumulate": 2, "data": {"groups": 4, "minibatches": 1}},
         {"max_forward_tokens": 40, "max_tokens": 30},
         {"data": {"groups": 2, "resample_rounds": 2}},
+        {"lora": True, "model": {"kl_coefficient": 0.1}},
     ],
-    ids=["ppo", "accumulation", "chunks", "resampling"],
+    ids=["ppo", "accumulation", "chunks", "resampling", "lora"],
 )
 def test_everything_that_is_shared_out_adds_up(strategy: str, options: dict[str, Any], launch: Any) -> None:
     assert_same(gradients(launch("two", strategy=strategy, devices=2, **options)), gradients(launch("one", **options)))
@@ -133,6 +135,25 @@ def test_a_checkpoint_of_two_processes_goes_on_in_one_and_in_the_other_strategy(
     )
     ids = torch.arange(8, 20)[None]
     torch.testing.assert_close(first(ids).logits, second(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_sharded_checkpoint_goes_on_sharded_and_as_a_whole_file(launch: Any, tmp_path: Path) -> None:
+    saved, file = tmp_path / "sharded.ckpt", tmp_path / "whole.ckpt"
+    options: dict[str, Any] = {"data": {"iterations": 2}, "model": {"kl_coefficient": 0.1}}
+    launch("first", strategy="fsdp", devices=2, sharded=True, save=str(saved), **options)
+    assert saved.is_dir()
+    consolidate(saved, file)
+    runs = {
+        "sharded": {"strategy": "fsdp", "devices": 2, "sharded": True, "resume": str(saved)},
+        "whole": {"strategy": "ddp", "devices": 2, "resume": str(file)},
+    }
+    models = []
+    for name, how in runs.items():
+        folder = launch(name, epochs=2, **how, **options)
+        models.append(AutoModelForCausalLM.from_pretrained(folder / "policies" / "main"))
+    ids = torch.arange(8, 20)[None]
+    torch.testing.assert_close(models[0](ids).logits, models[1](ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

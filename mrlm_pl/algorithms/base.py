@@ -293,6 +293,8 @@ class Algorithm(LightningModule, ABC):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["progress"] = self.progress()
+        if getattr(self.trainer.strategy, "_save_distributed_checkpoint", False):
+            return  # each rank reads its shard of every weight that the model has
         checkpoint["state_dict"] = {
             name: value for name, value in checkpoint["state_dict"].items() if self._is_saved(name)
         }

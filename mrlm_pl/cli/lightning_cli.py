@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mrlm_pl.algorithms import Algorithm
+from mrlm_pl.cli.consolidate import METADATA
 from mrlm_pl.cli.parser import ShortErrors
 from mrlm_pl.cli.plugins import load_package, load_plugins, nearest
 from mrlm_pl.cli.policy_options import declare_policies
@@ -129,6 +130,22 @@ class RunCommand(LightningCLI):
         self.folder = agree_on_run_folder(request)
         config.trainer.default_root_dir = self.folder.path
         config.ckpt_path = self.folder.checkpoint
+        self._check_sharded(config)
+
+    @staticmethod
+    def _check_sharded(config: Namespace) -> None:
+        """Nothing when the strategy can read the checkpoint.
+
+        Raises:
+            ConfigurationError: it is a folder of shards, and the strategy does not shard.
+        """
+        strategy, path = config.trainer.strategy, config.ckpt_path
+        sharded = path is not None and (Path(path) / METADATA).is_file()
+        if sharded and (strategy.get("class_path") if isinstance(strategy, Namespace) else None) != FSDP_CLASS:
+            raise ConfigurationError(
+                f"ckpt_path: {path!r} is a sharded checkpoint, which only `--trainer.strategy fsdp` reads; "
+                f"make a whole one of it with `mrlm consolidate {path} FILE`"
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with loggers that write to the run folder unless others are configured."""

@@ -19,6 +19,7 @@ COMMANDS = {
     "predict": ("mrlm_pl.cli.lightning_cli:predict", "play test episodes with the policies"),
     "eval": ("mrlm_pl.cli.evaluate:run", "score a run or a model on an environment"),
     "collect": ("mrlm_pl.cli.collect:run", "play episodes with a run or a model and keep them in a file"),
+    "consolidate": ("mrlm_pl.cli.consolidate:run", "write a sharded checkpoint as one whole file"),
     "check-env": ("mrlm_pl.cli.check_env:run", "check that an environment keeps to the contract"),
     "info": ("mrlm_pl.cli.info:run", "versions, devices and what is installed"),
 }
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
-        print(USAGE.format(commands="\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())), end="")
+        print(USAGE.format(commands="\n".join(f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items())), end="")
         return 0
     if command == "--version":
         from importlib.metadata import version
