@@ -253,10 +253,14 @@ def _table(report: EvaluationReport) -> str:
         ("mean reward", f"{report.mean_reward:.4f}  95 % [{low:.4f}, {high:.4f}]"),
     ]
     if report.accuracy is not None:
-        lines.append(("accuracy", f"{report.accuracy:.4f}"))
+        lines.append(("accuracy", f"{report.accuracy:.4f}" + _interval(report.accuracy_ci95)))
     lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]
     lines += [(f"  {name}", f"{value:.4f}") for name, value in report.components.items()]
     return "\n".join(f"{name:<14} {text}" for name, text in lines)
+
+
+def _interval(bounds: tuple[float, float] | None) -> str:
+    return "" if bounds is None else f"  95 % [{bounds[0]:.4f}, {bounds[1]:.4f}]"
 
 
 def _finite(value: Any) -> Any:

@@ -59,19 +59,34 @@ def test_the_first_loss_and_overfitting(
 
 
 def loss_of(model_folder: Path, sums: list[float], references: list[float] | None, **options: Any) -> float:
-    """The loss of one pair whose answers are one token each with these log-probabilities."""
+    return compared(model_folder, sums, references, **options)[0]
+
+
+def notes_of(model_folder: Path, sums: list[float], references: list[float], **options: Any) -> dict[str, float]:
+    return compared(model_folder, sums, references, **options)[1]
+
+
+def compared(
+    model_folder: Path, sums: list[float], references: list[float] | None, **options: Any
+) -> tuple[float, dict[str, float]]:
+    """Loss and log of one pair whose answers are one token each with these log-probabilities."""
     algorithm = DPO({"main": Policy(str(model_folder))}, **options)
     algorithm.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     row = Trajectory("a", "main", (8, 9), (False, True), (0.0, 0.0), ())
     rows = collate_rows([row, row], [0, 0], [0, 0], [0, 1])
     rows.reference_sums = None if references is None else torch.tensor(references)
     algorithm.policies["main"].forward = lambda **_: torch.tensor([[0.0, value] for value in sums])
-    return algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": BatchTotals(2.0, 2.0, 2.0)})).item()
+    loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": BatchTotals(2.0, 2.0, 2.0)})).item()
+    return loss, {name: value for name, (value, _, _) in algorithm._noted.items()}
 
 
 def test_the_losses_of_a_pair(model_folder: Path) -> None:
     # gap (-1 + 2) - (-3 + 2.5) = 1.5, beta .1
     sums, references = [-1.0, -3.0], [-2.0, -2.5]
+    noted = notes_of(model_folder, sums, references, beta=0.2)
+    assert noted["train/rewards_chosen"] == pytest.approx(0.2 * 1.0)
+    assert noted["train/rewards_rejected"] == pytest.approx(0.2 * -0.5)
+    assert noted["train/reward_margin"] == pytest.approx(0.2 * 1.5)
     sigmoid = -math.log(1 / (1 + math.exp(-0.15)))
     assert loss_of(model_folder, sums, references) == pytest.approx(sigmoid, abs=1e-6)
     smoothed = 0.9 * sigmoid + 0.1 * math.log(1 + math.exp(0.15))

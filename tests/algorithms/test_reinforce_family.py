@@ -249,6 +249,15 @@ def test_remax_plays_one_greedy_episode_for_each_task(model_folder: Path, echo: 
     assert [item.group for item in greedy] == ["0-0", "0-1", "0-2", "0-3"]
     tasks = {item.group: item.task for item in episodes if item not in greedy}
     assert all(item.task == tasks[item.group] for item in greedy)
+    policy = Policy(str(model_folder))
+    policy.load()
+    policy.model.eval()
+    for item in greedy:
+        (row,) = item.rows()
+        ids = torch.tensor([row.token_ids])
+        probable = policy.model(ids).logits[0, :-1].argmax(-1).tolist()
+        acts = [place for place, action in enumerate(row.action_mask) if action]
+        assert [probable[place - 1] for place in acts] == [row.token_ids[place] for place in acts]
 
 
 def test_groups_without_signal_are_replaced_within_the_bound(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
