@@ -256,7 +256,9 @@ class Algorithm(LightningModule, ABC):
                 continue
             gradients = [weight.grad for weight in group["params"] if weight.grad is not None]
             norm = total_norm(gradients) if gradients else torch.zeros(())
-            if not bool(torch.isfinite(norm)):
+            scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+            # Under fp16 a gradient that overflows is expected: the scaler leaves out the step and lowers its factor.
+            if not bool(torch.isfinite(norm)) and not scaled:
                 raise NonFiniteError(
                     f"the gradient of policy {group['name']!r} has norm {norm.item()} at step {self.global_step}; "
                     "lower its learning rate or clip it (`--trainer.gradient_clip_val 1.0`)"

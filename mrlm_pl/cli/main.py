@@ -68,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, function = COMMANDS[command][0].split(":")
     try:
         return int(getattr(importlib.import_module(module), function)(arguments[1:]))
+    except BrokenPipeError:  # whoever reads the output, `head` say, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except ConfigurationError as error:
         return _tell(error, 2)
     except MRLMError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +17,7 @@ from mrlm_pl.seeding import derive_seed
 from mrlm_pl.strategies import data_parallel_rank
 
 
-class FixedDataModule(LightningDataModule):
+class FixedDataModule(LightningDataModule, ABC):
     """Base of the data modules over files: a subclass says how many examples there are and makes batches of them.
 
     Args:
