@@ -3,9 +3,10 @@
     python benchmarks/kill_resume.py [--configs quickstart ppo] [--kills 20] [--chain 5] [--seed 0] [OVERRIDES ...]
 
 For each configuration one run is left alone; others are killed ``chain`` times each, at moments drawn evenly from
-their training time, and continued with ``mrlm train --resume`` until they end. Printed are the hashes of the final
-weights and what each kill interrupted, told from what it left: the progress of the run, and the draft of a checkpoint.
-Exit status 1 when a hash differs. One thread and a checkpoint at every update, so that kills also hit the writing.
+their training time or as soon as the draft of a checkpoint is seen, and continued with ``mrlm train --resume`` until
+they end. Printed are the hashes of the final weights and what each kill interrupted, told from what it left: the
+progress of the run, and the draft of a checkpoint. Exit status 1 when a hash differs. One thread and a checkpoint at
+every update, so that kills also hit the writing.
 """
 
 from __future__ import annotations
@@ -69,12 +70,16 @@ def killed(config: str, folder: Path, overrides: list[str], chain: int, span: fl
             begun(folder, process, now)
         else:
             moment += 2.0
+        draft = folder / "checkpoints" / "last.ckpt.part"
+        if kills and rng.random() < 0.3:  # in the few milliseconds in which a checkpoint is written
+            while process.poll() is None and not draft.exists():
+                time.sleep(0.0002)
+            moment = 0.0
         try:
             process.wait(timeout=moment)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
-            draft = folder / "checkpoints" / "last.ckpt.part"
             collections = len(list((folder / "episodes").glob("*.gz"))) if folder.exists() else 0
             kills.append({"after_s": round(moment, 2), "collections": collections, "draft": draft.exists()})
         else:
