@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
@@ -57,3 +58,16 @@ def data_parallel_rank(trainer: Any) -> tuple[int, int]:
     """Which share of the data this process has, and how many shares there are; tensor-parallel ranks have the same."""
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
     return (int(kwargs["rank"]), int(kwargs["num_replicas"])) if kwargs else (0, 1)
+
+
+def each_share(trainer: Any, own: Any) -> list[Any]:
+    """What the ranks hold, in the order of their shares of the data, one for each share; every rank must ask.
+
+    Tensor-parallel ranks hold the same: the first of them speaks.
+    """
+    _, shares = data_parallel_rank(trainer)
+    if trainer.world_size == 1:
+        return [own]
+    found: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(found, own)
+    return found[:: trainer.world_size // shares]

@@ -22,6 +22,7 @@ from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
+from mrlm_pl.strategies import data_parallel_rank
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 _ON_BAR = ("kl", "nll", "preference_accuracy", "approx_kl")
@@ -337,12 +338,13 @@ class Algorithm(LightningModule, ABC):
         return sampling.truncated or str(self.trainer.precision) not in ("32", "32-true", "64-true")
 
     def from_all_ranks(self, values: Tensor) -> Tensor:
-        """``values`` of all ranks, [ranks, ...]."""
+        """``values`` of all ranks, [ranks, ...]; of tensor-parallel ranks, which have the same rows, only the first."""
         if self.trainer.world_size == 1:
             return values[None]
         gathered = self.all_gather(values)
         assert isinstance(gathered, Tensor)
-        return gathered
+        _, shares = data_parallel_rank(self.trainer)
+        return gathered[:: self.trainer.world_size // shares]
 
     def global_moments(self, values: Tensor, mask: Tensor) -> Moments:
         """Moments of ``values`` [B, T] where ``mask`` is True, over the rows of all ranks; every rank must ask."""

@@ -28,7 +28,7 @@ from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, summarize
 from mrlm_pl.losses import BatchTotals, batch_totals
 from mrlm_pl.rollout import EpisodePlayer, EpisodeSpec, Seat
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.strategies import data_parallel_rank
+from mrlm_pl.strategies import data_parallel_rank, each_share
 
 logger = logging.getLogger(__name__)
 
@@ -251,9 +251,16 @@ class RolloutDataModule(LightningDataModule):
     def evaluate(
         self, environment: str, *, split: str, episodes: int, sampling: Sampling | None = None, model: str = ""
     ) -> EvaluationReport:
-        """Report of the current weights on tasks of a split; see :func:`mrlm_pl.evaluation.evaluate`."""
+        """Report of the current weights on tasks of a split; see :func:`mrlm_pl.evaluation.evaluate`.
+
+        The ranks share the episodes out, so every rank must ask; all get the report on all of them.
+        """
         specs = evaluation_specs(self.environments[environment], episodes, split, self.seed)
-        played = self.play(specs, sampling or self.validation_sampling)
+        rank, ranks = self._rank()
+        own = self.play(specs[rank::ranks], sampling or self.validation_sampling)
+        played: list[Any] = [None] * len(specs)
+        for number, share in enumerate(each_share(self._trainer(), own)):
+            played[number::ranks] = share
         return summarize(played, environment=environment, model=model, split=split, seed=self.seed)
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
@@ -299,13 +306,7 @@ class RolloutDataModule(LightningDataModule):
 
     def _over_ranks(self, measured: CollectionSums) -> CollectionSums:
         """What all ranks measured together."""
-        world, (_, ranks) = self._trainer().world_size, self._rank()
-        if world == 1:
-            return measured
-        found: list[Any] = [None] * world
-        torch.distributed.all_gather_object(found, measured)
-        # Tensor-parallel ranks have measured the same episodes.
-        return functools.reduce(CollectionSums.plus, found[:: world // ranks])
+        return functools.reduce(CollectionSums.plus, each_share(self._trainer(), measured))
 
     def _play_groups(self, groups: Sequence[int]) -> tuple[list[Episode], list[Episode]]:
         """The episodes of these groups in their order, and those that were played but replaced."""
@@ -376,8 +377,11 @@ class RolloutDataModule(LightningDataModule):
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._rank()[1] == 1:
             return values
-        strategy = self._trainer().strategy
-        return strategy.reduce(values.to(strategy.root_device), reduce_op="sum").cpu()
+        trainer = self._trainer()
+        # Tensor-parallel ranks have the same rows, each of which counts once.
+        copies = trainer.world_size // self._rank()[1]
+        total = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
+        return total.cpu() / copies
 
     # What the trainer knows.
 
