@@ -22,13 +22,12 @@ from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
-from mrlm_pl.strategies import data_parallel_rank
+from mrlm_pl.strategies import data_parallel_rank, each_share
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 _ON_BAR = ("kl", "nll", "preference_accuracy", "approx_kl")
 _LARGEST = ("ratio_deviation", "mismatch_max_ratio")
-EVALUATED = ("reward", "accuracy")
-"""What is logged of the episodes of a validation or test loop."""
+_ON_EVALUATION_BAR = ("reward", "accuracy", "nll", "preference_accuracy")
 
 
 class Algorithm(LightningModule, ABC):
@@ -44,9 +43,6 @@ class Algorithm(LightningModule, ABC):
     Raises:
         ConfigurationError: there is no trained policy, or a seat names a policy that does not exist.
     """
-
-    evaluates_episodes = True
-    """Whether validation and test loops play episodes, rather than look at examples."""
 
     smallest_group = 1
     """Fewest episodes per task that the advantage is defined for."""
@@ -75,7 +71,7 @@ class Algorithm(LightningModule, ABC):
         self.strict_loading = False
         self._absent: set[str] = set()
         self._prepared_metrics: dict[str, float] = {}
-        self._evaluated: dict[str, Tensor] = {}
+        self._evaluated: dict[str, dict[str, tuple[float, float]]] = {}
         self._noted: dict[str, tuple[float, float, bool]] = {}
 
     @property
@@ -281,10 +277,10 @@ class Algorithm(LightningModule, ABC):
                 clip_norm(group["params"], float(gradient_clip_val))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._log_evaluation("val", batch)
+        self.note_evaluation("val", batch.means())
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._log_evaluation("test", batch)
+        self.note_evaluation("test", batch.means())
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return batch.episodes
@@ -391,11 +387,22 @@ class Algorithm(LightningModule, ABC):
             on_bar = name.count("/") == 1 and short in ("reward", "entropy", "tokens_per_second")
             self.log(name, value, prog_bar=on_bar, batch_size=1)
 
-    def _log_evaluation(self, prefix: str, batch: Any) -> None:
-        sums = self._evaluated.setdefault(prefix, torch.zeros(len(EVALUATED), 2, dtype=torch.float64))
-        for name, (value, weight) in batch.means().items():
+    def note_evaluation(self, prefix: str, means: Mapping[str, tuple[float, float]]) -> None:
+        """Add means of a batch, with their weights, to the numbers that are logged at the end of an evaluation loop.
+
+        They are means over all batches of all ranks, whichever of them has something to say about a name.
+        """
+        sums = self._evaluated.setdefault(prefix, {})
+        for name, (value, weight) in means.items():
             if math.isfinite(value):
-                sums[EVALUATED.index(name)] += torch.tensor([value * weight, weight], dtype=torch.float64)
+                total, weights = sums.get(name, (0.0, 0.0))
+                sums[name] = total + value * weight, weights + weight
+
+    def take_part(self, batch: Batch) -> None:
+        """Forward passes without a result for the policies that have rows on other ranks, which wait for this one."""
+        for name in self.policies:
+            if name not in batch.policies and self.policy(name).trained and self.trainer.world_size > 1:
+                self.policy(name).idle_loss()
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluated("val")
@@ -404,11 +411,11 @@ class Algorithm(LightningModule, ABC):
         self._log_evaluated("test")
 
     def _log_evaluated(self, prefix: str) -> None:
-        """Log the means over all episodes of all ranks; a rank may have played none."""
-        if not self.evaluates_episodes:
-            return
-        own = self._evaluated.pop(prefix, torch.zeros(len(EVALUATED), 2, dtype=torch.float64))
-        total = self.from_all_ranks(own.to(self.device)).sum(0)
-        for name, (value, weight) in zip(EVALUATED, total.tolist(), strict=True):
-            if weight:
-                self.log(f"{prefix}/{name}", value / weight, prog_bar=True)
+        """Log the means over all that was evaluated on all ranks; a rank may have had nothing."""
+        shares = each_share(self.trainer, self._evaluated.pop(prefix, {}))
+        for name in sorted({name for share in shares for name in share}):
+            found = [share[name] for share in shares if name in share]
+            total = sum(weight for _, weight in found)
+            if total:
+                mean = sum(value for value, _ in found) / total
+                self.log(f"{prefix}/{name}", mean, prog_bar=name in _ON_EVALUATION_BAR)

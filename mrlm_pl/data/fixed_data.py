@@ -54,10 +54,21 @@ class FixedDataModule(LightningDataModule):
         return EpochStream(self, "validation") if self.count("validation") else []
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "position": self.position}
+        return {"epoch": self.epoch, "position": self.position, "shared_batch": self.shared_batch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.epoch, self.position = state_dict["epoch"], state_dict["position"]
+        earlier = state_dict["shared_batch"]
+        if self.position and earlier != self.shared_batch:
+            # Another number of ranks: the epoch goes on where its examples do, at the beginning of an update.
+            trainer: Any = self.trainer
+            position = self.position * earlier // self.shared_batch
+            self.position = position - position % int(trainer.accumulate_grad_batches)
+
+    @property
+    def shared_batch(self) -> int:
+        """Examples in a batch of all ranks together."""
+        return self.batch_size * data_parallel_rank(self.trainer)[1]
 
     def algorithm(self) -> Algorithm:
         """The algorithm that is trained.
@@ -95,9 +106,7 @@ class EpochStream:
         self.accumulation = int(trainer.accumulate_grad_batches) if split == "train" else 1
 
     def __len__(self) -> int:
-        count, size = self.data.count(self.split), self.data.batch_size * self.ranks
-        # Several ranks drop the incomplete last batch, as a rank without rows would stop the others.
-        return -(-count // size) if self.ranks == 1 else count // size
+        return -(-self.data.count(self.split) // self.data.shared_batch)
 
     def __iter__(self) -> Iterator[Batch]:
         self.data.before_first_batch()
@@ -114,9 +123,11 @@ class EpochStream:
             yield self._batch(number, order)
 
     def _batch(self, number: int, order: Sequence[int]) -> Batch:
-        size = self.data.batch_size
-        first = (number * self.ranks + self.rank) * size
+        size = self.data.shared_batch
         start = number - number % self.accumulation
-        stop = min(start + self.accumulation, len(self))
-        update = order[start * size * self.ranks : stop * size * self.ranks]
-        return self.data.batch(self.split, order[first : first + size], update, self.accumulation * self.ranks)
+        update = order[start * size : (start + self.accumulation) * size]
+        shared = order[number * size : (number + 1) * size]
+        # The last batch of an epoch may be short: it is shared evenly too, and a rank may be left without rows.
+        first, stop = (len(shared) * edge // self.ranks for edge in (self.rank, self.rank + 1))
+        batch = self.data.batch(self.split, shared[first:stop] or shared[:1], update, self.accumulation * self.ranks)
+        return batch if stop > first else Batch({}, batch.totals, batch.pieces)
