@@ -226,12 +226,15 @@ class Algorithm(LightningModule, ABC):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         self._absent = {name for name in self.policies if name not in batch.totals}
-        shares = [self.policy_loss(name, rows, batch) for name, rows in batch.policies.items()]
-        # Policies without rows stay in the graph, so that every rank reduces the same gradients.
-        idle = [
-            self.idle_loss(name) for name in self.policies if name not in batch.policies and self.policy(name).trained
-        ]
-        loss = torch.stack([share.float() for share in (*shares, *idle)]).sum()
+        shares = []
+        # One order on all ranks: the ranks of sharded models go through the layers together. Policies without rows
+        # stay in the graph, so that every rank reduces the same gradients.
+        for name in self.policies:
+            if name in batch.policies:
+                shares.append(self.policy_loss(name, batch.policies[name], batch))
+            elif self.policy(name).trained:
+                shares.append(self.idle_loss(name))
+        loss = torch.stack([share.float() for share in shares]).sum()
         if not bool(torch.isfinite(loss)):
             raise NonFiniteError(
                 f"the loss is {loss.item()} at step {self.global_step}; lower the learning rate, clip gradients "
