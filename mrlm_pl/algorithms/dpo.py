@@ -30,7 +30,8 @@ class DPO(Algorithm):
     The reference is the policy as it is before the first update; its log-probabilities are computed once for all pairs.
     Use it with ``PreferenceDataModule``. Logged under ``train/``: ``rewards_chosen`` and ``rewards_rejected`` (means of
     ``beta (log pi - log pi_ref)``), ``reward_margin`` (their difference), ``preference_accuracy`` (share of pairs with
-    a positive gap), ``grad_norm``; under ``val/`` ``loss``, ``preference_accuracy`` and ``reward_margin``.
+    a positive gap), ``grad_norm``; under ``val/`` and ``test/`` ``loss``, ``preference_accuracy`` and
+    ``reward_margin``.
 
     Args:
         policies: the weights; one policy.

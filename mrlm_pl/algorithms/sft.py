@@ -33,7 +33,8 @@ class SFT(Algorithm):
         loss = bc (behavioural_cloning), wm (world_model) or .5 bc + .5 wm (combined)
 
     Logged under ``train/``: ``nll`` (nats per action token), ``perplexity``, ``grad_norm``, and ``observation_nll``
-    (nats per observation token) where it is learnt; under ``val/`` the same on the validation file.
+    (nats per observation token) where it is learnt; under ``val/`` and ``test/`` ``nll`` and
+    ``observation_nll`` on those files.
 
     Args:
         policies: the weights; one policy.
