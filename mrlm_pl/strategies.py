@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
+SHARDED_CHECKPOINT_FILES = (".metadata", "meta.pt")
+"""What a sharded checkpoint holds beside the shards: where every weight is, and all that is no weight."""
 
 
 class FSDP(ModelParallelStrategy):
@@ -52,8 +59,69 @@ class FSDP(ModelParallelStrategy):
         self._data_parallel_size = processes // self.tensor_parallel_size
         super().setup_environment()
 
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """Write a checkpoint; a folder of shards takes the place of an earlier one only when all of it is on the disk.
+
+        A kill leaves the earlier one, for a moment under its name with ``.old`` behind it.
+        """
+        if not self._save_distributed_checkpoint:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        final = Path(self.broadcast(filepath))
+        draft = final.with_name(f"{final.name}.part")
+        if self.is_global_zero:
+            _remove(draft)
+        self.barrier()
+        super().save_checkpoint(checkpoint, draft, storage_options)
+        self.barrier()  # all shards are there
+        if self.is_global_zero:
+            for path in (*draft.iterdir(), draft):
+                _force_to_disk(path)
+            replaced = former_checkpoint(final)
+            if final.exists():
+                _remove(replaced)
+                os.rename(final, replaced)
+            os.rename(draft, final)
+            _force_to_disk(final.parent)
+            _remove(replaced)
+        self.barrier()
+
+
+def former_checkpoint(path: Path) -> Path:
+    """Where the checkpoint that ``path`` had before lies while a new one takes its place."""
+    return path.with_name(f"{path.name}.old")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _force_to_disk(path: Path) -> None:
+    with suppress(OSError):  # some systems cannot open a folder
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
 
 def data_parallel_rank(trainer: Any) -> tuple[int, int]:
     """Which share of the data this process has, and how many shares there are; tensor-parallel ranks have the same."""
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
     return (int(kwargs["rank"]), int(kwargs["num_replicas"])) if kwargs else (0, 1)
+
+
+def each_share(trainer: Any, own: Any) -> list[Any]:
+    """What the ranks hold, in the order of their shares of the data, one for each share; every rank must ask.
+
+    Tensor-parallel ranks hold the same: the first of them speaks.
+    """
+    _, shares = data_parallel_rank(trainer)
+    if trainer.world_size == 1:
+        return [own]
+    found: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(found, own)
+    return found[:: trainer.world_size // shares]

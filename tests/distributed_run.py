@@ -8,21 +8,52 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import EchoEnvironment
+from mrlm_callbacks import HeldOutEvaluation
 
-from mrlm_pl.algorithms import DPO, GRPO, PPO
-from mrlm_pl.data import PreferenceDataModule, RolloutDataModule
+from mrlm_pl.algorithms import DPO, GRPO, PPO, SFT
+from mrlm_pl.data import PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
+from mrlm_pl.episode import Message, Task
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.strategies import FSDP
+
+
+class OneOfTwo(Environment):
+    """Each task is for one of two agents, who is paid for the digits that it says."""
+
+    name = "one_of_two"
+    agents = ("left", "right")
+
+    def tasks(self, split: str) -> TaskSource:
+        return DatasetTasks(self.name, split, [{"n": n} for n in range(16)])
+
+    def reset(self, task: Task) -> Observations:
+        self.agent = self.agents[task.data["n"] % 2]
+        return {self.agent: [Message("user", f"Say {task.data['n']}")]}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        digits = sum(letter.isdigit() for letter in actions[self.agent].content)
+        return Step(rewards={self.agent: float(digits)}, done=True, stop_reason="end")
+
+
+class Fails(lightning.Callback):
+    """Raises on one rank when the others have gone on to the next collective."""
+
+    def on_train_batch_start(self, trainer: Any, algorithm: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_rank == 1:
+            raise RuntimeError("the disk is full")
 
 
 class Record(lightning.Callback):
@@ -50,27 +81,38 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
-    classes = {"grpo": GRPO, "ppo": PPO, "dpo": DPO}
+    classes = {"grpo": GRPO, "ppo": PPO, "dpo": DPO, "sft": SFT}
     policies = {
         name: Policy(
             model_folder,
             learning_rate=1e-3,
             lora=LoRA(rank=2) if options.get("lora") else None,
             max_forward_tokens=options.get("max_forward_tokens"),
+            gradient_checkpointing=options.get("gradient_checkpointing", False),
         )
         for name in options.get("policies", ["main"])
     }
     algorithm = classes[options.get("algorithm", "grpo")](policies, **options.get("model", {}))
     data: Any
     if options.get("algorithm") == "dpo":
-        data = PreferenceDataModule(options["pairs"], batch_size=options["batch_size"])
+        data = PreferenceDataModule(options["pairs"], options["pairs"], batch_size=options["batch_size"])
+    elif options.get("algorithm") == "sft":
+        data = TrajectoryDataModule(options["rows"], options["rows"], batch_size=options["batch_size"])
     else:
         settings = {"groups": 4, "group_size": 3, "iterations": 2, "validation_episodes": 5, **options.get("data", {})}
         flat = options.get("flat") and os.environ.get("LOCAL_RANK") == "1"
-        environment = EchoEnvironment(turns=2, reward=1.0 if flat else None)
+        environment: Any = EchoEnvironment(turns=2, reward=1.0 if flat else None)
+        if "policies" in options:
+            environment = OneOfTwo()
         data = RolloutDataModule(environment, sampling=Sampling(max_tokens=options.get("max_tokens", 9)), **settings)
     tensor_parallel = options.get("tensor_parallel", 1)
     strategy = options.get("strategy", "auto")
+    extra = {
+        "held_out": lambda: HeldOutEvaluation(episodes=5),
+        "fails": Fails,
+        "keep": lambda: ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1),
+    }
+    callbacks = options.get("callbacks", [])
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=options.get("devices", 1),
@@ -84,8 +126,8 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
         accumulate_grad_batches=options.get("accumulate", 1),
         default_root_dir=folder,
         limit_train_batches=options.get("limit", 1.0),
-        callbacks=[Record(folder)],
-        enable_checkpointing=False,
+        callbacks=[Record(folder), *(extra[name]() for name in callbacks)],
+        enable_checkpointing="keep" in callbacks,
     )
     trainer.fit(algorithm, data, ckpt_path=options.get("resume"))
     if options.get("save"):

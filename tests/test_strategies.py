@@ -23,14 +23,14 @@ SCRIPT = Path(__file__).parent / "distributed_run.py"
 def launch(tmp_path: Path, model_folder: Path) -> Any:
     """Runs the script and gives its folder."""
 
-    def run(name: str, **options: Any) -> Path:
+    def run(name: str, fails: bool = False, **options: Any) -> Path:
         folder = tmp_path / name
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         for variable in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
             environment.pop(variable, None)
         command = [sys.executable, str(SCRIPT), str(folder), str(model_folder), json.dumps(options)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
-        assert result.returncode == 0, result.stderr[-4000:]
+        assert (result.returncode != 0) == fails, result.stderr[-4000:]
         return folder
 
     return run
@@ -54,9 +54,11 @@ def episodes(folder: Path) -> list[Any]:
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_have_the_gradient_of_one_with_twice_the_rows(strategy: str, launch: Any) -> None:
-    one = launch("one", clip=1.0)
-    two = launch("two", strategy=strategy, devices=2, clip=1.0)
+    one = launch("one", clip=1.0, callbacks=["held_out"])
+    two = launch("two", strategy=strategy, devices=2, clip=1.0, callbacks=["held_out"])
     assert_same(gradients(two), gradients(one))
+    held_out = [json.loads((run / "evaluation_before.json").read_text())["echo"] for run in (two, one)]
+    assert held_out[0]["transcripts"] == held_out[1]["transcripts"], "all episodes, in their order, by all ranks"
     files = sorted(path.name for path in (two / "episodes").iterdir())
     assert files == [f"iteration-00000{n}-rank{rank}.jsonl.gz" for n in (0, 1) for rank in (0, 1)]
     first = {item.id: item for item in episodes(one) if item.iteration == 0}
@@ -83,8 +85,9 @@ def test_two_processes_have_the_gradient_of_one_with_twice_the_rows(strategy: st
         {"max_forward_tokens": 40, "max_tokens": 30},
         {"data": {"groups": 2, "resample_rounds": 2}},
         {"lora": True, "model": {"kl_coefficient": 0.1}},
+        {"gradient_checkpointing": True, "max_forward_tokens": 40, "max_tokens": 30},
     ],
-    ids=["ppo", "accumulation", "chunks", "resampling", "lora"],
+    ids=["ppo", "accumulation", "chunks", "resampling", "lora", "recomputation"],
 )
 def test_everything_that_is_shared_out_adds_up(strategy: str, options: dict[str, Any], launch: Any) -> None:
     assert_same(gradients(launch("two", strategy=strategy, devices=2, **options)), gradients(launch("one", **options)))
@@ -102,14 +105,68 @@ def test_a_rank_whose_groups_carry_no_signal_takes_part(strategy: str, launch: A
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_pairs_are_shared_out(strategy: str, launch: Any, tmp_path: Path) -> None:
-    rows = [{"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"} for n in range(8)]
-    source = tmp_path / "pairs.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = {"algorithm": "dpo", "pairs": str(source), "model": {"loss": "ipo"}}
+@pytest.mark.parametrize("lora", [False, True])
+def test_policies_may_have_rows_on_one_rank_only(strategy: str, lora: bool, launch: Any) -> None:
+    """Two groups, one on each rank, each for one of two policies."""
+    data = {"groups": 2, "iterations": 4, "validation_episodes": 1}
+    options = {"policies": ["left", "right"], "data": data, "lora": lora}
+    one = launch("one", **options)
+    two = launch("two", strategy=strategy, devices=2, **options)
+    seats = {item.iteration: set() for item in episodes(two)}
+    for item in episodes(two):
+        seats[item.iteration] |= set(item.trajectories)
+    assert {"left", "right"} in seats.values(), "both policies have rows, each on another rank"
+    assert any(len(seat) == 1 for seat in seats.values()), "a policy has no rows at all"
+    assert_same(gradients(two), gradients(one))
+    ids = torch.arange(8, 20)[None]
+    for name in ("left", "right"):
+        got, want = (AutoModelForCausalLM.from_pretrained(run / "policies" / name) for run in (two, one))
+        torch.testing.assert_close(got(ids).logits, want(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("algorithm", ["dpo", "sft"])
+def test_data_files_are_shared_out_to_the_last_row(strategy: str, algorithm: str, launch: Any, tmp_path: Path) -> None:
+    pairs = [{"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"} for n in range(9)]
+    chats: list[Any] = [{"messages": _chat(f"Say {n}", str(n))} for n in range(9)]
+    chats[4] = {"messages": _chat("Say 4", "5", "Wrong", "4")}  # the only row in which the environment answers
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in (pairs if algorithm == "dpo" else chats)))
+    options = {
+        "dpo": {"algorithm": "dpo", "pairs": str(source), "model": {"loss": "ipo"}},
+        "sft": {"algorithm": "sft", "rows": str(source), "model": {"objective": "combined"}},
+    }[algorithm]
     one = launch("one", batch_size=8, **options)
     two = launch("two", batch_size=4, strategy=strategy, devices=2, **options)
     assert_same(gradients(two), gradients(one))
+    # The second update is on one row, which one of the ranks has; validation reads all nine.
+    got, want = (json.loads((run / "metrics-0.json").read_text()) for run in (two, one))
+    names = {"dpo": ["loss", "reward_margin", "preference_accuracy"], "sft": ["nll", "observation_nll"]}[algorithm]
+    for name in names:
+        assert got[f"val/{name}"] == pytest.approx(want[f"val/{name}"], rel=1e-3, abs=1e-4), name
+
+
+def _chat(*turns: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(turns)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_go_on_bit_for_bit(strategy: str, launch: Any) -> None:
+    options = {"strategy": strategy, "devices": 2, "data": {"iterations": 2, "minibatches": 2, "passes": 2}}
+    through = launch("through", callbacks=["keep"], **options)
+    for step in (3, 4):  # in the middle of a collection, and between two
+        again = launch(f"from {step}", resume=str(through / f"step={step}.ckpt"), **options)
+        got, want = (AutoModelForCausalLM.from_pretrained(run / "policies" / "main") for run in (again, through))
+        for (name, left), right in zip(got.named_parameters(), want.parameters(), strict=True):
+            assert torch.equal(left, right), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_rank_that_fails_ends_the_run(strategy: str, launch: Any) -> None:
+    launch("run", fails=True, strategy=strategy, devices=2, callbacks=["fails"])
 
 
 @pytest.mark.slow
@@ -164,3 +221,10 @@ def test_tensor_parallel_ranks_play_the_same_episodes_and_have_the_gradient_of_o
     exported, single = (AutoModelForCausalLM.from_pretrained(run / "policies" / "main") for run in (two, one))
     ids = torch.arange(8, 20)[None]
     torch.testing.assert_close(exported(ids).logits, single(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_pairs_of_tensor_parallel_ranks_share_the_data_out(launch: Any) -> None:
+    one = launch("one", clip=1.0)
+    four = launch("four", strategy="fsdp", devices=4, tensor_parallel=2, clip=1.0, callbacks=["held_out"])
+    assert_same(gradients(four), gradients(one))

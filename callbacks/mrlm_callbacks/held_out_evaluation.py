@@ -34,7 +34,8 @@ class HeldOutEvaluation(Callback):
         self.episodes, self.split, self.sampling = episodes, split, sampling
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._file(trainer, "before").is_file() or trainer.global_step == 0:
+        due = not self._file(trainer, "before").is_file() or trainer.global_step == 0
+        if trainer.strategy.broadcast(due):  # all ranks play, or none: not all of them may see the file
             self._evaluate(trainer, "before")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -44,12 +45,12 @@ class HeldOutEvaluation(Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, RolloutDataModule):
             raise ConfigurationError(f"HeldOutEvaluation plays episodes; {type(data).__name__} has no environment")
-        if not trainer.is_global_zero:
-            return
         reports = {
             name: data.evaluate(name, split=self.split, episodes=self.episodes, sampling=self.sampling, model=moment)
             for name in data.environments
         }
+        if not trainer.is_global_zero:
+            return
         path = self._file(trainer, moment)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({name: report.to_dict() for name, report in reports.items()}, indent=1) + "\n")

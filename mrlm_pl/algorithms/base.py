@@ -22,12 +22,12 @@ from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
+from mrlm_pl.strategies import data_parallel_rank, each_share
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 _ON_BAR = ("kl", "nll", "preference_accuracy", "approx_kl")
 _LARGEST = ("ratio_deviation", "mismatch_max_ratio")
-EVALUATED = ("reward", "accuracy")
-"""What is logged of the episodes of a validation or test loop."""
+_ON_EVALUATION_BAR = ("reward", "accuracy", "nll", "preference_accuracy")
 
 
 class Algorithm(LightningModule, ABC):
@@ -43,9 +43,6 @@ class Algorithm(LightningModule, ABC):
     Raises:
         ConfigurationError: there is no trained policy, or a seat names a policy that does not exist.
     """
-
-    evaluates_episodes = True
-    """Whether validation and test loops play episodes, rather than look at examples."""
 
     smallest_group = 1
     """Fewest episodes per task that the advantage is defined for."""
@@ -74,7 +71,7 @@ class Algorithm(LightningModule, ABC):
         self.strict_loading = False
         self._absent: set[str] = set()
         self._prepared_metrics: dict[str, float] = {}
-        self._evaluated: dict[str, Tensor] = {}
+        self._evaluated: dict[str, dict[str, tuple[float, float]]] = {}
         self._noted: dict[str, tuple[float, float, bool]] = {}
 
     @property
@@ -229,12 +226,15 @@ class Algorithm(LightningModule, ABC):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         self._absent = {name for name in self.policies if name not in batch.totals}
-        shares = [self.policy_loss(name, rows, batch) for name, rows in batch.policies.items()]
-        # Policies without rows stay in the graph, so that every rank reduces the same gradients.
-        idle = [
-            self.idle_loss(name) for name in self.policies if name not in batch.policies and self.policy(name).trained
-        ]
-        loss = torch.stack([share.float() for share in (*shares, *idle)]).sum()
+        shares = []
+        # One order on all ranks: the ranks of sharded models go through the layers together. Policies without rows
+        # stay in the graph, so that every rank reduces the same gradients.
+        for name in self.policies:
+            if name in batch.policies:
+                shares.append(self.policy_loss(name, batch.policies[name], batch))
+            elif self.policy(name).trained:
+                shares.append(self.idle_loss(name))
+        loss = torch.stack([share.float() for share in shares]).sum()
         if not bool(torch.isfinite(loss)):
             raise NonFiniteError(
                 f"the loss is {loss.item()} at step {self.global_step}; lower the learning rate, clip gradients "
@@ -282,16 +282,30 @@ class Algorithm(LightningModule, ABC):
                 clip_norm(group["params"], float(gradient_clip_val))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._log_evaluation("val", batch)
+        self.note_evaluation("val", batch.means())
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._log_evaluation("test", batch)
+        self.note_evaluation("test", batch.means())
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return batch.episodes
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "state_dict" in checkpoint:
+            self._check_weights(checkpoint["state_dict"])
         self.load_progress(checkpoint.get("progress", {}))
+
+    def _check_weights(self, saved: Mapping[str, Tensor]) -> None:
+        """Nothing when a checkpoint has the weights that this run's checkpoints have: others would be passed over."""
+        own = self.state_dict()
+        wrong = [name for name, weight in saved.items() if name not in own or own[name].shape != weight.shape]
+        wrong += [name for name in own if self._is_saved(name) and name not in saved]
+        if wrong:
+            raise ConfigurationError(
+                f"ckpt_path: the checkpoint is of other policies than these: {len(wrong)} weights, such as "
+                f"{wrong[0]!r}, are only in one of them or differ in shape; use the model, lora and algorithm of "
+                "its run"
+            )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["progress"] = self.progress()
@@ -339,12 +353,13 @@ class Algorithm(LightningModule, ABC):
         return sampling.truncated or str(self.trainer.precision) not in ("32", "32-true", "64-true")
 
     def from_all_ranks(self, values: Tensor) -> Tensor:
-        """``values`` of all ranks, [ranks, ...]."""
+        """``values`` of all ranks, [ranks, ...]; of tensor-parallel ranks, which have the same rows, only the first."""
         if self.trainer.world_size == 1:
             return values[None]
         gathered = self.all_gather(values)
         assert isinstance(gathered, Tensor)
-        return gathered
+        _, shares = data_parallel_rank(self.trainer)
+        return gathered[:: self.trainer.world_size // shares]
 
     def global_moments(self, values: Tensor, mask: Tensor) -> Moments:
         """Moments of ``values`` [B, T] where ``mask`` is True, over the rows of all ranks; every rank must ask."""
@@ -391,11 +406,22 @@ class Algorithm(LightningModule, ABC):
             on_bar = name.count("/") == 1 and short in ("reward", "entropy", "tokens_per_second")
             self.log(name, value, prog_bar=on_bar, batch_size=1)
 
-    def _log_evaluation(self, prefix: str, batch: Any) -> None:
-        sums = self._evaluated.setdefault(prefix, torch.zeros(len(EVALUATED), 2, dtype=torch.float64))
-        for name, (value, weight) in batch.means().items():
+    def note_evaluation(self, prefix: str, means: Mapping[str, tuple[float, float]]) -> None:
+        """Add means of a batch, with their weights, to the numbers that are logged at the end of an evaluation loop.
+
+        They are means over all batches of all ranks, whichever of them has something to say about a name.
+        """
+        sums = self._evaluated.setdefault(prefix, {})
+        for name, (value, weight) in means.items():
             if math.isfinite(value):
-                sums[EVALUATED.index(name)] += torch.tensor([value * weight, weight], dtype=torch.float64)
+                total, weights = sums.get(name, (0.0, 0.0))
+                sums[name] = total + value * weight, weights + weight
+
+    def take_part(self, batch: Batch) -> None:
+        """Forward passes without a result for the policies that have rows on other ranks, which wait for this one."""
+        for name in self.policies:
+            if name not in batch.policies and self.policy(name).trained and self.trainer.world_size > 1:
+                self.policy(name).idle_loss()
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluated("val")
@@ -404,11 +430,11 @@ class Algorithm(LightningModule, ABC):
         self._log_evaluated("test")
 
     def _log_evaluated(self, prefix: str) -> None:
-        """Log the means over all episodes of all ranks; a rank may have played none."""
-        if not self.evaluates_episodes:
-            return
-        own = self._evaluated.pop(prefix, torch.zeros(len(EVALUATED), 2, dtype=torch.float64))
-        total = self.from_all_ranks(own.to(self.device)).sum(0)
-        for name, (value, weight) in zip(EVALUATED, total.tolist(), strict=True):
-            if weight:
-                self.log(f"{prefix}/{name}", value / weight, prog_bar=True)
+        """Log the means over all that was evaluated on all ranks; a rank may have had nothing."""
+        shares = each_share(self.trainer, self._evaluated.pop(prefix, {}))
+        for name in sorted({name for share in shares for name in share}):
+            found = [share[name] for share in shares if name in share]
+            total = sum(weight for _, weight in found)
+            if total:
+                mean = sum(value for value, _ in found) / total
+                self.log(f"{prefix}/{name}", mean, prog_bar=name in _ON_EVALUATION_BAR)

@@ -30,7 +30,8 @@ class DPO(Algorithm):
     The reference is the policy as it is before the first update; its log-probabilities are computed once for all pairs.
     Use it with ``PreferenceDataModule``. Logged under ``train/``: ``rewards_chosen`` and ``rewards_rejected`` (means of
     ``beta (log pi - log pi_ref)``), ``reward_margin`` (their difference), ``preference_accuracy`` (share of pairs with
-    a positive gap), ``grad_norm``; under ``val/`` ``loss``, ``preference_accuracy`` and ``reward_margin``.
+    a positive gap), ``grad_norm``; under ``val/`` and ``test/`` ``loss``, ``preference_accuracy`` and
+    ``reward_margin``.
 
     Args:
         policies: the weights; one policy.
@@ -44,8 +45,6 @@ class DPO(Algorithm):
     Raises:
         ConfigurationError: there are several policies, or a value is out of range or does not belong to the loss.
     """
-
-    evaluates_episodes = False
 
     def __init__(
         self,
@@ -108,12 +107,13 @@ class DPO(Algorithm):
         return self.loss(gaps), gaps.detach(), self.beta * moved.detach()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._log_comparison("val", batch)
+        self._note_comparison("val", batch)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._log_comparison("test", batch)
+        self._note_comparison("test", batch)
 
-    def _log_comparison(self, prefix: str, batch: Batch) -> None:
+    def _note_comparison(self, prefix: str, batch: Batch) -> None:
+        self.take_part(batch)
         for name, rows in batch.policies.items():
             losses, gaps, rewards = self._compare(name, rows)
             numbers = {
@@ -121,6 +121,4 @@ class DPO(Algorithm):
                 "preference_accuracy": (gaps > 0).float().mean(),
                 "reward_margin": (rewards[:, 0] - rewards[:, 1]).mean(),
             }
-            for metric, value in numbers.items():
-                on_bar = metric == "preference_accuracy"
-                self.log(f"{prefix}/{metric}", value, batch_size=len(losses), sync_dist=True, prog_bar=on_bar)
+            self.note_evaluation(prefix, {metric: (float(value), len(losses)) for metric, value in numbers.items()})

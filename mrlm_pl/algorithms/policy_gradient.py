@@ -41,7 +41,8 @@ class PolicyGradient(Algorithm):
     (largest ``|rho - 1|``), ``grad_norm``, ``kl`` (k3 to the reference, when ``kl_coefficient`` is above 0), and how
     far the learner is from the sampler: ``mismatch_k1``, ``mismatch_k3``, ``mismatch_chi_square``,
     ``mismatch_effective_share``, ``mismatch_max_ratio`` (see :func:`mrlm_pl.losses.mismatch`), of the learner's weights
-    at the time of sampling where they were asked for their log-probabilities, and of its current ones otherwise.
+    at the time of sampling where they were asked for their log-probabilities, and of its current ones otherwise. With a
+    ``correction``, ``correction_weight`` is the mean of its weights.
 
     Args:
         policies, seats, schedule, warmup_steps, betas: see :class:`Algorithm`.
@@ -89,15 +90,10 @@ class PolicyGradient(Algorithm):
             raise ConfigurationError(
                 f"max_length is {max_length} with reduction {reduction!r}; it belongs to `reduction: constant_length`"
             )
-        if correction.kind != "none" and recompute_old_logp is False:
-            raise ConfigurationError(
-                f"correction {correction.kind!r} weighs pi_old / mu, but recompute_old_logp is false, so pi_old is mu "
-                "and the ratio corrects already; leave one of them out"
-            )
         self.reduction, self.max_length = reduction, max_length
         self.kl_coefficient, self.kl_estimator = kl_coefficient, KL_ESTIMATORS[kl_estimator]
         self.zero_variance, self.correction, self.overlong_buffer = zero_variance, correction, overlong_buffer
-        self.recompute_old_logp = True if correction.kind != "none" else recompute_old_logp
+        self.recompute_old_logp = correction.recomputes(recompute_old_logp)
 
     @abstractmethod
     def credit(
@@ -133,10 +129,15 @@ class PolicyGradient(Algorithm):
             rows[name].advantages = whiten(advantages, mask, self.global_moments(advantages, mask))
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
-        """What is added to a turn's reward, or None."""
+        """What is added to a turn's reward, or None.
+
+        Raises:
+            ConfigurationError: ``overlong_buffer`` is wider than a turn may be long.
+        """
         if not self.overlong_buffer:
             return None
         limit, buffer = sampling.max_tokens, self.overlong_buffer
+        overlong_penalty(0, limit, buffer)  # a buffer that does not fit is told now, not after a collection
         return lambda turn: overlong_penalty(turn.stop - turn.start, limit, buffer)
 
     def prepare(
@@ -151,9 +152,13 @@ class PolicyGradient(Algorithm):
                 rows.action_mask &= (rows.advantages != 0).any(-1, keepdim=True)
             if self.uses_reference and rows.ref_logp is None:
                 rows.ref_logp = policy.reference_logprobs(**rows.inputs())
-            if self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp:
+            if rows.proximal_logp is None and self.recomputes(sampling):
                 rows.proximal_logp = policy(**rows.inputs())
         return trained
+
+    def recomputes(self, sampling: Sampling) -> bool:
+        """Whether pi_old is the learner's at the time of sampling rather than the sampler's."""
+        return self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
@@ -167,7 +172,9 @@ class PolicyGradient(Algorithm):
         logp = self.policies[name](**rows.inputs())
         losses, metrics = self.token_losses(logp, old_logp, rows)
         if self.correction.kind != "none":
-            losses = losses * self.correction.weights(old_logp, rows.old_logp, mask)
+            weights = self.correction.weights(old_logp, rows.old_logp, mask)
+            losses = losses * weights
+            metrics["correction_weight"] = masked_mean(weights, mask)
         if rows.ref_logp is not None and self.kl_coefficient:
             losses = losses + self._reference_losses(logp, rows)
         with torch.no_grad():

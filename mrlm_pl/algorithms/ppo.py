@@ -18,6 +18,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import (
+    Correction,
     Reduction,
     approx_kl,
     clip_fraction,
@@ -54,7 +55,7 @@ class PPO(Algorithm):
     when it has a coefficient), ``grad_norm`` and ``grad_norm_value``, and with a reference ``kl`` (k3) and, once a
     collection, ``kl_coefficient`` and ``reference_kl`` (k1, what the controller sees). Once a collection
     ``explained_variance`` of the values (1 is perfect, 0 as good as a constant) and ``return``. ``early_stop`` is 1
-    where ``target_kl`` ended a collection. The ``mismatch_*`` numbers are those of
+    where ``target_kl`` ended a collection. The ``mismatch_*`` numbers and ``correction_weight`` are those of
     :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Args:
@@ -80,6 +81,8 @@ class PPO(Algorithm):
         max_length: longest response in tokens, for ``reduction: constant_length``.
         recompute_old_logp: take pi_old from the learner at the time of sampling rather than from the sampler. None does
             so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision.
+        correction: weight of the policy's losses, not of the values', for the difference between the two; ``plain`` is
+            decoupled PPO (arXiv 2505.24298); see :class:`mrlm_pl.losses.Correction`.
 
     Raises:
         ConfigurationError: a value out of range, or a critic for a policy that does not exist.
@@ -112,6 +115,7 @@ class PPO(Algorithm):
         reduction: Reduction = "token_mean",
         max_length: int | None = None,
         recompute_old_logp: bool | None = None,
+        correction: Correction = Correction(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__(policies, seats, schedule, warmup_steps, betas)
         self.refuse_dropout()
@@ -145,7 +149,8 @@ class PPO(Algorithm):
         self.clip = {"clip_low": clip_low, "clip_high": clip_high}
         self.dual_clip, self.value_clip, self.value_coefficient = dual_clip, value_clip, value_coefficient
         self.entropy_coefficient, self.kl_in, self.target_kl = entropy_coefficient, kl_in, target_kl
-        self.reduction, self.max_length, self.recompute_old_logp = reduction, max_length, recompute_old_logp
+        self.reduction, self.max_length = reduction, max_length
+        self.correction, self.recompute_old_logp = correction, correction.recomputes(recompute_old_logp)
         self.kl_controllers = {name: KLController(kl_coefficient, kl_target, kl_horizon) for name in self.policies}
         self._kl_coefficient = kl_coefficient
         self._over = False
@@ -288,6 +293,8 @@ class PPO(Algorithm):
         values = found.values if found.values is not None else self.critic(name).values(**rows.inputs())
         logp = found.logp
         policy_losses = ppo_clip_loss(logp, old_logp, rows.advantages, mask, dual_clip=self.dual_clip, **self.clip)
+        weights = self.correction.weights(old_logp, rows.old_logp, mask)
+        policy_losses = policy_losses * weights
         value_losses = value_loss(values, rows.values, rows.returns, mask, clip=self.value_clip)
         losses = policy_losses + self.value_coefficient * value_losses
         if found.entropy is not None:
@@ -305,6 +312,8 @@ class PPO(Algorithm):
                 metrics["entropy"] = masked_mean(found.entropy, mask)
             if rows.ref_logp is not None:
                 metrics["kl"] = masked_mean(kl_k3(logp, rows.ref_logp, mask), mask)
+            if self.correction.kind != "none":
+                metrics["correction_weight"] = masked_mean(weights, mask)
             learner = logp if rows.proximal_logp is None else rows.proximal_logp
             for measure, value in mismatch(learner, rows.old_logp, mask).items():
                 metrics[f"mismatch_{measure}"] = value

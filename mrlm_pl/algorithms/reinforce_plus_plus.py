@@ -24,11 +24,12 @@ class REINFORCEPlusPlus(PolicyGradient):
     The return of each token, with the divergence from the reference charged to every token, whitened over all of a
     policy's tokens on all ranks::
 
-        R_t  = sum over s >= t of gamma^(s - t) (r_s - beta (log mu - log pi_ref)_s)
+        R_t  = sum over s >= t of gamma^(s - t) (r_s - beta (log pi_old - log pi_ref)_s)
         A_t  = (R_t - mean) / std
         loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t) )
 
-    ``mu`` is the sampler. A turn's reward is on its last token; text of the environment carries the return through.
+    ``pi_old`` is the policy that sampled, as ``recompute_old_logp`` says. A turn's reward is on its last token; text
+    of the environment carries the return through.
 
     ``clip_fraction`` is the share of tokens whose gradient the clip removes; the other numbers are those of
     :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
@@ -74,7 +75,10 @@ class REINFORCEPlusPlus(PolicyGradient):
             batch, rewards = table.batch.to(self.device), table.rewards.to(self.device)
             if self.uses_reference:
                 batch.ref_logp = self.policy(name).reference_logprobs(**batch.inputs())
-                rewards = rewards - self.kl_coefficient * kl_k1(batch.old_logp, batch.ref_logp, batch.action_mask)
+                if self.recomputes(sampling):
+                    batch.proximal_logp = self.policy(name)(**batch.inputs())
+                old_logp = batch.old_logp if batch.proximal_logp is None else batch.proximal_logp
+                rewards = rewards - self.kl_coefficient * kl_k1(old_logp, batch.ref_logp, batch.action_mask)
             discounts = torch.full_like(rewards, self.gamma)
             nothing = torch.zeros_like(rewards)
             # Without values, GAE at lambda 1 is the discounted return.

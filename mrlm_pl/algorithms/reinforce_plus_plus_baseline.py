@@ -47,7 +47,7 @@ class REINFORCEPlusPlusBaseline(PolicyGradient):
         clip_high: float = 0.2,
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, **settings)
+        super().__init__(policies, seats, zero_variance="keep", **settings)
         if not 0 < clip_low < 1 or clip_high <= 0:
             raise ConfigurationError(f"clip_low {clip_low} must be between 0 and 1, clip_high {clip_high} above 0")
         self.clip = {"clip_low": clip_low, "clip_high": clip_high}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +17,8 @@ from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.losses import policy_gradient_loss
+
+logger = logging.getLogger(__name__)
 
 
 class ReMax(PolicyGradient):
@@ -54,9 +58,13 @@ class ReMax(PolicyGradient):
             for group, episode in played.items()
             for agent in episode.trajectories
         }
-        self._prepared_metrics["train/greedy_reward"] = sum(baselines.values()) / max(len(baselines), 1)
-        groups = {episode.group for episode in episodes}
-        self._prepared_metrics["train/missing_baselines"] = float(len(groups - played.keys()))
+        missing = {episode.group for episode in episodes} - played.keys()
+        if missing:
+            causes = [episode.error for episode in greedy if episode.group in missing]
+            logger.warning(
+                "%d groups are left out, as their greedy episode failed; the first: %s", len(missing), causes[0]
+            )
+        self._note_baselines(list(baselines.values()), len(missing))
         compared = [
             episode if episode.group in played else replace(episode, error="no greedy episode to compare with")
             for episode in episodes
@@ -64,6 +72,14 @@ class ReMax(PolicyGradient):
         keys = comparison_keys(compared)
         greedy_returns = torch.tensor([baselines.get(key, 0.0) for key in keys], dtype=torch.float64)
         return self.group_credit(compared, sampling, lambda values, _: remax_advantages(values, greedy_returns))
+
+    def _note_baselines(self, returns: Sequence[float], missing: int) -> None:
+        """Leave what is logged of the baselines of all ranks."""
+        own = torch.tensor([math.fsum(returns), len(returns), missing], dtype=torch.float64, device=self.device)
+        total, count, left_out = self.from_all_ranks(own).sum(0).tolist()
+        if count:
+            self._prepared_metrics["train/greedy_reward"] = total / count
+        self._prepared_metrics["train/missing_baselines"] = left_out
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         assert rows.advantages is not None

@@ -33,7 +33,8 @@ class SFT(Algorithm):
         loss = bc (behavioural_cloning), wm (world_model) or .5 bc + .5 wm (combined)
 
     Logged under ``train/``: ``nll`` (nats per action token), ``perplexity``, ``grad_norm``, and ``observation_nll``
-    (nats per observation token) where it is learnt; under ``val/`` the same on the validation file.
+    (nats per observation token) where it is learnt; under ``val/`` and ``test/`` ``nll`` and
+    ``observation_nll`` on those files.
 
     Args:
         policies: the weights; one policy.
@@ -44,8 +45,6 @@ class SFT(Algorithm):
     Raises:
         ConfigurationError: there are several policies, or an unknown name.
     """
-
-    evaluates_episodes = False
 
     def __init__(
         self,
@@ -110,16 +109,16 @@ class SFT(Algorithm):
         )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._log_likelihood("val", batch)
+        self._note_likelihood("val", batch)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._log_likelihood("test", batch)
+        self._note_likelihood("test", batch)
 
-    def _log_likelihood(self, prefix: str, batch: Batch) -> None:
+    def _note_likelihood(self, prefix: str, batch: Batch) -> None:
+        self.take_part(batch)
         for name, rows in batch.policies.items():
             _, parts = self._likelihoods(name, rows)
-            tokens = int(rows.action_mask.sum())
-            self.log(f"{prefix}/nll", parts["nll"], batch_size=tokens, sync_dist=True, prog_bar=True)
+            means = {"nll": (float(parts["nll"]), float(rows.action_mask.sum()))}
             if "observation_nll" in parts and rows.observation_mask is not None:
-                tokens = int(rows.observation_mask.sum())
-                self.log(f"{prefix}/observation_nll", parts["observation_nll"], batch_size=tokens, sync_dist=True)
+                means["observation_nll"] = (float(parts["observation_nll"]), float(rows.observation_mask.sum()))
+            self.note_evaluation(prefix, means)

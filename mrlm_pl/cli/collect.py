@@ -13,7 +13,7 @@ from typing import Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from mrlm_pl.cli.environment_option import environment_parser, parse
+from mrlm_pl.cli.environment_option import environment_parser, read
 from mrlm_pl.cli.evaluate import EvaluatedModel, add_model_options, add_sampling_options, chosen_model, player_of
 from mrlm_pl.cli.parser import CommandParser
 from mrlm_pl.environment import SPLITS, Environment
@@ -31,13 +31,15 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or the file holds something else.
         RolloutError: every episode failed.
     """
-    options = parse(collect_parser(), arguments)
+    parser = collect_parser()
+    config = read(parser, arguments)
+    options = parser.instantiate(config)
     environment: Environment = options.environment
     model = chosen_model(options, environment)
     output = Path(options.output)
     if output.is_dir() or not {".jsonl", ".gz"} & set(output.suffixes):
         raise ConfigurationError(f"output: {str(output)!r} must be a file that ends in .jsonl or .jsonl.gz")
-    progress = Progress(output, _fingerprint(options))
+    progress = Progress(output, _fingerprint(config))
     print(_collect(model, environment, options, progress))
     return 0
 
@@ -86,6 +88,11 @@ class Progress:
             self.played, self.kept, self.failed, self.size = (
                 found[key] for key in ("played", "kept", "failed", "size")
             )
+            if self.size > (path.stat().st_size if path.is_file() else 0):
+                raise ConfigurationError(
+                    f"output: {str(path)!r} is shorter than when {str(self._note)!r} was written; put it back, or "
+                    "remove both to begin anew"
+                )
             print(f"mrlm: going on with {path} after {self.played} episodes", file=sys.stderr)
         elif path.exists():
             raise ConfigurationError(f"output: {str(path)!r} exists; name another file, or remove it")
@@ -94,7 +101,9 @@ class Progress:
         """Append the kept ones of the episodes that were played."""
         text = "".join(episode.to_json() + "\n" for episode in kept).encode()
         data = gzip.compress(text, mtime=0) if self.path.suffix == ".gz" and text else text
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.played:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._write_note()  # before the file, which without a note would be taken for a finished one
         with self.path.open("ab") as file:
             file.truncate(self.size)
             file.write(data)
@@ -104,6 +113,9 @@ class Progress:
         self.kept += len(kept)
         self.failed += sum(episode.failed for episode in episodes)
         self.size += len(data)
+        self._write_note()
+
+    def _write_note(self) -> None:
         keys = ("fingerprint", "played", "kept", "failed", "size")
         draft = self._note.with_name(self._note.name + ".part")
         draft.write_text(json.dumps({key: getattr(self, key) for key in keys}), encoding="utf-8")
@@ -118,6 +130,11 @@ def _collect(model: EvaluatedModel, environment: Environment, options: Any, prog
     from mrlm_pl.evaluation import evaluation_specs
 
     specs = evaluation_specs(environment, options.num_episodes, options.split, options.seed, options.samples_per_task)
+    if len(specs) < options.num_episodes:
+        print(
+            f"mrlm: the {options.split} split has {len(specs)} episodes; for more of each task use --samples-per-task",
+            file=sys.stderr,
+        )
     reason = ""
     with player_of(model, environment, options) as player:
         for start in _starts(progress.played, len(specs)):
@@ -140,10 +157,7 @@ def _starts(played: int, total: int) -> Iterator[int]:
     yield from range(played, total, CHUNK)
 
 
-def _fingerprint(options: Any) -> str:
+def _fingerprint(config: Any) -> str:
     """Hash of everything that the episodes in the file depend on."""
-    given = {key: value for key, value in vars(options).items() if key not in ("output", "config", "environment")}
-    environment = options.environment
-    settings = {key: repr(value) for key, value in vars(environment).items() if not key.startswith("_")}
-    text = json.dumps([given, type(environment).__qualname__, settings], sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    given = {key: value for key, value in config.as_dict().items() if key not in ("output", "config")}
+    return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -23,7 +23,12 @@ def environment_parser(command: str, description: str) -> CommandParser:
 
 
 def parse(parser: CommandParser, arguments: Sequence[str]) -> Any:
-    """The options, with the environment built.
+    """The options, with the environment built; see :func:`read`."""
+    return parser.instantiate(read(parser, arguments))
+
+
+def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
+    """The options, with the environment's class and arguments.
 
     Only the plugins that are needed to find an environment named on the command line are imported; a configuration
     file may name any, so then all are.
@@ -36,7 +41,7 @@ def parse(parser: CommandParser, arguments: Sequence[str]) -> Any:
         import_environment(name)
     if any(option in ("--config", f"{_OPTION}.help") for option, _ in _values(arguments)):
         import_environment("*")
-    return parser.instantiate(parser.parse_args(list(arguments)))
+    return parser.parse_args(list(arguments))
 
 
 def _values(arguments: Sequence[str]) -> list[tuple[str, str]]:

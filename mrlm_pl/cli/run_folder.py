@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.strategies import SHARDED_CHECKPOINT_FILES, former_checkpoint
 
 RUN_VARIABLE = "MRLM_RUN_FOLDER"
 """Environment variable in which the first process tells the processes that it starts where the run writes."""
@@ -135,19 +136,32 @@ def _exact(request: FolderRequest, base: Path, first: bool) -> RunFolder:
 def _checkpoint(request: FolderRequest, base: Path) -> str | None:
     """Path of the checkpoint to start from, after a look at whether it is whole."""
     path = _named_checkpoint(request, base)
-    # A checkpoint file is a zip archive, whose table of contents stands at its end.
-    if path is not None and Path(path).is_file() and not zipfile.is_zipfile(path):
+    if path in (None, *_NOT_A_PATH):
+        return path
+    if Path(path).exists() and not _is_whole(Path(path)):
         raise ConfigurationError(
-            f"ckpt_path: {path!r} is no whole checkpoint: it was cut short, or is another kind of file; name another"
+            f"ckpt_path: {path!r} is no whole checkpoint: it was cut short, or is something else; name another"
         )
     return path
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    if checkpoint.is_dir():
+        return all((checkpoint / name).is_file() for name in SHARDED_CHECKPOINT_FILES)
+    return zipfile.is_zipfile(checkpoint)  # whose table of contents stands at its end
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint of a run; the one before if a kill came while a sharded one was put in its place."""
+    last = folder / LAST_CHECKPOINT
+    return next((path for path in (last, former_checkpoint(last)) if path.exists()), None)
 
 
 def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:
     named = request.checkpoint
     if request.resume:
-        last = base / LAST_CHECKPOINT
-        return str(last) if last.exists() else None
+        last = _last_checkpoint(base)
+        return str(last) if last else None
     if named is None or named in _NOT_A_PATH or _REMOTE.match(named):
         return named
     if named != "last":
@@ -156,8 +170,9 @@ def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:
         return named
     candidates = [base] if request.root else _family(base)
     for folder in reversed(candidates):
-        if (folder / LAST_CHECKPOINT).exists():
-            return str(folder / LAST_CHECKPOINT)
+        last = _last_checkpoint(folder)
+        if last:
+            return str(last)
     raise ConfigurationError(
         f"ckpt_path: the run folder {base} has no {LAST_CHECKPOINT}; start without `--ckpt_path`, or name the "
         "folder of the run with `--trainer.default_root_dir FOLDER`"

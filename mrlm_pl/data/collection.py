@@ -33,13 +33,25 @@ class CollectionSums:
 
     @classmethod
     def of(
-        cls, episodes: Sequence[Episode], seconds: float, turn_bonus: Callable[[Turn], float] | None = None
+        cls,
+        episodes: Sequence[Episode],
+        seconds: float,
+        turn_bonus: Callable[[Turn], float] | None = None,
+        unused: Sequence[Episode] = (),
     ) -> CollectionSums:
-        """The sums of the episodes that one rank played in so many seconds."""
+        """The sums of the episodes that one rank played in so many seconds.
+
+        Args:
+            episodes: those that are learnt from.
+            seconds: that the collection took.
+            turn_bonus: what the algorithm adds to the reward of a turn, or None.
+            unused: others that were played in that time; they are throughput, and may have failed.
+        """
         played = [episode for episode in episodes if not episode.failed]
         rows = [row for episode in played for row in episode.rows()]
         turns = [turn for row in rows for turn in row.turns]
         tokens = float(sum(row.num_actions for row in rows))
+        unused_tokens = float(sum(row.num_actions for episode in unused for row in episode.rows()))
         groups: dict[str, list[Episode]] = {}
         for episode in played:
             groups.setdefault(episode.group, []).append(episode)
@@ -56,8 +68,8 @@ class CollectionSums:
         means["rollout/entropy"] = (-math.fsum(sum(row.logprobs) for row in rows), max(tokens, 1.0))
         means["rollout/response_tokens"] = (tokens, max(float(len(turns)), 1.0))
         sums = {
-            "rollout/tokens_per_second": tokens / seconds,
-            "rollout/failed_episodes": float(len(episodes) - len(played)),
+            "rollout/tokens_per_second": (tokens + unused_tokens) / seconds,
+            "rollout/failed_episodes": float(sum(episode.failed for episode in (*episodes, *unused))),
             "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),
         }
         return cls(means, sums)

@@ -22,7 +22,7 @@ def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
 
 
 def read_episodes(path: str | Path) -> Iterator[Episode]:
-    """The episodes of a file, or of every ``*.jsonl.gz`` file of a folder in the order of their names.
+    """The episodes of a JSON-lines file, gzipped or not, or of every ``*.jsonl.gz`` file of a folder, by their names.
 
     Raises:
         DataError: there is no such file, or a line is not an episode record.
@@ -32,7 +32,7 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
     if not files or not files[0].is_file():
         raise DataError(f"there are no episodes at {str(path)!r}; name a run's `episodes` folder or a file in it")
     for file in files:
-        with gzip.open(file, "rt", encoding="utf-8") as lines:
+        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 try:
                     yield Episode.from_json(line)

@@ -28,7 +28,7 @@ from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, summarize
 from mrlm_pl.losses import BatchTotals, batch_totals
 from mrlm_pl.rollout import EpisodePlayer, EpisodeSpec, Seat
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.strategies import data_parallel_rank
+from mrlm_pl.strategies import data_parallel_rank, each_share
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,10 @@ class RolloutDataModule(LightningDataModule):
         groups: tasks in an iteration, over all ranks.
         group_size: episodes of each task.
         resample_rounds: how many times a group whose returns are all equal, and which so carries no signal, is replaced
-            by the episodes of another task (dynamic sampling of DAPO, arXiv 2503.14476). What is left then is kept, so
-            that an iteration always ends; all episodes that were played are saved.
+            by the episodes of another task of the same environment (dynamic sampling of DAPO, arXiv 2503.14476). What
+            is left then is kept, so that an iteration always ends. All episodes that were played are saved and count in
+            ``tokens_per_second`` and ``failed_episodes``; the other numbers are those of the groups that are kept, so
+            ``reward`` and ``success`` are then not the policy's means over the tasks.
         minibatches: optimizer updates in one pass over an iteration's rows.
         passes: passes over an iteration's rows.
         iterations: iterations in an epoch of the trainer.
@@ -151,6 +153,12 @@ class RolloutDataModule(LightningDataModule):
                 f"data.group_size is {self.group_size}, but {type(algorithm).__name__} compares at least "
                 f"{algorithm.smallest_group} episodes of each task; raise data.group_size"
             )
+        if self.resample_rounds and algorithm.smallest_group < 2:
+            raise ConfigurationError(
+                f"data.resample_rounds is {self.resample_rounds}, but {type(algorithm).__name__} does not compare the "
+                "episodes of a task with each other and also learns from equal returns; set data.resample_rounds to 0"
+            )
+        algorithm.turn_bonus(self.sampling)
         _, ranks = self._rank()
         pieces = ranks * self.minibatches * self._accumulation()
         if self.groups % pieces:
@@ -251,9 +259,16 @@ class RolloutDataModule(LightningDataModule):
     def evaluate(
         self, environment: str, *, split: str, episodes: int, sampling: Sampling | None = None, model: str = ""
     ) -> EvaluationReport:
-        """Report of the current weights on tasks of a split; see :func:`mrlm_pl.evaluation.evaluate`."""
+        """Report of the current weights on tasks of a split; see :func:`mrlm_pl.evaluation.evaluate`.
+
+        The ranks share the episodes out, so every rank must ask; all get the report on all of them.
+        """
         specs = evaluation_specs(self.environments[environment], episodes, split, self.seed)
-        played = self.play(specs, sampling or self.validation_sampling)
+        rank, ranks = self._rank()
+        own = self.play(specs[rank::ranks], sampling or self.validation_sampling)
+        played: list[Any] = [None] * len(specs)
+        for number, share in enumerate(each_share(self._trainer(), own)):
+            played[number::ranks] = share
         return summarize(played, environment=environment, model=model, split=split, seed=self.seed)
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
@@ -291,7 +306,8 @@ class RolloutDataModule(LightningDataModule):
         context = self._trainer().precision_plugin.forward_context()
         with torch.no_grad(), context, algorithm.gathered():
             rows = algorithm.prepare(episodes, self.sampling, greedy)
-        measured = CollectionSums.of(episodes, time.perf_counter() - started, algorithm.turn_bonus(self.sampling))
+        seconds, bonus = time.perf_counter() - started, algorithm.turn_bonus(self.sampling)
+        measured = CollectionSums.of(episodes, seconds, bonus, unused=[*replaced, *greedy])
         if self.resample_rounds:
             measured.sums["rollout/resampled_groups"] = len(replaced) / self.group_size
         self._metrics = self._over_ranks(measured).metrics() | algorithm.take_prepared_metrics()
@@ -299,13 +315,7 @@ class RolloutDataModule(LightningDataModule):
 
     def _over_ranks(self, measured: CollectionSums) -> CollectionSums:
         """What all ranks measured together."""
-        world, (_, ranks) = self._trainer().world_size, self._rank()
-        if world == 1:
-            return measured
-        found: list[Any] = [None] * world
-        torch.distributed.all_gather_object(found, measured)
-        # Tensor-parallel ranks have measured the same episodes.
-        return functools.reduce(CollectionSums.plus, found[:: world // ranks])
+        return functools.reduce(CollectionSums.plus, each_share(self._trainer(), measured))
 
     def _play_groups(self, groups: Sequence[int]) -> tuple[list[Episode], list[Episode]]:
         """The episodes of these groups in their order, and those that were played but replaced."""
@@ -331,7 +341,8 @@ class RolloutDataModule(LightningDataModule):
 
     def _group_specs(self, group: int, attempt: int = 0) -> list[EpisodeSpec]:
         # Every group has a task of its own for each attempt, used or not, so that the position alone decides.
-        task = self.tasks[(self.iteration * self.groups + group) * (self.resample_rounds + 1) + attempt]
+        position = self.iteration * self.groups + group
+        task = self.tasks.attempt(position, attempt, self.resample_rounds + 1)
         name = f"{self.iteration}-{group}" + (f".{attempt}" if attempt else "")
         key = (self.iteration, group, attempt) if attempt else (self.iteration, group)
         return [
@@ -376,8 +387,11 @@ class RolloutDataModule(LightningDataModule):
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self._rank()[1] == 1:
             return values
-        strategy = self._trainer().strategy
-        return strategy.reduce(values.to(strategy.root_device), reduce_op="sum").cpu()
+        trainer = self._trainer()
+        # Tensor-parallel ranks have the same rows, each of which counts once.
+        copies = trainer.world_size // self._rank()[1]
+        total = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
+        return total.cpu() / copies
 
     # What the trainer knows.
 

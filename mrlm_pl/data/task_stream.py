@@ -43,9 +43,23 @@ class TaskStream:
         self._orders: dict[tuple[str, int], list[int]] = {}
 
     def __getitem__(self, position: int) -> Task:
+        return self.attempt(position, 0, 1)
+
+    def attempt(self, position: int, number: int, attempts: int) -> Task:
+        """One of the ``attempts`` tasks of a position, all of its source; no two positions or numbers share one.
+
+        The sources keep their shares, whichever of the tasks are used.
+
+        >>> from mrlm_pl.environment import DatasetTasks
+        >>> a, b = (DatasetTasks(name, "train", [{}, {}]) for name in "ab")
+        >>> stream = TaskStream({"a": a, "b": b}, None, seed=0)
+        >>> [stream.attempt(position, number, 2).environment for position in (0, 1) for number in (0, 1)]
+        ['a', 'a', 'b', 'b']
+        """
         while len(self._picks) <= position:
             self._pick()
         name, count = self._picks[position]
+        count = count * attempts + number
         source = self.sources[name]
         if source.size is None:
             return source[count]

@@ -143,6 +143,21 @@ class Correction:
                 "cap must be positive, and 0 <= low <= high"
             )
 
+    def recomputes(self, recompute_old_logp: bool | None) -> bool | None:
+        """``recompute_old_logp``, or True where the correction needs pi_old from the learner.
+
+        Raises:
+            ConfigurationError: there is a correction, but pi_old is to be the sampler's.
+        """
+        if self.kind == "none":
+            return recompute_old_logp
+        if recompute_old_logp is False:
+            raise ConfigurationError(
+                f"correction {self.kind!r} weighs pi_old / mu, but recompute_old_logp is false, so pi_old is mu "
+                "and the ratio corrects already; leave one of them out"
+            )
+        return True
+
     def weights(self, old_logp: Tensor, sampler_logp: Tensor, action_mask: Tensor) -> Tensor:
         """Weights [B, T] without gradient, 0 outside the mask.
 

@@ -158,9 +158,12 @@ class Conversation:
         self.row.messages = [*self.row.messages, message]
         return message
 
-    def demonstrate(self, text: str) -> None:
-        """Append an assistant turn that is given rather than sampled, closed by the end token; it counts as action."""
-        ids = [*self.chat.encode(text), self.chat.end_id]
+    def demonstrate(self, text: str, *, ends: bool = True) -> None:
+        """Append an assistant turn that is given rather than sampled; it counts as action.
+
+        With ``ends`` the token that ends a turn is part of it; a turn that was cut has none.
+        """
+        ids = [*self.chat.encode(text), *([self.chat.end_id] if ends else [])]
         self.row.extend(ids, [0.0] * len(ids))
         self.row.messages = [*self.row.messages, Message("assistant", text)]
 

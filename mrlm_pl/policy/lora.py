@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy.sharding import whole
@@ -19,6 +22,7 @@ ADAPTER_FOLDER = "adapter"
 """Where an exported policy's adapter lies, below the folder with the merged weights."""
 
 _KEY = ".lora_"
+_LINEAR = (nn.Linear, Conv1D)
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class LoRA:
     Args:
         rank: of the product.
         alpha: weight of the product.
-        target_modules: names of the linear layers that get one; None is all but the output head.
+        target_modules: names of the linear layers that get one; None is all but the output head. A head that shares
+            its weights with the embedding cannot have one.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -57,19 +62,47 @@ def add_adapter(model: nn.Module, lora: LoRA, name: str) -> Any:
     ``A`` is drawn from a seed that depends on ``name`` alone, ``B`` is 0: the model computes what it did before.
 
     Raises:
-        ConfigurationError: the model has no such layers.
+        ConfigurationError: the model has no such layers, or they are not linear layers with weights of their own.
     """
     from peft import LoraConfig, get_peft_model
 
-    targets: Any = "all-linear" if lora.target_modules is None else list(lora.target_modules)
-    alpha: Any = lora.alpha  # any number will do, whatever the annotation says
-    config = LoraConfig(r=lora.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM")
-    with torch.random.fork_rng(devices=[]):
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=cast(Any, lora.alpha),  # any number will do, whatever the annotation says
+        target_modules="all-linear" if lora.target_modules is None else list(lora.target_modules),
+        lora_dropout=0.0,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they are about is an error below
         torch.manual_seed(derive_seed("lora", name) % 2**63)
         try:
-            return get_peft_model(model, config)
+            adapted = get_peft_model(model, config)
         except ValueError as error:
             raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {error}") from error
+    _check_targets(adapted, lora)
+    return adapted
+
+
+def _check_targets(model: nn.Module, lora: LoRA) -> None:
+    """Nothing when every adapter is on a layer whose merged weight says all that it does."""
+    owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    for name, module in model.named_modules():
+        base = getattr(module, "base_layer", None)
+        if base is None:
+            continue
+        layer = name.removeprefix("base_model.model.")
+        if not isinstance(base, _LINEAR):
+            raise ConfigurationError(
+                f"lora.target_modules {lora.target_modules}: {layer} is a layer of type {type(base).__name__}; "
+                "only linear layers can have an adapter, so leave it out"
+            )
+        if owners[id(base.weight)] > 1:
+            raise ConfigurationError(
+                f"lora.target_modules {lora.target_modules}: {layer} shares its weight with another layer, so that "
+                "an adapter could not be merged into it; leave it out"
+            )
 
 
 def is_adapter(name: str) -> bool:
@@ -89,12 +122,14 @@ def adapted_weight(module: nn.Module, read: Callable[[Tensor], Tensor] = whole) 
         read: turns a weight into a plain tensor.
     """
     base, adapters = getattr(module, "base_layer", None), getattr(module, "lora_A", None)
-    if not isinstance(base, nn.Linear) or not isinstance(adapters, nn.ModuleDict) or len(adapters) != 1:
+    if not isinstance(base, _LINEAR) or not isinstance(adapters, nn.ModuleDict) or len(adapters) != 1:
         return None
     layer: Any = module
     (name,) = adapters
     product = read(layer.lora_B[name].weight.detach()) @ read(layer.lora_A[name].weight.detach())
     weight = read(base.weight.detach())
+    if isinstance(base, Conv1D):  # holds its weight as [inputs, outputs]
+        product = product.T
     return torch.add(weight, product.to(weight.dtype), alpha=layer.scaling[name])
 
 

@@ -136,6 +136,39 @@ def test_the_reference_is_that_of_the_first_weights_after_a_resume(
         assert torch.equal(weight, again.state_dict()[name]), name
 
 
+def test_other_pairs_than_the_run_began_with_are_refused(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    trainer = quiet_trainer(max_steps=1)
+    fit(model_folder, PreferenceDataModule(pairs_file(tmp_path), batch_size=2), trainer)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    other = PreferenceDataModule(pairs_file(tmp_path, count=6), batch_size=2)
+    with pytest.raises(ConfigurationError, match=r"data\.train: .* no pairs that the run began with"):
+        fit(model_folder, other, quiet_trainer(max_epochs=2), ckpt=tmp_path / "one.ckpt")
+
+
+def test_a_validation_measures_against_the_reference_of_the_run(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    source = pairs_file(tmp_path)
+    options = {"validation": source, "batch_size": 8}
+    trainer = quiet_trainer(max_epochs=3, limit_val_batches=1.0)
+    fit(model_folder, PreferenceDataModule(source, **options), trainer)
+    known = float(trainer.callback_metrics["val/loss"])
+    assert known < math.log(2)
+    trainer.save_checkpoint(tmp_path / "three.ckpt")
+    algorithm = DPO({"main": Policy(str(model_folder))})
+    validation = quiet_trainer(limit_val_batches=1.0)
+    (found,) = validation.validate(
+        algorithm, PreferenceDataModule(source, **options), ckpt_path=tmp_path / "three.ckpt"
+    )
+    assert found["val/loss"] == pytest.approx(known, abs=1e-6)
+    with pytest.raises(ConfigurationError, match="give the checkpoint of a run"):
+        quiet_trainer(limit_val_batches=1.0).validate(
+            DPO({"main": Policy(str(model_folder))}), PreferenceDataModule(source, **options)
+        )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -77,6 +77,51 @@ def test_a_killed_collection_goes_on_without_losing_or_repeating(collect, monkey
     assert not Path("cut.jsonl.progress").exists()
 
 
+def test_a_kill_before_the_first_note_loses_nothing(collect, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    write = command.Progress._write_note
+
+    def die(self: Any) -> None:
+        if self.played:
+            raise Killed
+        write(self)
+
+    monkeypatch.setattr(command.Progress, "_write_note", die)
+    with pytest.raises(Killed):
+        collect("-n", "4", "--output", "cut.jsonl")
+    assert Path("cut.jsonl").stat().st_size > 0
+    monkeypatch.setattr(command.Progress, "_write_note", write)
+    collect("-n", "4", "--output", "cut.jsonl")
+    collect("-n", "4", "--output", "whole.jsonl")
+    assert untimed("cut.jsonl") == untimed("whole.jsonl")
+
+
+def test_a_note_without_its_file_is_no_beginning(collect, monkeypatch):
+    monkeypatch.setattr(command.Progress, "finish", lambda self: None)
+    collect("-n", "4", "--output", "lost.jsonl")
+    Path("lost.jsonl").unlink()
+    assert "is shorter than when" in collect("-n", "4", "--output", "lost.jsonl", status=2)
+
+
+def test_objects_that_an_environment_holds_do_not_make_its_options_others(collect, monkeypatch):
+    from mrlm_toy import ParrotEnvironment
+
+    begin, held = ParrotEnvironment.__init__, []
+
+    def built(self: Any, difficulty: list[int] | None = None) -> None:
+        begin(self, difficulty)
+        self.judge = object()  # whose repr has an address
+        held.append(self.judge)
+
+    monkeypatch.setattr(ParrotEnvironment, "__init__", built)
+    monkeypatch.setattr(command.Progress, "finish", lambda self: None)
+    collect("-n", "4", "--output", "a.jsonl")
+    assert "4 of 4 episodes" in collect("-n", "4", "--output", "a.jsonl")
+    assert len(held) == 2
+
+
 def test_a_threshold_keeps_what_reaches_it(collect):
     collect("-n", "12", "--output", "all.jsonl")
     rewards = [episode.reward for episode in read_episodes_file("all.jsonl")]

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from mrlm_pl.strategies import SHARDED_CHECKPOINT_FILES
+
 
 def test_what_is_no_sharded_checkpoint_is_named(mrlm):
     Path("folder").mkdir()
@@ -18,7 +20,8 @@ def test_what_is_no_sharded_checkpoint_is_named(mrlm):
 
 def test_a_sharded_checkpoint_needs_the_strategy_or_consolidation(mrlm):
     Path("sharded.ckpt").mkdir()
-    Path("sharded.ckpt/meta.pt").write_bytes(b"")
+    for name in SHARDED_CHECKPOINT_FILES:
+        Path("sharded.ckpt", name).write_bytes(b"")
     options = ("--model", "ToyAlgorithm", "--data", "ToyData", "--trainer.max_epochs", "1")
     status, _, message = mrlm("fit", *options, "--ckpt_path", "sharded.ckpt")
     assert status == 2

@@ -141,3 +141,17 @@ def test_torchrun_processes_agree_through_its_store(monkeypatch):
     hold_run(first.path)
     monkeypatch.setenv("RANK", "1")
     assert first == agree() == RunFolder("runs/toy-2")
+
+
+def test_sharded_checkpoint_must_have_all_its_tables_and_leaves_the_former_one_until_it_has_its_name():
+    path = hold_run("runs/toy", checkpoint=False)
+    path.mkdir()
+    (path / "__0_0.distcp").touch()
+    (path / ".metadata").touch()
+    with pytest.raises(ConfigurationError, match=r"last\.ckpt' is no whole checkpoint"):
+        agree(checkpoint="last")
+    (path / "meta.pt").touch()
+    assert agree(checkpoint="last") == RunFolder("runs/toy", str(path))
+    former = path.rename(path.with_name("last.ckpt.old"))
+    assert agree(checkpoint="last") == RunFolder("runs/toy", str(former))
+    assert agree(root="runs/toy", resume=True) == RunFolder("runs/toy", str(former))

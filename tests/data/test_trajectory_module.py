@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 
 from mrlm_pl.algorithms import SFT
 from mrlm_pl.data import TrajectoryDataModule
+from mrlm_pl.data.fixed_data import EpochStream, FixedDataModule
 from mrlm_pl.data.trajectory_module import demonstration_rows
-from mrlm_pl.errors import DataError
+from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import ChatFormat, Policy
 from mrlm_pl.policy.tiny import build_tokenizer
 
@@ -85,9 +89,7 @@ def test_training_lowers_the_likelihood_loss_and_epochs_differ_in_order(
     assert data.epoch == 8
     # Uniform over 105 tokens is 4.65 nats.
     assert trainer.callback_metrics["val/nll"] < 3.0
-    first = data.order("train")
-    data.epoch += 1
-    assert first != data.order("train")
+    assert data.order(0) != data.order(1)
 
 
 def test_accumulation_does_not_change_the_update(tmp_path: Path, model_folder: Path, quiet_trainer: Any) -> None:
@@ -130,3 +132,111 @@ def test_content_that_is_no_text_is_named(tmp_path: Path) -> None:
     row = {"messages": [{"role": "user", "content": None}, {"role": "assistant", "content": "4"}]}
     with pytest.raises(DataError, match=r"row 2: .*text as content"):
         TrajectoryDataModule(write(tmp_path / "rows.jsonl", [chat("a", "b"), row]))
+
+
+class Updates(Callback):
+    """The examples of each update (their first letters), and the number of action tokens that it divides by."""
+
+    def __init__(self) -> None:
+        self.pieces: list[list[str]] = [[]]
+        self.totals: list[set[float]] = [set()]
+
+    def on_train_batch_start(self, trainer: Any, algorithm: Any, batch: Any, batch_idx: int) -> None:
+        for rows in batch.policies.values():
+            self.pieces[-1] += [TOKENIZER.decode(ids[1:2]) for ids in rows.token_ids]
+        self.totals[-1].add(batch.totals["main"].tokens)
+
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        self.pieces.append([])
+        self.totals.append(set())
+
+
+def test_the_size_of_an_update_is_that_of_the_batches_which_the_trainer_accumulates(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    # Each answer has as many letters as the place of its question in the alphabet.
+    source = write(tmp_path / "rows.jsonl", [chat(f"{letter}?", "x" * n) for n, letter in enumerate("abcdefg", 1)])
+    seen = Updates()
+    algorithm = SFT({"main": Policy(str(model_folder))})
+    # Epochs of 3 batches of 1 amid the data's 7: updates of 2 batches and of 1, never of batches 1 and 2 of the data.
+    trainer = quiet_trainer(max_epochs=4, limit_train_batches=3, accumulate_grad_batches=2, callbacks=[seen])
+    trainer.fit(algorithm, TrajectoryDataModule(source, batch_size=1))
+    updates = [update for update in seen.pieces if update]
+    assert [len(update) for update in updates] == [2, 1] * 4
+    assert sorted("".join(letter for update in updates for letter in update)[:7]) == list("abcdefg")
+    for update, totals in zip(updates, seen.totals, strict=False):
+        assert totals == {float(sum("abcdefg".index(letter) + 2 for letter in update))}
+
+
+def test_a_run_goes_on_with_another_batch_size_at_the_same_example(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "rows.jsonl", [chat(f"{letter}?", "x") for letter in "abcdefghij"])
+    first, second = Updates(), Updates()
+    data = TrajectoryDataModule(source, batch_size=4)
+    trainer = quiet_trainer(max_steps=1, callbacks=[first])
+    trainer.fit(SFT({"main": Policy(str(model_folder))}), data)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    again = TrajectoryDataModule(source, batch_size=3)
+    quiet_trainer(max_epochs=2, max_steps=3, callbacks=[second]).fit(
+        SFT({"main": Policy(str(model_folder))}), again, ckpt_path=tmp_path / "one.ckpt"
+    )
+    served = [letter for update in (*first.pieces, *second.pieces) for letter in update]
+    assert sorted(served) == list("abcdefghij")
+    assert (again.epoch, again.position) == (1, 0)
+
+
+def test_the_ranks_share_all_examples_and_one_may_get_none() -> None:
+    data = Stub(count=9, batch_size=4)
+    shares = [list(EpochStream(data.of(rank, 2), "validation")) for rank in (0, 1)]
+    assert [[batch.policies for batch in share] for share in shares] == [
+        [{"main": [0, 2, 4, 6]}, {"main": [8]}],
+        [{"main": [1, 3, 5, 7]}, {}],
+    ]
+    assert [share[1].totals["main"].sequences for share in shares] == [1.0, 0.0]
+
+
+class Stub(FixedDataModule):
+    """Examples that are their numbers."""
+
+    def __init__(self, count: int, batch_size: int) -> None:
+        super().__init__({"train": "t", "validation": "v"}, batch_size, seed=0)
+        self.examples = count
+
+    def of(self, rank: int, ranks: int) -> Stub:
+        self.trainer = SimpleNamespace(
+            strategy=SimpleNamespace(distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks}),
+            accumulate_grad_batches=1,
+        )
+        return self
+
+    def count(self, split: Any) -> int:
+        return self.examples
+
+    def collate(self, split: Any, chosen: Any) -> Any:
+        return list(chosen)
+
+    def totals(self, split: Any, update: Any) -> dict[str, BatchTotals]:
+        return {"main": BatchTotals(0.0, float(len(update)), 0.0)}
+
+
+def test_the_test_file_is_evaluated_and_its_absence_is_told(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "d.jsonl", [chat(f"{n}?", "1") for n in range(5)])
+    algorithm = SFT({"main": Policy(str(model_folder))})
+    trainer = quiet_trainer()
+    (numbers,) = trainer.test(algorithm, TrajectoryDataModule(path, test=path, batch_size=2))
+    assert numbers["test/nll"] > 1.0
+    with pytest.raises(ConfigurationError, match=r"data\.test names no file"):
+        quiet_trainer().test(SFT({"main": Policy(str(model_folder))}), TrajectoryDataModule(path))
+
+
+def test_messages_that_call_tools_are_refused(tmp_path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {}}}
+    row = chat("2+2?", "")
+    row["messages"][1]["tool_calls"] = [call]
+    with pytest.raises(DataError, match=r"row 1: .*calls tools"):
+        TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
+    row["messages"][1] |= {"tool_calls": None, "content": "4"}  # as parquet writes it
+    assert TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))._examples["train"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from mrlm_pl.algorithms import GRPO, PPO
 from mrlm_pl.data import RolloutDataModule, read_episodes
@@ -19,12 +19,13 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.engines.weights import unsupported_reason
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.policy.tiny import build_tokenizer
 
 IDS = torch.arange(8, 24)[None]
 
 
-def policy(folder: Path, **options: Any) -> Policy:
-    return Policy(str(folder), learning_rate=1e-2, lora=LoRA(rank=2, alpha=4.0), **options)
+def policy(folder: Path, target_modules: list[str] | None = None) -> Policy:
+    return Policy(str(folder), learning_rate=1e-2, lora=LoRA(rank=2, alpha=4.0, target_modules=target_modules))
 
 
 def run(algorithm: Any, environment: Any, trainer: Any, **options: Any) -> Any:
@@ -132,11 +133,54 @@ def test_the_export_is_a_plain_folder_and_the_adapter(model_folder: Path, tmp_pa
     torch.testing.assert_close(again.model.eval()(IDS).logits, merged(IDS).logits)
 
 
+def test_the_export_of_a_model_with_transposed_layers_has_the_adapter_too(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, vocab_size=len(tokenizer))
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    made = policy(tmp_path / "model")
+    made.load()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, weight in made.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0.0, 0.3)
+    made.save_pretrained(tmp_path / "out")
+    expected = made.model.eval()(IDS).logits
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(merged(IDS).logits, expected, rtol=1e-4, atol=1e-5)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert not torch.allclose(base(IDS).logits, expected, atol=0.1)
+    loaded = PeftModel.from_pretrained(base, tmp_path / "out" / "adapter").eval()
+    torch.testing.assert_close(loaded(IDS).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_that_could_not_be_merged_are_refused(model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="embed_tokens is a layer of type Embedding"):
+        policy(model_folder, target_modules=["embed_tokens"]).load()
+    plain = AutoModelForCausalLM.from_pretrained(model_folder)
+    tied = type(plain)(type(plain.config)(**{**plain.config.to_dict(), "tie_word_embeddings": True}))
+    tied.save_pretrained(tmp_path)
+    Policy(str(model_folder)).tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="lm_head shares its weight"):
+        policy(tmp_path, target_modules=["lm_head"]).load()
+
+
+@pytest.mark.parametrize("other", [{"rank": 3}, {"target_modules": ["q_proj"]}, None])
+def test_a_checkpoint_of_other_adapters_is_refused(
+    other: dict[str, Any] | None, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    trainer = quiet_trainer(enable_checkpointing=True)
+    run(GRPO({"main": policy(model_folder)}), echo(), trainer, iterations=1)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    lora = None if other is None else LoRA(**{"rank": 2, "alpha": 4.0, **other})
+    again = GRPO({"main": Policy(str(model_folder), lora=lora)})
+    data = RolloutDataModule(echo(), groups=4, group_size=4, sampling=Sampling(max_tokens=6), validation_episodes=2)
+    with pytest.raises(ConfigurationError, match="the checkpoint is of other policies than these"):
+        quiet_trainer().validate(again, data, ckpt_path=tmp_path / "last.ckpt")
+
+
 def test_checkpoints_are_small(tmp_path: Path, echo: Any, quiet_trainer: Any) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from mrlm_pl.policy.tiny import build_tokenizer
-
     tokenizer = build_tokenizer()
     config = LlamaConfig(
         hidden_size=256,

@@ -34,8 +34,6 @@ class ToyAlgorithm(Algorithm):
 
     loaded = 0
 
-    evaluates_episodes = False
-
     def __init__(self, policies: dict[str, ToyPolicy] | None = None, rate: float = 0.5, fail_at: int = -1) -> None:
         super(Algorithm, self).__init__()  # the toy has no models to be put in seats
         self.save_hyperparameters()
@@ -58,6 +56,8 @@ class ToyAlgorithm(Algorithm):
         return (self.weight - batch).square()
 
     on_before_optimizer_step = LightningModule.on_before_optimizer_step
+    on_validation_epoch_end = LightningModule.on_validation_epoch_end
+    on_test_epoch_end = LightningModule.on_test_epoch_end
     configure_gradient_clipping = LightningModule.configure_gradient_clipping
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:

@@ -1,0 +1,177 @@
+"""Token rows that a learner is shown: of chats, of plain text, and of episodes that some policy played."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mrlm_pl.data.episode_files import read_episodes
+from mrlm_pl.data.rows import read_rows
+from mrlm_pl.episode import ROLES, Episode, Message, Trajectory
+from mrlm_pl.errors import DataError
+from mrlm_pl.policy import ChatFormat, Conversation
+
+DEMONSTRATOR = "demonstrator"
+"""Agent of the rows that nobody played."""
+
+
+def read_examples(source: str, split: str) -> tuple[list[dict[str, Any]], list[Episode]]:
+    """The data rows of a source, or else the episodes that it holds; failed episodes are left out.
+
+    Args:
+        source: what :func:`mrlm_pl.data.read_rows` reads, or a run's folder of episodes.
+        split: of a hub data set.
+
+    Raises:
+        DataError: the source is missing or unreadable, only some of its rows are episodes, or all episodes failed.
+    """
+    if Path(source).expanduser().is_dir():
+        episodes = list(read_episodes(Path(source).expanduser()))
+    else:
+        rows = read_rows(source, split, ())
+        if not any("trajectories" in row for row in rows):
+            return rows, []
+        episodes = [_episode(source, number, row) for number, row in enumerate(rows, start=1)]
+    found = [episode for episode in episodes if not episode.failed]
+    if not found:
+        raise DataError(f"all {len(episodes)} episodes of {source} failed; there is nothing to learn from")
+    return [], found
+
+
+def _episode(source: str, number: int, row: Mapping[str, Any]) -> Episode:
+    try:
+        return Episode.from_dict(row)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{source}, row {number} is not an episode record, as others are: {error}") from error
+
+
+def messages_fault(messages: Any) -> str | None:
+    """What is wrong with the messages of a data row, or None."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return "messages must be a list of {role, content}"
+    for message in messages:
+        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+            return f"{message!r} is not a message with a role and text as content"
+        if message.get("tool_calls"):
+            return f"{message!r} calls tools, which is not text to learn from; write the call into its content"
+    return None
+
+
+def chat_rows(
+    given: Sequence[Message], shown: Sequence[Message], chat: ChatFormat, policy: str, unended: Sequence[int] = ()
+) -> list[Trajectory]:
+    """Token rows of a chat, several where the chat template rewrites history; the assistant's part of ``shown`` acts.
+
+    Args:
+        given: how the chat begins.
+        shown: how it goes on.
+        chat: of the learner.
+        policy: name of the learner.
+        unended: numbers in ``shown`` of messages that were cut, and do not teach to end there.
+    """
+    conversation = Conversation(chat)
+    pending = list(given)
+    for number, message in enumerate(shown):
+        if message.role == "assistant":
+            conversation.observe(pending)
+            conversation.demonstrate(message.content, ends=number not in unended)
+            pending = []
+        else:
+            pending.append(message)
+    return [
+        Trajectory(
+            agent=DEMONSTRATOR,
+            policy=policy,
+            token_ids=tuple(row.token_ids),
+            action_mask=tuple(row.action_mask),
+            logprobs=tuple(row.logprobs),
+            turns=(),
+            messages=tuple(row.messages),
+        )
+        for row in conversation.rows
+    ]
+
+
+def text_row(prompt: str, completion: str, chat: ChatFormat, policy: str) -> Trajectory:
+    """The token row of plain text without a chat template; the completion and the EOS token act."""
+    eos = chat.tokenizer.eos_token_id
+    given = chat.tokenizer.encode(prompt)
+    given = given[:-1] if given and given[-1] == eos else given
+    shown = [*chat.encode(completion), eos]
+    return Trajectory(
+        agent=DEMONSTRATOR,
+        policy=policy,
+        token_ids=tuple(given + shown),
+        action_mask=(False,) * len(given) + (True,) * len(shown),
+        logprobs=(0.0,) * (len(given) + len(shown)),
+        turns=(),
+        messages=(Message("user", prompt), Message("assistant", completion)),
+    )
+
+
+def played_rows(row: Trajectory, chat: ChatFormat, policy: str) -> list[Trajectory]:
+    """The rows of one played row for a learner; its turns act.
+
+    They are the very ids that were sampled when the learner's tokenizer and chat template give them for this
+    conversation. Otherwise another model played, and the conversation is rendered anew. A turn that was cut at the
+    limit of tokens has no end token either way.
+    """
+    first = _first_act(row)
+    if first is None:
+        return []
+    if _fits(row, first, chat):
+        return [dataclasses.replace(row, policy=policy)]
+    shown = row.messages[first:]
+    acts = [number for number, message in enumerate(shown) if message.role == "assistant"]
+    unended = [number for number, turn in zip(acts, row.turns, strict=True) if turn.finish_reason == "length"]
+    return chat_rows(row.messages[:first], shown, chat, policy, unended)
+
+
+def _first_act(row: Trajectory) -> int | None:
+    """Number of the message of a row's first turn; None without turns or messages.
+
+    A row may begin with earlier turns, told again by a template that rewrites history.
+    """
+    spoken = [number for number, message in enumerate(row.messages) if message.role == "assistant"]
+    return spoken[-len(row.turns)] if row.turns and len(spoken) >= len(row.turns) else None
+
+
+def _fits(row: Trajectory, first: int, chat: ChatFormat) -> bool:
+    """Whether the learner's tokenizer and template would have written this row around the same sampled tokens."""
+    if not first or max(row.token_ids) >= len(chat.tokenizer):
+        return False
+    prompt, rest = row.token_ids[: row.turns[0].start], row.token_ids[row.turns[0].start :]
+    conversation = Conversation(chat)
+    conversation.observe(row.messages[:first])
+    written = len(conversation.row.token_ids)
+    if conversation.row.token_ids != list(prompt) and not _ends_alike(prompt, row.messages[:first], chat):
+        return False
+    turns, pending = iter(row.turns), list[Message]()
+    for message in row.messages[first:]:
+        if message.role != "assistant":
+            pending.append(message)
+            continue
+        if pending:
+            conversation.observe(pending)
+            pending = []
+        turn = next(turns)
+        if conversation.act(row.token_ids[turn.start : turn.stop], row.logprobs[turn.start : turn.stop]) != message:
+            return False
+    if pending:
+        conversation.observe(pending)
+    return not conversation.restarts and tuple(conversation.row.token_ids[written:]) == rest
+
+
+def _ends_alike(prompt: Sequence[int], given: Sequence[Message], chat: ChatFormat) -> bool:
+    """Whether a prompt is as the learner would write it from its last message on: descriptions of tools come before."""
+    text = chat.tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
+    rendered = chat.render(given, generation_prompt=True)
+    last = rendered[rendered.rfind(given[-1].content.strip()) :]
+    return chat.encode(text) == list(prompt) and text.endswith(last)
+
+
+def messages_of(rows: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The messages of a data row that has no fault."""
+    return [Message(row["role"], row["content"], (), row.get("tool_call_id"), row.get("name")) for row in rows]

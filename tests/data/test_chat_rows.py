@@ -1,0 +1,174 @@
+"""Token rows of played episodes: whose tokens they are, and what a learner is shown of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from mrlm_pl.data import PreferenceDataModule, TrajectoryDataModule, read_episodes, write_episodes
+from mrlm_pl.data.chat_rows import played_rows
+from mrlm_pl.data.preference_module import PlayedPair, pair_rows, played_pairs
+from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
+from mrlm_pl.errors import DataError
+from mrlm_pl.policy import ChatFormat, Conversation
+from mrlm_pl.policy.tiny import build_tokenizer
+
+TOKENIZER = build_tokenizer()
+CHAT = ChatFormat(TOKENIZER)
+STRIPS_REASONING = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def play(replies: Sequence[str], chat: ChatFormat = CHAT, tools: Sequence[Any] = ()) -> list[Trajectory]:
+    """The rows of an agent that gives these replies, each sampled as its characters; `...` at an end is a cut."""
+    conversation, places = Conversation(chat, tools), []
+    for number, reply in enumerate(replies):
+        conversation.observe([Message("user", f"Turn {number}?")])
+        sampled = ids(reply.removesuffix("...")) + ([] if reply.endswith("...") else [chat.end_id])
+        start = len(conversation.row.token_ids)
+        conversation.act(sampled, [-1.0] * len(sampled))
+        reason = "length" if reply.endswith("...") else "stop"
+        turn = Turn("a", number, start, start + len(sampled), 1.0, {}, reason, "actor", 0, "e")
+        places.append((len(conversation.rows) - 1, turn))
+    return [
+        Trajectory(
+            "a",
+            "actor",
+            tuple(row.token_ids),
+            tuple(row.action_mask),
+            tuple(row.logprobs),
+            tuple(turn for place, turn in places if place == number),
+            tuple(row.messages),
+        )
+        for number, row in enumerate(conversation.rows)
+    ]
+
+
+def episode(rows: Sequence[Trajectory], group: str = "g", error: str | None = None) -> Episode:
+    return Episode("0", Task("t", "train", 0), group, 0, 0, {"a": tuple(rows)}, "end", error=error)
+
+
+def acted(row: Trajectory, chat: ChatFormat = CHAT) -> str:
+    return chat.tokenizer.decode([token for token, acts in zip(row.token_ids, row.action_mask, strict=True) if acts])
+
+
+def words_tokenizer() -> PreTrainedTokenizerFast:
+    """Another tokenizer: its ids are the words of the test."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {
+        word: index for index, word in enumerate(("<unk>", "<eos>", "four", "five", "User", ":", "Turn", "0", "?"))
+    }
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", unk_token="<unk>")
+
+
+@pytest.mark.parametrize("replies", [["four"], ["four", "five"], ["fou..."], ["fo...", "five"]])
+def test_the_players_own_tokens_are_kept(replies: list[str]) -> None:
+    (played,) = play(replies)
+    (row,) = played_rows(played, CHAT, "main")
+    assert row.policy == "main"
+    assert (row.token_ids, row.action_mask) == (played.token_ids, played.action_mask)
+
+
+def test_tokens_that_encoding_their_text_would_not_give_are_kept() -> None:
+    # A special token that was sampled amid the reply is no text, so the text alone would lose it.
+    (played,) = play(["four"])
+    token = TOKENIZER.convert_tokens_to_ids("<|user|>")
+    turn = played.turns[0]
+    row = Trajectory(
+        "a",
+        "actor",
+        (*played.token_ids[: turn.start], token, *played.token_ids[turn.start :]),
+        (*played.action_mask, True),
+        (*played.logprobs, -1.0),
+        (Turn("a", 0, turn.start, turn.stop + 1, 1.0, {}, "stop", "actor", 0, "e"),),
+        played.messages,
+    )
+    assert played_rows(row, CHAT, "main")[0].token_ids == row.token_ids
+
+
+def test_descriptions_of_tools_before_the_conversation_stay() -> None:
+    (played,) = play(["four"], tools=TOOLS)
+    assert '"add"' in TOKENIZER.decode(played.token_ids)
+    assert played_rows(played, CHAT, "main")[0].token_ids == played.token_ids
+
+
+def test_another_template_or_tokenizer_renders_anew_and_a_cut_turn_does_not_end() -> None:
+    plain = ChatFormat(TOKENIZER, "{% for m in messages %}{{ m.role }}:{{ m.content }}<|end|>{% endfor %}assistant:")
+    (whole,), (cut,) = (played_rows(play([reply])[0], plain, "main") for reply in ("four", "fou..."))
+    assert TOKENIZER.decode(whole.token_ids) == "user:Turn 0?<|end|>assistant:four<|end|>"
+    assert acted(whole) == "four<|end|>"
+    assert acted(cut) == "fou"
+    words = ChatFormat(words_tokenizer())
+    (other,) = played_rows(play(["four"])[0], words, "main")
+    assert acted(other, words) == "four <eos>"
+
+
+def test_turns_that_a_rewritten_history_repeats_act_once() -> None:
+    chat = ChatFormat(TOKENIZER, STRIPS_REASONING)
+    rows = play(["<think>a</think>one", "<think>b</think>two", "three"], chat)
+    assert len(rows) == 3
+    for learner in (chat, CHAT):
+        made = [made for row in rows for made in played_rows(row, learner, "main")]
+        assert [acted(row) for row in made] == [
+            "<think>a</think>one<|end|>",
+            "<think>b</think>two<|end|>",
+            "three<|end|>",
+        ]
+
+
+def test_a_folder_of_episodes_is_read_without_the_failed_ones(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "episodes/iteration-000000.jsonl.gz", [episode(play(["four"]))])
+    write_episodes(tmp_path / "episodes/iteration-000001.jsonl.gz", [episode(play(["five"]), error="away")])
+    data = TrajectoryDataModule(str(tmp_path / "episodes"))
+    assert len(data._examples["train"]) == 1
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text(episode(play(["four"])).to_json() + "\n" + episode(play(["a"]), error="away").to_json() + "\n")
+    assert len(TrajectoryDataModule(str(plain))._examples["train"]) == 1
+    assert len(list(read_episodes(plain))) == 2
+    write_episodes(tmp_path / "bad/x.jsonl.gz", [episode(play(["five"]), error="away")])
+    with pytest.raises(DataError, match=r"all 1 episodes of .* failed"):
+        TrajectoryDataModule(str(tmp_path / "bad"))
+    plain.write_text(episode(play(["four"])).to_json() + '\n{"messages": []}\n')
+    with pytest.raises(DataError, match=r"row 2 is not an episode record"):
+        TrajectoryDataModule(str(plain))
+
+
+def test_episodes_below_a_reward_are_left_out(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "e.jsonl.gz", [episode(play(["four"])), episode(play(["four", "five"]))])
+    # One turn pays 1, two pay 2.
+    assert len(TrajectoryDataModule(str(tmp_path / "e.jsonl.gz"), filter_reward=2.0)._examples["train"]) == 1
+    with pytest.raises(DataError, match=r"no episode has a reward of 2\.5 or more"):
+        TrajectoryDataModule(str(tmp_path / "e.jsonl.gz"), filter_reward=2.5)
+
+
+def test_pairs_of_episodes_compare_the_sampled_tokens(tmp_path: Path) -> None:
+    episodes = [episode(play(["four", "five"])), episode(play(["fou..."]))]
+    (pair,) = played_pairs(episodes)
+    chosen, rejected = pair_rows(pair, CHAT, "main", "row 1")
+    assert chosen.token_ids == episodes[0].rows()[0].token_ids
+    assert acted(rejected) == "fou"
+    assert isinstance(PreferenceDataModule(_written(tmp_path, episodes))._examples["train"][0], PlayedPair)
+    (row,) = play(["four"])
+    better = dataclasses.replace(row, turns=(dataclasses.replace(row.turns[0], reward=2.0),))
+    assert not played_pairs([episode([row]), episode([better])]), "both say the same"
+
+
+def _written(folder: Path, episodes: Sequence[Episode]) -> str:
+    write_episodes(folder / "pairs.jsonl.gz", episodes)
+    return str(folder / "pairs.jsonl.gz")
