@@ -17,6 +17,7 @@ LAYERS = {
     "seeding": 0,
     "environment": 1,
     "environment_check": 1,
+    "tools": 1,
     "batch": 1,
     "losses": 1,
     "advantages": 1,
