@@ -41,7 +41,7 @@ class MalformedCall:
 
 
 class Tool(ABC):
-    """A tool with a schema. An episode opens it, calls it and closes it; copies of an environment share none of them."""
+    """A tool with a schema. An episode opens it, calls it and closes it; copies of an environment have their own."""
 
     schema: ToolSchema
 
