@@ -37,3 +37,7 @@ class RolloutError(MRLMError):
 
 class NonFiniteError(MRLMError):
     """A reward, loss or gradient is NaN or infinite; the run stops rather than train on it."""
+
+
+class SandboxError(MRLMError):
+    """Untrusted code cannot be run as asked: the machine does not offer the isolation, or the sandbox is broken."""

@@ -1,0 +1,21 @@
+"""Runs untrusted code, bounded: Python, shells, and the grading of programs. See docs/sandbox.md."""
+
+from mrlm_pl.sandbox.cell import Cell, CellEndedError
+from mrlm_pl.sandbox.grading import Grade, Tests, grade
+from mrlm_pl.sandbox.isolation import Isolation, IsolationName
+from mrlm_pl.sandbox.sandbox import Execution, Sandbox, running
+from mrlm_pl.sandbox.server_process import strongest
+
+__all__ = [
+    "Cell",
+    "CellEndedError",
+    "Execution",
+    "Grade",
+    "Isolation",
+    "IsolationName",
+    "Sandbox",
+    "Tests",
+    "grade",
+    "running",
+    "strongest",
+]

@@ -1,0 +1,239 @@
+"""One locked-down child, seen from the trainer: requests go in, plain values and output come out, within limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Literal
+
+from mrlm_pl.errors import SandboxError
+from mrlm_pl.sandbox.inside.confinement import MEBIBYTE, CellSettings
+from mrlm_pl.sandbox.removal import tree_size
+from mrlm_pl.sandbox.server_process import ServerProcess
+
+MAX_REPLY = 4 * MEBIBYTE
+MAX_PRINTED = 16 * MEBIBYTE
+"""Bytes of output after which a program is ended; long before, the rest is thrown away."""
+
+WATCH_SECONDS = 0.05
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+Ending = Literal["time", "output", "memory", "disk", "exit", "protocol"]
+
+
+class CellEndedError(Exception):
+    """The child is gone, and why: ``time``, ``output``, ``memory``, ``disk``, ``exit`` or ``protocol``."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending)
+        self.ending: Ending = ending
+
+
+class Cell:
+    """A child that answers requests until it is closed. Use it in one thread at a time, as a context manager.
+
+    Args:
+        server: where it is forked.
+        settings: what it may use.
+        kept_output: bytes of its output that are kept.
+        startup_seconds: how long locking it down may take.
+
+    Raises:
+        SandboxError: it could not be locked down.
+    """
+
+    def __init__(self, server: ServerProcess, settings: CellSettings, kept_output: int, startup_seconds: float) -> None:
+        self.server, self.settings, self.kept_output = server, settings, kept_output
+        self.ending: Ending | None = None
+        self._output, self._printed = bytearray(), 0
+        self._buffer = bytearray()
+        far_requests, self._requests = os.pipe()
+        self._replies, far_replies = os.pipe()
+        self._out, far_output = os.pipe()
+        far = [far_requests, far_replies, far_output]
+        for descriptor in (self._requests, self._replies, self._out):
+            os.set_blocking(descriptor, False)
+        try:
+            self._ended: threading.Event = server.open(settings, far)
+        finally:
+            for descriptor in far:
+                os.close(descriptor)
+        self._out_open = True
+        self._next_watch = 0.0
+        self._process = 0
+        try:
+            self._process = int(self._set_up(startup_seconds, "process"))
+            self._set_up(startup_seconds, "ready")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Cell:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def request(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """The child's reply.
+
+        Args:
+            message: what is asked.
+            deadline: value of ``time.monotonic()`` at which the child is ended.
+
+        Raises:
+            CellEndedError: the child ended, or was ended for a limit, before it replied.
+        """
+        if self.ending is not None:
+            raise CellEndedError(self.ending)
+        try:
+            return self._exchange(message, deadline)
+        except CellEndedError as error:
+            self.ending = error.ending
+            raise
+
+    def output(self) -> tuple[str, bool]:
+        """What was printed since the last call, and whether a part was thrown away."""
+        while self._out_open and self._take_output():
+            pass
+        text, cut = bytes(self._output).decode("utf-8", "replace"), self._printed > len(self._output)
+        self._output.clear()
+        self._printed = 0
+        return text, cut
+
+    def close(self) -> None:
+        """End the child and all that it started, and remove what it wrote; may be called twice.
+
+        Raises:
+            SandboxError: it does not end.
+        """
+        if self._requests < 0:
+            return
+        try:
+            self.server.kill(self.settings.number, self._ended)
+        finally:
+            with suppress(CellEndedError, BlockingIOError):
+                while self._out_open and self._take_output():
+                    pass
+            for descriptor in (self._requests, self._replies, self._out):
+                os.close(descriptor)
+            self._requests, self._out_open = -1, False
+
+    def _set_up(self, seconds: float, key: str) -> Any:
+        try:
+            message = self._exchange(None, time.monotonic() + seconds)
+        except CellEndedError as error:
+            raise SandboxError(f"a sandbox cell ended before it was locked down ({error.ending})") from error
+        if key not in message:
+            raise SandboxError(f"a sandbox cell could not be locked down: {message.get('failed', message)}")
+        return message[key]
+
+    def _exchange(self, message: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
+        """Send a message, if there is one, and wait for the next line."""
+        unsent = memoryview(b"" if message is None else json.dumps(message).encode() + b"\n")
+        while True:
+            if not unsent and (end := self._buffer.find(b"\n")) >= 0:
+                line = bytes(self._buffer[:end])
+                del self._buffer[: end + 1]
+                return _parsed(line)
+            if len(self._buffer) > MAX_REPLY:
+                raise CellEndedError("output")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise CellEndedError("time")
+            self._watch()
+            ready = self._ready(min(left, WATCH_SECONDS), writing=bool(unsent))
+            if self._requests in ready:
+                unsent = unsent[self._write(unsent) :]
+            if self._out in ready:
+                self._take_output()
+            if self._replies in ready:
+                chunk = os.read(self._replies, 65536)
+                if not chunk:
+                    raise CellEndedError("exit")
+                self._buffer += chunk
+
+    def _ready(self, seconds: float, *, writing: bool) -> set[int]:
+        """Descriptors that can be used now."""
+        waiting = select.poll()  # select() cannot wait for descriptors above 1023, which a trainer may have
+        waiting.register(self._replies, select.POLLIN)
+        if self._out_open:
+            waiting.register(self._out, select.POLLIN)
+        if writing:
+            waiting.register(self._requests, select.POLLOUT)
+        return {descriptor for descriptor, _ in waiting.poll(seconds * 1000)}
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            return os.write(self._requests, data[:65536])
+        except BlockingIOError:
+            return 0
+        except BrokenPipeError as error:
+            raise CellEndedError("exit") from error
+
+    def _take_output(self) -> bool:
+        """Read what is there of the output; False if that is nothing."""
+        try:
+            chunk = os.read(self._out, 65536)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._out_open = False
+            return False
+        self._printed += len(chunk)
+        self._output += chunk[: max(self.kept_output - len(self._output), 0)]
+        if self._printed > MAX_PRINTED:
+            raise CellEndedError("output")
+        return True
+
+    def _watch(self) -> None:
+        """End a cell that uses too much where no limit of the kernel says so: memory of all its processes, its disk."""
+        now = time.monotonic()
+        if now < self._next_watch:
+            return
+        self._next_watch = now + WATCH_SECONDS
+        watched = _family(self._process) if self.settings.shell and self._process else ()
+        if sum(map(_resident, watched)) > self.settings.memory_mb * MEBIBYTE:
+            raise CellEndedError("memory")
+        folder = self.server.folder_of(self.settings.number)
+        if folder:
+            size, files = tree_size(folder)
+            if size > self.settings.disk_mb * MEBIBYTE or files > self.settings.files:
+                raise CellEndedError("disk")
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CellEndedError("protocol") from error
+    if not isinstance(message, dict):
+        raise CellEndedError("protocol")
+    return message
+
+
+def _family(process: int) -> Iterator[int]:
+    """A process and all that descend from it."""
+    waiting = [process]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        with suppress(OSError):  # it ended meanwhile
+            for thread in os.listdir(f"/proc/{current}/task"):
+                with open(f"/proc/{current}/task/{thread}/children") as file:
+                    waiting += map(int, file.read().split())
+
+
+def _resident(process: int) -> int:
+    """Bytes of memory that are a process's own."""
+    try:
+        with open(f"/proc/{process}/statm") as file:
+            _, resident, shared, *_ = map(int, file.read().split())
+    except OSError:
+        return 0  # it ended meanwhile
+    return (resident - shared) * _PAGE

@@ -1,0 +1,150 @@
+"""Grades a program by tests that never enter its process: two children, and this process between them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from mrlm_pl.errors import SandboxError
+from mrlm_pl.sandbox.cell import Cell, CellEndedError, Ending
+from mrlm_pl.sandbox.inside.grader import bound_names, unbound_names
+from mrlm_pl.sandbox.isolation import IsolationName
+from mrlm_pl.sandbox.sandbox import Sandbox, running
+
+
+@dataclass(frozen=True)
+class Tests:
+    """Tests of a program, all of them trusted code.
+
+    Args:
+        parts: code with ``assert`` statements, in parts that do not depend on each other; each assertion counts. A part
+            may define ``check(candidate)``, which is then called.
+        entry: name of the function that ``check`` receives.
+        context: code that the tests rely on, such as imports and helpers that the task gives; the program finds it too.
+    """
+
+    __test__ = False  # pytest takes it for tests of its own otherwise
+
+    parts: tuple[str, ...]
+    entry: str | None = None
+    context: str = ""
+
+    def required(self) -> list[str]:
+        """Names that a program must define: the entry, or what the tests use and neither they nor the context define.
+
+        Raises:
+            SyntaxError: the tests or the context are no Python.
+        """
+        if self.entry:
+            return [self.entry]
+        return sorted({name for part in self.parts for name in unbound_names(part)} - bound_names(self.context))
+
+
+@dataclass(frozen=True)
+class Grade:
+    """How a program did.
+
+    Args:
+        passed: assertions that held.
+        run: assertions that were reached, and one more for each part that an error ended.
+        loaded: whether the program was parsed and executed without an error.
+        ending: why its process, or the tests, ended before their time, or None.
+        fault: the first error, of the program or of a call; None without one.
+        seconds: of wall time.
+        isolation: the level it ran at.
+    """
+
+    passed: int
+    run: int
+    loaded: bool
+    ending: Ending | None
+    fault: str | None
+    seconds: float
+    isolation: IsolationName
+
+    @property
+    def share(self) -> float:
+        """Share of the assertions that held; 0 when none was reached."""
+        return self.passed / self.run if self.run else 0.0
+
+    @property
+    def solved(self) -> bool:
+        """Whether all held, at least one was reached, and nothing went wrong."""
+        return self.loaded and self.ending is None and 0 < self.run == self.passed
+
+
+def grade(sandbox: Sandbox, program: str, tests: Tests) -> Grade:
+    """How the program does on the tests.
+
+    The program runs in one child and the tests in another. Calls and their results pass by value, so that the program
+    can only answer calls: expected values, the tests and the verdict are out of its reach.
+
+    Raises:
+        SandboxError: the sandbox is broken, or the tests end their own process.
+
+    >>> sandbox = Sandbox()
+    >>> tests = Tests(("assert double(2) == 4", "assert double('a') == 'aa'"))
+    >>> grade(sandbox, "def double(x): return x * 2", tests).share
+    1.0
+    >>> grade(sandbox, "def double(x): return 4", tests).share
+    0.5
+    """
+    with running():
+        started = time.monotonic()
+        deadline = started + sandbox.wall_seconds
+        with sandbox.open() as candidate:
+            level = candidate.server.level.title
+            fault = _load(candidate, program, tests, deadline)
+            ending, tally = candidate.ending, dict[str, Any]()
+            loaded = fault is None and ending is None
+            if loaded:
+                with sandbox.open() as grader:
+                    tally, ending = _relay(candidate, grader, tests, deadline)
+    return Grade(
+        int(tally.get("passed", 0)),
+        int(tally.get("run", 0)),
+        loaded,
+        ending,
+        fault or tally.get("fault") or None,
+        time.monotonic() - started,
+        level,
+    )
+
+
+def _load(candidate: Cell, program: str, tests: Tests, deadline: float) -> str | None:
+    message = {"operation": "load", "given": tests.context, "source": program, "required": tests.required()}
+    try:
+        reply = candidate.request(message, deadline)
+    except CellEndedError as ended:
+        return f"ended: {ended.ending}"
+    return str(reply["error"]) if "error" in reply else None
+
+
+def _relay(candidate: Cell, grader: Cell, tests: Tests, deadline: float) -> tuple[dict[str, Any], Ending | None]:
+    """Pass calls of the tests to the program until the verdict is there."""
+    message: dict[str, Any] = {
+        "operation": "grade",
+        "context": tests.context,
+        "names": tests.required(),
+        "entry": tests.entry,
+        "tests": list(tests.parts),
+    }
+    while True:
+        try:
+            reply = grader.request(message, deadline)
+        except CellEndedError as ended:
+            if ended.ending == "time":
+                return {}, "time"
+            raise SandboxError(f"the tests ended their own process ({ended.ending})") from ended
+        if "ask" not in reply:
+            break
+        try:
+            message = candidate.request({"operation": "call", **reply["ask"]}, deadline)
+        except CellEndedError as ended:
+            if ended.ending == "time":
+                return {}, "time"
+            message = {"gone": True}
+    if "error" in reply:
+        raise SandboxError(f"the tests cannot be run: {reply['error']}")
+    return reply["ok"], candidate.ending

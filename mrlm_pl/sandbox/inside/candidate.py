@@ -1,0 +1,130 @@
+"""What a child does when it is locked down: loads a program, calls its functions, runs lines of Python or a shell.
+
+Nothing here judges. It answers requests with values; whatever a candidate does to this process, it can only answer.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from mrlm_pl.sandbox.inside.channel import Channel
+from mrlm_pl.sandbox.inside.grader import grade
+from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
+
+MODULE = "solution"
+MAX_ERROR_CHARACTERS = 2_000
+SHELL = "/bin/bash"
+SHELL_TIMED_OUT = 124
+"""Status of a script that was ended for its time, as ``timeout`` reports it."""
+
+
+def serve(requests: int, replies: int) -> None:
+    """Answer requests until the channel is closed."""
+    channel = Channel(requests, replies)
+    child = _Child(channel)
+    operations: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "load": child.load,
+        "call": child.call,
+        "run": child.run,
+        "shell": child.shell,
+        "grade": child.grade,
+    }
+    while True:
+        request = channel.receive()
+        try:
+            reply = {"ok": operations[request["operation"]](request)}
+        except BaseException as error:  # whatever a program raises, also sys.exit, is an answer
+            reply = {"error": _described(error), "kind": type(error).__name__}
+        channel.send(reply)
+
+
+class _Child:
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.namespace: dict[str, Any] = {}
+        self.session: dict[str, Any] = {"__name__": "__main__"}
+        self.kept: list[Any] = []
+
+    def load(self, request: dict[str, Any]) -> None:
+        """Execute a program as a module, after what it was given to build on; it must define what is asked of it."""
+        module = types.ModuleType(MODULE)
+        sys.modules[MODULE] = module
+        self.namespace = module.__dict__
+        exec(compile(request["given"], "<given>", "exec"), self.namespace)
+        for name in request["required"]:
+            self.namespace.pop(name, None)
+        exec(compile(request["source"], f"<{MODULE}>", "exec"), self.namespace)
+        for name in request["required"]:
+            if name not in self.namespace:
+                raise NameError(f"the program does not define {name}")
+
+    def call(self, request: dict[str, Any]) -> Any:
+        """Call a function of the program with copies of the arguments."""
+        arguments = decode(request["arguments"], lambda mention: self.kept[mention.number])
+        named = decode(request.get("named", {"dict": []}), lambda mention: self.kept[mention.number])
+        return encode(self.namespace[request["name"]](*arguments, **named), self._keep)
+
+    def run(self, request: dict[str, Any]) -> None:
+        """Execute lines in a session that goes on, and print the value of a last expression."""
+        tree = ast.parse(request["source"])
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "<input>", "exec"), self.session)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "<input>", "eval"), self.session)
+            if value is not None:
+                print(repr(value))
+
+    def shell(self, request: dict[str, Any]) -> int:
+        """Exit status of a script. In a process namespace, whatever it leaves running is killed."""
+        deadline = time.monotonic() + request["seconds"]
+        process = os.fork()
+        if process == 0:
+            if request["own_processes"]:
+                os.setpgid(0, 0)
+            os.closerange(3, 64)
+            os.chdir(request["folder"])
+            os.execv(SHELL, [SHELL, "-c", request["script"]])
+        pause = 0.001
+        found, raw = os.waitpid(process, os.WNOHANG)
+        while not found and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+            found, raw = os.waitpid(process, os.WNOHANG)
+        if request["own_processes"]:
+            _end_all_others()
+        elif not found:
+            os.kill(process, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(raw) if found else SHELL_TIMED_OUT
+
+    def grade(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Verdicts of tests on a candidate that lives elsewhere."""
+        return grade(self.channel, request)
+
+    def _keep(self, value: Any) -> Opaque:
+        self.kept.append(value)
+        return Opaque(len(self.kept) - 1, type(value).__name__)
+
+
+def _end_all_others() -> None:
+    """Kill every process of the namespace but this one, which is its first, and wait until they are gone."""
+    with suppress(ProcessLookupError):  # there is none
+        os.kill(-1, signal.SIGKILL)
+    with suppress(ChildProcessError):  # all are reaped
+        while True:
+            os.waitpid(-1, 0)
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception_only(error)).strip()[-MAX_ERROR_CHARACTERS:]
+    except BaseException:  # its own __str__ may raise anything
+        return type(error).__name__

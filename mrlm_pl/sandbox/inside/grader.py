@@ -1,0 +1,145 @@
+"""Runs a task's tests on a candidate that lives in another process, and counts how many hold.
+
+The tests are the data set's own code. They see the candidate as functions that pass arguments and results by value, so
+they can neither meet an object of its making nor be reached from it.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from typing import Any
+
+from mrlm_pl.sandbox.inside.channel import Channel
+from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
+
+_RECORD, _FAILED, _ERROR = "__record_test", "__failed_test", "__test_error"
+MAX_TESTS = 100_000
+
+
+class CandidateGone(BaseException):
+    """The candidate's process is gone: no further call can be answered. No test may catch it."""
+
+
+class CandidateError(Exception):
+    """The candidate raised an error in a call."""
+
+
+def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
+    """Number of tests that passed and that were run, and whether an error ended them early.
+
+    Args:
+        channel: on which calls of the candidate are asked for and answered.
+        request: ``context`` (trusted code that the tests rely on, such as helpers given in the prompt), ``names`` (what
+            the candidate defines), ``tests`` (code, in parts that are independent of each other) and ``entry`` (name
+            of the function that a ``check`` function receives, or None).
+    """
+    tally: dict[str, Any] = {"passed": 0, "run": 0, "gone": False, "fault": ""}
+    for part in request["tests"]:
+        try:
+            _run(channel, request, part, tally)
+        except CandidateGone:
+            tally["gone"] = True
+            tally["run"] += 1
+            break
+        except Exception as error:
+            tally["run"] += 1
+            tally["fault"] = tally["fault"] or f"{type(error).__name__}: {error}"[:500]
+    return tally
+
+
+def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, Any]) -> None:
+    namespace: dict[str, Any] = {"__name__": "tests"}
+    exec(compile(request["context"], "<context>", "exec"), namespace)
+
+    def proxy(name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            asked = {"name": name, "arguments": encode(list(arguments), _refuse), "named": encode(named, _refuse)}
+            channel.send({"ask": asked})
+            answer = channel.receive()
+            if "gone" in answer:
+                raise CandidateGone
+            if "error" in answer:
+                raise _raised(answer["error"], answer.get("kind"))
+            try:
+                return decode(answer["ok"], lambda mention: mention)
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise CandidateError(f"the value cannot be read: {error}") from error
+
+        call.__name__ = name
+        return call
+
+    for name in request["names"]:
+        namespace[name] = proxy(name)
+
+    def record(holds: Any) -> None:
+        tally["run"] += 1
+        tally["passed"] += bool(holds)
+        if tally["run"] > MAX_TESTS:
+            raise CandidateGone
+
+    def failed(error: Exception) -> None:
+        record(False)
+        tally["fault"] = tally["fault"] or f"{type(error).__name__}: {error}"[:500]
+
+    namespace[_RECORD], namespace[_FAILED] = record, failed
+    exec(compile(counted(part), "<tests>", "exec"), namespace)
+    if request["entry"] and "check" in namespace:
+        namespace["check"](namespace[request["entry"]])
+
+
+def counted(tests: str) -> ast.Module:
+    """The tests with each ``assert`` counted, held or not, in place of ending them at the first that does not hold."""
+    return ast.fix_missing_locations(_CountAsserts().visit(ast.parse(tests)))
+
+
+class _CountAsserts(ast.NodeTransformer):
+    def visit_Assert(self, node: ast.Assert) -> ast.Try:
+        record = ast.Expr(ast.Call(ast.Name(_RECORD, ast.Load()), [node.test], []))
+        failed = ast.Expr(ast.Call(ast.Name(_FAILED, ast.Load()), [ast.Name(_ERROR, ast.Load())], []))
+        handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), _ERROR, [failed])
+        return ast.copy_location(ast.Try([record], [handler], [], []), node)
+
+
+def _raised(text: str, kind: Any) -> Exception:
+    """The error of a call, as the built-in class that tests may expect, else as :class:`CandidateError`."""
+    known = getattr(builtins, kind, None) if isinstance(kind, str) else None
+    if isinstance(known, type) and issubclass(known, Exception) and known not in (StopIteration, UnicodeError):
+        try:
+            return known(text)
+        except TypeError:
+            return CandidateError(text)  # a class whose constructor wants more than a text
+    return CandidateError(text)
+
+
+def _refuse(value: Any) -> Opaque:
+    raise TypeError(f"a value of type {type(value).__name__} cannot be passed to the candidate")
+
+
+def unbound_names(tests: str) -> set[str]:
+    """Names that code reads but neither defines, imports nor finds among the built-ins.
+
+    >>> unbound_names("import math\\nassert area(2) == math.pi * 4")
+    {'area'}
+    """
+    read = {
+        node.id for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    return read - bound_names(tests) - set(dir(builtins))
+
+
+def bound_names(code: str) -> set[str]:
+    """Names that code defines, imports or assigns, wherever in it."""
+    bound: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+    return bound

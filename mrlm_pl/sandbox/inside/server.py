@@ -1,0 +1,268 @@
+"""The server: a small single-threaded process, started with an empty environment, that forks a child for each cell.
+
+It holds nothing of the trainer's memory, so neither do its children. It imports what programs commonly import before it
+forks, and lives in its own namespaces where the machine allows them.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from mrlm_pl.sandbox.inside import candidate, confinement, syscalls
+from mrlm_pl.sandbox.inside.confinement import CellSettings
+
+PRELOADED = [
+    "abc",
+    "array",
+    "bisect",
+    "builtins",
+    "calendar",
+    "cmath",
+    "collections",
+    "contextlib",
+    "copy",
+    "csv",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "inspect",
+    "io",
+    "itertools",
+    "json",
+    "keyword",
+    "linecache",
+    "math",
+    "numbers",
+    "operator",
+    "queue",
+    "random",
+    "re",
+    "secrets",
+    "statistics",
+    "string",
+    "struct",
+    "textwrap",
+    "threading",
+    "time",
+    "traceback",
+    "types",
+    "typing",
+    "unicodedata",
+]
+"""Modules that a program finds loaded."""
+
+MAX_MESSAGE = 65_536
+REQUESTS, REPLIES = 3, 4
+"""Descriptors of a child's channel; what it prints goes to 1 and 2."""
+
+SETUP_FAILED = 71
+
+
+def main(descriptor: int, level: str, temporary: str) -> NoReturn:
+    """Serve until the other end of the socket is closed.
+
+    Args:
+        descriptor: of the socket to the trainer.
+        level: ``namespaces``, ``landlock`` or ``limits``.
+        temporary: folder in which private folders are made, where there are no namespaces.
+    """
+    link = socket.socket(fileno=descriptor)
+    try:
+        _Server(link, level, temporary).serve()
+    except BaseException:
+        with suppress(OSError):
+            link.send(json.dumps({"failed": traceback.format_exc(limit=-3)[-4000:]}).encode())
+        os._exit(1)
+
+
+class _Server:
+    def __init__(self, link: socket.socket, level: str, temporary: str) -> None:
+        self.link, self.level = link, level
+        self.cells: dict[int, int] = {}
+        os.environ.clear()
+        os.environ.update(PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8", HOME="/", PYTHONDONTWRITEBYTECODE="1")
+        _close_all_but(link.fileno())
+        self.folder = ""
+        if level == "namespaces":
+            confinement.enter_namespaces()
+            self._become_first_process()
+            self.own_processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            os.chdir(confinement.BOX)
+        else:
+            if level == "landlock" and not confinement.landlock.version():
+                raise OSError("the kernel has no Landlock")
+            syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+            self.folder = tempfile.mkdtemp(prefix="mrlm-sandbox-", dir=temporary)
+            os.chmod(self.folder, 0o711)
+            os.chdir(self.folder)
+        for module in PRELOADED:
+            importlib.import_module(module)
+        gc.collect()
+        gc.freeze()  # children do not copy the pages of these objects by counting references on collection
+
+    def _become_first_process(self) -> None:
+        """Go on as the first process of the new process namespace; the former one waits and ends with it."""
+        child = os.fork()
+        if child:
+            self.link.close()
+            os.waitpid(child, 0)
+            os._exit(0)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def serve(self) -> NoReturn:
+        """Open, kill and reap cells as asked."""
+        woken, wake = os.pipe()
+        os.set_blocking(woken, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only its byte in the pipe is wanted
+        self._send({"ready": os.getpid(), "folder": self.folder})
+        while True:
+            ready, _, _ = select.select([self.link.fileno(), woken], [], [])
+            if woken in ready:
+                with suppress(BlockingIOError):
+                    os.read(woken, 4096)
+                self._reap()
+            if self.link.fileno() in ready:
+                text, descriptors, _, _ = socket.recv_fds(self.link, MAX_MESSAGE, 3)
+                if not text:
+                    self._end()
+                self._obey(json.loads(text), descriptors)
+
+    def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        if "kill" in message:
+            for process, number in self.cells.items():
+                if number == message["kill"]:
+                    self._kill(process)
+            return
+        cell = CellSettings(**message["open"])
+        if self.level == "namespaces":
+            syscalls.unshare(syscalls.CLONE_NEWPID)
+        process = os.fork()
+        if process == 0:
+            self._become_cell(cell, descriptors)
+        if self.level == "namespaces":
+            syscalls.enter_namespace(self.own_processes, syscalls.CLONE_NEWPID)
+        self.cells[process] = cell.number
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _become_cell(self, cell: CellSettings, descriptors: list[int]) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            _arrange(descriptors)
+            sys.stdin = open(0)  # noqa: SIM115 (for the life of the process)
+            sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+            sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+            if self.level == "namespaces":
+                # As the trainer sees it: to watch the memory of all that the cell starts.
+                os.write(REPLIES, json.dumps({"process": int(os.readlink("/proc/self"))}).encode() + b"\n")
+                confinement.confine_in_namespaces(cell)
+            else:
+                os.write(REPLIES, json.dumps({"process": os.getpid()}).encode() + b"\n")
+                folder = f"{self.folder}/{cell.number}"
+                os.mkdir(folder, 0o700)
+                lock = confinement.confine_by_landlock if self.level == "landlock" else confinement.confine_by_limits
+                lock(cell, folder)
+            confinement.forget_former_places()
+            os.write(REPLIES, b'{"ready": true}\n')
+            candidate.serve(REQUESTS, REPLIES)
+        except BaseException:
+            fault = {"failed": traceback.format_exc(limit=-2)[-2000:]}
+            with suppress(OSError):
+                os.write(REPLIES, json.dumps(fault).encode() + b"\n")
+        os._exit(SETUP_FAILED)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            if found.si_pid in self.cells and self.level != "namespaces":
+                # Before it is reaped, its number cannot be another group's.
+                self._kill_group(found.si_pid)
+            _, status = os.waitpid(found.si_pid, 0)
+            number = self.cells.pop(found.si_pid, None)
+            if number is not None:
+                if self.level == "limits":
+                    self._kill_strays()
+                self._send({"ended": number, "status": os.waitstatus_to_exitcode(status)})
+
+    def _kill(self, process: int) -> None:
+        """End a cell; the first process of a process namespace takes all others with it."""
+        if self.level != "namespaces":
+            self._kill_group(process)
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+    @staticmethod
+    def _kill_group(leader: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
+
+    def _kill_strays(self) -> None:
+        """Kill what left its process group: orphans become children of this process, which is a subreaper."""
+        while True:
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                strays = [int(word) for word in file.read().split() if int(word) not in self.cells]
+            if not strays:
+                return
+            for process in strays:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+                with suppress(ChildProcessError):
+                    os.waitpid(process, 0)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self.link.send(json.dumps(message).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            self._end()
+
+    def _end(self) -> NoReturn:
+        """The trainer is gone: so is everything here."""
+        for process in list(self.cells):
+            self._kill(process)
+        if self.folder:
+            os.chdir("/")
+            shutil.rmtree(self.folder, ignore_errors=True)  # a trap of a killed cell may resist; the system clears it
+        os._exit(0)
+
+
+def _close_all_but(kept: int) -> None:
+    """Close every descriptor except one; 0, 1 and 2 become /dev/null."""
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _arrange(descriptors: list[int]) -> None:
+    """Put a cell's requests, replies and output on their places, and close everything else."""
+    high = [os.dup2(descriptor, 200 + place, inheritable=False) for place, descriptor in enumerate(descriptors)]
+    for source, target in ((high[0], REQUESTS), (high[1], REPLIES), (high[2], 1), (high[2], 2)):
+        os.dup2(source, target, inheritable=target in (1, 2))
+    os.closerange(REPLIES + 1, os.sysconf("SC_OPEN_MAX"))

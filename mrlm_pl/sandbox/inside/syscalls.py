@@ -1,0 +1,113 @@
+"""System calls that the standard library does not offer, by ctypes: namespaces, mounts, process control."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+from typing import Any
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 8, 32, 4096, 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+
+MACHINE = platform.machine()
+_CAPSET = {"x86_64": 126, "aarch64": 91}.get(MACHINE, -1)
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(MACHINE, -1)
+_CAPABILITY_VERSION = 0x20080522
+_LAST_CAPABILITY = 63
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+
+
+def checked(result: int, what: str) -> int:
+    """The result of a call of libc.
+
+    Raises:
+        OSError: it is negative; with the error number and what was tried.
+    """
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(number: int, *arguments: Any) -> int:
+    """The result of a system call by number.
+
+    Raises:
+        OSError: it failed, or this machine's numbers are not known.
+    """
+    if number < 0:
+        raise OSError(f"no system call numbers for {MACHINE}")
+    passed = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    return checked(libc.syscall(ctypes.c_long(number), *passed), f"system call {number}")
+
+
+def prctl(option: int, value: int = 0, pointer: Any = None) -> None:
+    """Set an attribute of this process."""
+    extra = ctypes.c_ulong(0) if pointer is None else pointer
+    checked(libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), extra, 0, 0), f"prctl {option}")
+
+
+def unshare(flags: int) -> None:
+    """Give this process new namespaces (for ``CLONE_NEWPID``, its next children)."""
+    checked(libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def enter_namespace(descriptor: int, kind: int) -> None:
+    """Join the namespace that a descriptor names."""
+    checked(libc.setns(ctypes.c_int(descriptor), ctypes.c_int(kind)), "setns")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
+    """Mount a file system."""
+    values = [None if value is None else value.encode() for value in (source, target, kind, options)]
+    result = libc.mount(values[0], values[1], values[2], ctypes.c_ulong(flags), values[3])
+    checked(result, f"mount {target}")
+
+
+def pivot_root(new_root: str, old_root: str) -> None:
+    """Make ``new_root`` the root, and the old root reachable at ``old_root`` below it."""
+    syscall(_PIVOT_ROOT, new_root.encode(), old_root.encode())
+
+
+def detach(path: str) -> None:
+    """Unmount a path and all below it."""
+    checked(libc.umount2(path.encode(), MNT_DETACH), f"umount {path}")
+
+
+def map_identity(inner_uid: int, inner_gid: int, outer_uid: int, outer_gid: int) -> None:
+    """Write the user and group maps of a new user namespace: one user, one group."""
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{inner_uid} {outer_uid} 1"),
+        ("gid_map", f"{inner_gid} {outer_gid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def become_user(uid: int) -> None:
+    """Change from root to another user and group for good."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, also for programs that are executed later."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    for capability in range(_LAST_CAPABILITY + 1):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError:
+            break  # beyond the kernel's last one, or not allowed, which is as good once the sets below are empty
+    header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION, 0), 8)
+    nothing = ctypes.create_string_buffer(bytes(24), 24)
+    syscall(_CAPSET, header, nothing)

@@ -1,0 +1,114 @@
+"""Plain values as JSON without loss of type: what may pass between a candidate and its grader.
+
+Numbers, text, bytes and the built-in containers are passed by value and by exact type, so an object that claims to be
+equal to everything arrives as what it is: an :class:`Opaque` mention of something that stayed behind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+MAX_DEPTH = 60
+_EXACT = 2**53  # beyond it, JSON readers elsewhere lose digits
+_DICTIONARIES = (dict, Counter, OrderedDict, defaultdict)
+
+
+@dataclass(frozen=True, eq=False)
+class Opaque:
+    """Something that stays in the candidate's process: its number there and its type's name. Equal to itself only."""
+
+    number: int
+    kind: str
+
+
+def encode(value: Any, keep: Callable[[Any], Opaque], depth: int = 0) -> Any:
+    """JSON-like data for a value.
+
+    Args:
+        value: what is passed.
+        keep: remembers a value that cannot be passed, and returns its mention.
+        depth: of the containers around it.
+
+    Raises:
+        ValueError: containers are nested more than ``MAX_DEPTH`` deep.
+
+    >>> encode((1, {2.5}), lambda value: Opaque(0, ""))
+    {'tuple': [1, {'set': [{'float': '0x1.4000000000000p+1'}]}]}
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(f"a value is nested more than {MAX_DEPTH} deep")
+
+    def inner(values: Any) -> list[Any]:
+        return [encode(item, keep, depth + 1) for item in values]
+
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int:
+        return value if -_EXACT < value < _EXACT else {"int": hex(value)}
+    if kind is float:
+        return {"float": value.hex()}
+    if kind is list:
+        return inner(value)
+    if kind is tuple or kind is set or kind is frozenset:
+        return {kind.__name__: inner(value)}
+    if kind in _DICTIONARIES:
+        return {"dict": [inner(pair) for pair in dict.items(value)]}
+    if kind is bytes:
+        return {"bytes": value.hex()}
+    if kind is complex:
+        return {"complex": inner((value.real, value.imag))}
+    mention = value if kind is Opaque else keep(value)
+    return {"opaque": [mention.number, mention.kind]}
+
+
+def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
+    """The value that :func:`encode` was given.
+
+    Args:
+        data: JSON-like data.
+        recall: what stands for a mention of something that was not passed.
+        depth: of the containers around it.
+
+    Raises:
+        ValueError, TypeError: the data is not what :func:`encode` makes.
+
+    >>> decode({"tuple": [1, {"int": "0x20000000000000"}]}, lambda mention: mention)
+    (1, 9007199254740992)
+    """
+    if depth > 2 * MAX_DEPTH:
+        raise ValueError("data is nested too deep")
+
+    def inner(items: Any) -> list[Any]:
+        if type(items) is not list:
+            raise TypeError(f"{type(items).__name__} in place of a list")
+        return [decode(item, recall, depth + 1) for item in items]
+
+    if type(data) is list:
+        return inner(data)
+    if type(data) is not dict:
+        return data
+    ((kind, content),) = data.items()
+    if kind == "int":
+        return int(content, 16)
+    if kind == "float":
+        return float.fromhex(content)
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind == "tuple":
+        return tuple(inner(content))
+    if kind == "set":
+        return set(inner(content))
+    if kind == "frozenset":
+        return frozenset(inner(content))
+    if kind == "complex":
+        return complex(*inner(content))
+    if kind == "dict":
+        return dict(inner(pair) for pair in content)
+    if kind == "opaque":
+        number, name = content
+        return recall(Opaque(int(number), str(name)))
+    raise ValueError(f"unknown kind {kind!r:.40}")

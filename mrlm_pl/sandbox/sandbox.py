@@ -1,0 +1,205 @@
+"""The sandbox as its users see it: run Python, run a shell, or grade a program, within limits and behind a wall."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from mrlm_pl.errors import ConfigurationError, SandboxError
+from mrlm_pl.sandbox.cell import Cell, CellEndedError, Ending
+from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
+from mrlm_pl.sandbox.inside.confinement import HOME, CellSettings
+from mrlm_pl.sandbox.isolation import Isolation, IsolationName
+from mrlm_pl.sandbox.server_process import ServerProcess, server, strongest
+
+logger = logging.getLogger(__name__)
+
+STARTUP_SECONDS = 20.0
+MAX_FILES = 4096
+PYTHON_TASKS, SHELL_TASKS = 32, 64
+"""Threads of a Python program, and processes and threads of a shell script."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What a program did.
+
+    Args:
+        output: what it printed, standard error included, at most ``output_kb`` of it.
+        cut: whether a part of the output was thrown away.
+        error: the error that ended it, as Python prints it; None without one.
+        ending: why it was ended, or None: ``time``, ``output``, ``memory``, ``disk``, ``exit``, ``protocol``.
+        status: exit status, of shell scripts.
+        seconds: of wall time.
+        isolation: the level it ran at.
+    """
+
+    output: str
+    cut: bool
+    error: str | None
+    ending: Ending | None
+    status: int | None
+    seconds: float
+    isolation: IsolationName
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """Runs untrusted programs. Copies and threads share one server process for each level.
+
+    The strongest level that the machine offers is used, told in the log and named in every result: ``namespaces``,
+    ``landlock`` or ``limits``.
+
+    Args:
+        minimum: the weakest level that will do; a weaker machine is an error at the start.
+        level: exactly this level, rather than the strongest one.
+        wall_seconds: from the start of a program to its end.
+        memory_mb: memory of a program, in MiB.
+        disk_mb: size of its private folder, in MiB.
+        output_kb: of its output that is kept, in KiB.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    minimum: IsolationName = "limits"
+    level: IsolationName | None = None
+    wall_seconds: float = 5.0
+    memory_mb: int = 512
+    disk_mb: int = 64
+    output_kb: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0 < self.wall_seconds < math.inf:
+            raise ConfigurationError(f"sandbox.wall_seconds is {self.wall_seconds}; it must be a number above 0")
+        for name, least in (("memory_mb", 64), ("disk_mb", 1), ("output_kb", 1)):
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"sandbox.{name} is {getattr(self, name)}; it must be {least} or above")
+        if self.level and Isolation.of(self.level) < Isolation.of(self.minimum):
+            raise ConfigurationError(
+                f"sandbox.level is {self.level!r}, which is weaker than sandbox.minimum, {self.minimum!r}; lower the "
+                "minimum or leave the level out"
+            )
+
+    @property
+    def isolation(self) -> Isolation:
+        """The level that programs run at.
+
+        Raises:
+            SandboxError: the machine does not offer the minimum.
+        """
+        if self.level is not None:
+            return server(Isolation.of(self.level)).level
+        found = _strongest_here(os.getpid())
+        if found < Isolation.of(self.minimum):
+            raise SandboxError(
+                f"sandbox.minimum is {self.minimum!r}, but this machine offers only {found.title!r} "
+                f"({_refusals()}); allow user namespaces (sysctl user.max_user_namespaces, and in a container "
+                "seccomp and AppArmor profiles that let unshare pass), serve the environment from a machine that has "
+                "them, or lower sandbox.minimum"
+            )
+        return found
+
+    def open(self, *, shell: bool = False) -> Cell:
+        """A locked-down child that answers requests; close it.
+
+        Raises:
+            SandboxError: it cannot be made.
+        """
+        host: ServerProcess = server(self.isolation)
+        settings = CellSettings(
+            number=host.next_number(),
+            memory_mb=self.memory_mb,
+            cpu_seconds=math.ceil(self.wall_seconds) + 1,
+            disk_mb=self.disk_mb,
+            files=MAX_FILES,
+            processes=SHELL_TASKS if shell else PYTHON_TASKS,
+            shell=shell,
+        )
+        return Cell(host, settings, self.output_kb * 1024, STARTUP_SECONDS)
+
+    def run(self, source: str) -> Execution:
+        """What a Python program does in a fresh child; the value of a last expression is printed.
+
+        >>> Sandbox().run("print('hello'); 2 + 2").output
+        'hello\\n4\\n'
+        """
+        with running(), self.open() as cell:
+            return self.execute(cell, {"operation": "run", "source": source})
+
+    def shell(self, script: str) -> Execution:
+        """What a ``bash`` script does in a fresh child.
+
+        >>> Sandbox().shell("echo $((6 * 7)); exit 3").status
+        3
+        """
+        with running(), self.open(shell=True) as cell:
+            return self.script(cell, script)
+
+    def script(self, cell: Cell, script: str) -> Execution:
+        """What a ``bash`` script does in an open cell, where it finds the files of earlier scripts."""
+        namespaces = cell.server.level is Isolation.NAMESPACES
+        message = {
+            "operation": "shell",
+            "script": script,
+            "seconds": self.wall_seconds,
+            "folder": HOME if namespaces else cell.server.folder_of(cell.settings.number),
+            "own_processes": namespaces,
+        }
+        # The child ends a script at its time and lives on; should it not answer, it is ended itself.
+        done = self.execute(cell, message, grace=0.5)
+        if done.status == SHELL_TIMED_OUT and done.seconds >= self.wall_seconds:
+            return Execution(done.output, done.cut, done.error, "time", done.status, done.seconds, done.isolation)
+        return done
+
+    def execute(self, cell: Cell, message: dict[str, Any], grace: float = 0.0) -> Execution:
+        """What a request does in an open cell."""
+        started = time.monotonic()
+        error, status, ending = None, None, None
+        try:
+            reply = cell.request(message, started + self.wall_seconds + grace)
+        except CellEndedError as ended:
+            ending = ended.ending
+        else:
+            error = str(reply["error"]) if "error" in reply else None
+            status = reply.get("ok") if isinstance(reply.get("ok"), int) else None
+        seconds = time.monotonic() - started
+        if ending is not None:
+            cell.close()
+        output, cut = cell.output()
+        return Execution(output, cut, error, ending, status, seconds, cell.server.level.title)
+
+
+_slots = threading.BoundedSemaphore(max(os.cpu_count() or 2, 2))
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Wait for a processor: with more programs at once than processors, their time limits would mean nothing."""
+    with _slots:
+        yield
+
+
+@cache
+def _strongest_here(process: int) -> Isolation:
+    """The strongest level, looked for once in a process and told."""
+    found, reasons = strongest()
+    for reason in reasons.values():
+        logger.warning("%s", reason)
+    if found is Isolation.NAMESPACES:
+        logger.info("untrusted code runs at sandbox level %r", found.title)
+    else:
+        logger.warning("untrusted code runs at sandbox level %r only; see docs/sandbox.md", found.title)
+    return found
+
+
+def _refusals() -> str:
+    return "; ".join(strongest()[1].values())

@@ -1,0 +1,208 @@
+"""The trainer's end of a sandbox server: starts it, opens cells in it, and learns when they end."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mrlm_pl.errors import SandboxError
+from mrlm_pl.sandbox.inside.confinement import CellSettings
+from mrlm_pl.sandbox.inside.server import MAX_MESSAGE
+from mrlm_pl.sandbox.isolation import Isolation
+from mrlm_pl.sandbox.removal import remove_tree
+
+logger = logging.getLogger(__name__)
+
+STARTUP_SECONDS = 20.0
+KILL_SECONDS = 5.0
+
+_BOOT = (
+    "import sys; sys.path.append(sys.argv[1]); from mrlm_pl.sandbox.inside.server import main; "
+    "sys.path.pop(); main(int(sys.argv[2]), sys.argv[3], sys.argv[4])"
+)
+
+
+class ServerProcess:
+    """A running server of one isolation level. Its methods may be called from any thread.
+
+    Args:
+        level: how its children are locked down.
+
+    Raises:
+        SandboxError: the machine does not offer the level; says why.
+    """
+
+    def __init__(self, level: Isolation) -> None:
+        self.level = level
+        self.owner = os.getpid()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._ended: dict[int, threading.Event] = {}
+        self._link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        root = str(Path(__file__).parents[2])
+        # A fresh interpreter with an empty environment: a fork of this process would hand its memory to hostile code.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _BOOT, root, str(far_end.fileno()), level.title, tempfile.gettempdir()],
+            env={},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            pass_fds=[far_end.fileno()],
+            start_new_session=True,
+        )
+        far_end.close()
+        self._link.settimeout(STARTUP_SECONDS)
+        try:
+            first = self._receive()
+        except TimeoutError:
+            first = None
+        if first is None or "ready" not in first:
+            self.close()
+            raise SandboxError(
+                f"sandbox level {level.title!r} cannot be set up here: "
+                f"{(first or {}).get('failed', 'the server ended or did not answer').strip().splitlines()[-1]}"
+            )
+        self._link.settimeout(None)
+        self._folder = str(first["folder"])
+        threading.Thread(target=self._listen, name="sandbox-server", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can open cells for this process."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def open(self, settings: CellSettings, descriptors: list[int]) -> threading.Event:
+        """Fork a child; the event is set when it and all that it started are gone.
+
+        Raises:
+            SandboxError: the server is gone.
+        """
+        ended = threading.Event()
+        with self._lock:
+            self._ended[settings.number] = ended
+            try:
+                message = json.dumps({"open": asdict(settings)}).encode()
+                socket.send_fds(self._link, [message], descriptors)
+            except OSError as error:
+                raise SandboxError(f"the sandbox server is gone: {error}") from error
+        return ended
+
+    def next_number(self) -> int:
+        """A number for the next cell."""
+        return next(self._numbers)
+
+    def kill(self, number: int, ended: threading.Event) -> None:
+        """End a cell and remove what it wrote.
+
+        Raises:
+            SandboxError: it does not end.
+        """
+        if not ended.is_set():
+            with self._lock, suppress(OSError):  # a server that is gone has taken its cells with it
+                self._link.send(json.dumps({"kill": number}).encode())
+        if not ended.wait(KILL_SECONDS):
+            raise SandboxError(f"cell {number} of the sandbox server {self._process.pid} does not end")
+        if self._folder:
+            remove_tree(self.folder_of(number))
+
+    def folder_of(self, number: int) -> str:
+        """The private folder of a cell; empty where it lives in memory."""
+        return f"{self._folder}/{number}" if self._folder else ""
+
+    def close(self) -> None:
+        """End the server and all its cells; may be called twice."""
+        if self.owner != os.getpid():
+            return  # a copy by fork: the server belongs to the parent
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _receive(self) -> dict[str, Any] | None:
+        try:
+            text = self._link.recv(MAX_MESSAGE)
+        except ConnectionResetError:
+            return None
+        return json.loads(text) if text else None
+
+    def _listen(self) -> None:
+        while (message := self._receive()) is not None:
+            with self._lock:
+                ended = self._ended.pop(message.get("ended", -1), None)
+            if ended is not None:
+                ended.set()
+        with self._lock:
+            waiting, self._ended = list(self._ended.values()), {}
+        for ended in waiting:
+            ended.set()
+
+
+_servers: dict[tuple[int, Isolation], ServerProcess] = {}
+_refused: dict[Isolation, str] = {}
+_lock = threading.Lock()
+
+
+def server(level: Isolation) -> ServerProcess:
+    """The server of this process for a level, started when there is none.
+
+    Raises:
+        SandboxError: the machine does not offer the level.
+    """
+    with _lock:
+        if level in _refused:
+            raise SandboxError(_refused[level])
+        key = (os.getpid(), level)
+        found = _servers.get(key)
+        if found is None or not found.alive:
+            try:
+                found = _servers[key] = ServerProcess(level)
+            except SandboxError as error:
+                _refused[level] = str(error)
+                raise
+        return found
+
+
+def strongest() -> tuple[Isolation, dict[Isolation, str]]:
+    """The strongest level that this machine offers, and why each stronger one is not.
+
+    Raises:
+        SandboxError: not even limits can be set.
+    """
+    reasons: dict[Isolation, str] = {}
+    for level in sorted(Isolation, reverse=True):
+        try:
+            server(level)
+        except SandboxError as error:
+            reasons[level] = str(error)
+        else:
+            return level, reasons
+    raise SandboxError("; ".join(reasons.values()))
+
+
+@atexit.register
+def _close_all() -> None:
+    for found in list(_servers.values()):
+        found.close()
+
+
+def _after_fork() -> None:
+    """A forked process starts servers of its own; the lock may have been held by a thread that it does not have."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
