@@ -6,12 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mrlm_environments.code import CodeEnvironment
     from mrlm_environments.coordination import CoordinationGame
     from mrlm_environments.math import MathEnvironment
 
-__all__ = ["CoordinationGame", "MathEnvironment"]
+__all__ = ["CodeEnvironment", "CoordinationGame", "MathEnvironment"]
 
-_HOME = {"CoordinationGame": "coordination", "MathEnvironment": "math"}
+_HOME = {"CodeEnvironment": "code", "CoordinationGame": "coordination", "MathEnvironment": "math"}
 
 
 def __getattr__(name: str) -> Any:

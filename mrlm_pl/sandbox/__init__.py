@@ -2,6 +2,7 @@
 
 from mrlm_pl.sandbox.cell import Cell, CellEndedError
 from mrlm_pl.sandbox.grading import Grade, Tests, grade
+from mrlm_pl.sandbox.inside.grader import bound_names
 from mrlm_pl.sandbox.isolation import Isolation, IsolationName
 from mrlm_pl.sandbox.sandbox import Execution, Sandbox, running
 from mrlm_pl.sandbox.server_process import strongest
@@ -15,6 +16,7 @@ __all__ = [
     "IsolationName",
     "Sandbox",
     "Tests",
+    "bound_names",
     "grade",
     "running",
     "strongest",

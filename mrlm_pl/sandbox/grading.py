@@ -21,6 +21,7 @@ class Tests:
         parts: code with ``assert`` statements, in parts that do not depend on each other; each assertion counts. A part
             may define ``check(candidate)``, which is then called.
         entry: name of the function that ``check`` receives.
+        names: what a program must define; empty is the entry, or what the tests use without a definition.
         context: code that the tests rely on, such as imports and helpers that the task gives; the program finds it too.
     """
 
@@ -29,15 +30,16 @@ class Tests:
     parts: tuple[str, ...]
     entry: str | None = None
     context: str = ""
+    names: tuple[str, ...] = ()
 
     def required(self) -> list[str]:
-        """Names that a program must define: the entry, or what the tests use and neither they nor the context define.
+        """Names that a program must define.
 
         Raises:
             SyntaxError: the tests or the context are no Python.
         """
-        if self.entry:
-            return [self.entry]
+        if self.names or self.entry:
+            return sorted({*self.names, *([self.entry] if self.entry else [])})
         return sorted({name for part in self.parts for name in unbound_names(part)} - bound_names(self.context))
 
 

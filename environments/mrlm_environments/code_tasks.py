@@ -1,0 +1,110 @@
+"""Small programming tasks by seed: one function of one argument, described in a sentence, with hidden tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+CodeKind = Literal["number", "text", "list"]
+MAX_DIFFICULTY = 3
+TESTS = 5
+ENTRY = "f"
+
+
+@dataclass(frozen=True)
+class CodeTask:
+    """A task: what the function shall return, a right program, and pairs of argument lists and expected values."""
+
+    description: str
+    solution: str
+    pairs: list[list[Any]]
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """A rule with room for a number ``{a}``: its description and its expression in ``x``."""
+
+    description: str
+    expression: str
+    low: int = 2
+    high: int = 99
+
+
+_RULES: dict[str, tuple[_Rule, ...]] = {
+    "number": (
+        _Rule("x plus {a}", "x+{a}"),
+        _Rule("x minus {a}", "x-{a}"),
+        _Rule("{a} times x", "{a}*x"),
+        _Rule("{a} minus x", "{a}-x"),
+        _Rule("x divided by {a}, rounded down", "x//{a}"),
+        _Rule("the remainder of x divided by {a}", "x%{a}"),
+        _Rule("the larger of x and {a}", "max(x,{a})"),
+        _Rule("the smaller of x and {a}", "min(x,{a})"),
+        _Rule("the distance of x from {a}", "abs(x-{a})"),
+        _Rule("whether x is above {a}", "x>{a}"),
+    ),
+    "text": (
+        _Rule("x repeated {a} times", "x*{a}", 2, 9),
+        _Rule("x without its first {a} letters", "x[{a}:]", 1, 9),
+        _Rule("the first {a} letters of x", "x[:{a}]", 1, 9),
+        _Rule("the last {a} letters of x", "x[-{a}:]", 1, 9),
+        _Rule("the length of x plus {a}", "len(x)+{a}"),
+        _Rule("whether x has more than {a} letters", "len(x)>{a}", 1, 9),
+        _Rule("x reversed, {a} times", "x[::-1]*{a}", 2, 9),
+        _Rule("x in upper case, {a} times", "x.upper()*{a}", 2, 9),
+    ),
+    "list": (
+        _Rule("the sum of x plus {a}", "sum(x)+{a}"),
+        _Rule("the largest of x plus {a}", "max(x)+{a}"),
+        _Rule("the smallest of x minus {a}", "min(x)-{a}"),
+        _Rule("how often {a} is in x", "x.count({a})"),
+        _Rule("whether {a} is in x", "{a} in x"),
+        _Rule("the items of x above {a}", "[v for v in x if v>{a}]"),
+        _Rule("the items of x below {a}", "[v for v in x if v<{a}]"),
+        _Rule("the items of x times {a}", "[{a}*v for v in x]"),
+        _Rule("x sorted, without its first {a} items", "sorted(x)[{a}:]", 1, 5),
+    ),
+}
+_NUMERIC_RESULTS = ("{b} times {r}", "{r}, plus {b}", "{r}, minus {b}")
+_NUMERIC_CODE = ("{b}*({e})", "({e})+{b}", "({e})-{b}")
+KINDS: tuple[CodeKind, ...] = ("number", "text", "list")
+
+
+def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
+    """A task of a kind and a difficulty: 1 is one rule with a number below 10, 2 any number, 3 two steps.
+
+    >>> task = generate_task(Random(0), "number", 1)
+    >>> task.description, task.solution
+    ('X', 'Y')
+    """
+    rule = rng.choice(_RULES[kind])
+    number = rng.randint(rule.low, min(rule.high, 9) if difficulty == 1 else rule.high)
+    description, expression = rule.description.format(a=number), rule.expression.format(a=number)
+    if difficulty == MAX_DIFFICULTY:
+        step, factor = rng.randrange(len(_NUMERIC_CODE)), rng.randint(2, 9)
+        if isinstance(_value(expression, _argument(Random(0), kind)), int):
+            description = _NUMERIC_RESULTS[step].format(r=description, b=factor)
+            expression = _NUMERIC_CODE[step].format(e=expression, b=factor)
+        else:
+            description, expression = f"the length of: {description}", f"len({expression})"
+    arguments = [_argument(rng, kind, near=number) for _ in range(TESTS)]
+    pairs = [[[argument], _value(expression, argument)] for argument in arguments]
+    return CodeTask(description, f"def {ENTRY}(x): return {expression}", pairs)
+
+
+def _argument(rng: Random, kind: CodeKind, near: int = 5) -> Any:
+    if kind == "number":
+        return rng.choice((rng.randint(-99, 99), near + rng.randint(-2, 2)))
+    if kind == "text":
+        return "".join(rng.choice("abcdefghij") for _ in range(rng.randint(3, 12)))
+    return [rng.choice((rng.randint(-99, 99), near)) for _ in range(rng.randint(3, 8))]
+
+
+def _value(expression: str, argument: Any) -> Any:
+    """Value of an expression of this module's own making."""
+    known: dict[str, Callable[..., Any]] = {
+        "abs": abs, "len": len, "max": max, "min": min, "sorted": sorted, "sum": sum,
+    }  # fmt: skip
+    return eval(expression, {"__builtins__": known, "x": argument})
