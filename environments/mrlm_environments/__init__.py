@@ -9,10 +9,16 @@ if TYPE_CHECKING:
     from mrlm_environments.code import CodeEnvironment
     from mrlm_environments.coordination import CoordinationGame
     from mrlm_environments.math import MathEnvironment
+    from mrlm_environments.shell import ShellEnvironment
 
-__all__ = ["CodeEnvironment", "CoordinationGame", "MathEnvironment"]
+__all__ = ["CodeEnvironment", "CoordinationGame", "MathEnvironment", "ShellEnvironment"]
 
-_HOME = {"CodeEnvironment": "code", "CoordinationGame": "coordination", "MathEnvironment": "math"}
+_HOME = {
+    "CodeEnvironment": "code",
+    "CoordinationGame": "coordination",
+    "MathEnvironment": "math",
+    "ShellEnvironment": "shell",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -67,7 +67,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         _Rule("x sorted, without its first {a} items", "sorted(x)[{a}:]", 1, 5),
     ),
 }
-_NUMERIC_RESULTS = ("{b} times {r}", "{r}, plus {b}", "{r}, minus {b}")
+_NUMERIC_RESULTS = ("{b} times ({r})", "({r}) plus {b}", "({r}) minus {b}")
 _NUMERIC_CODE = ("{b}*({e})", "({e})+{b}", "({e})-{b}")
 KINDS: tuple[CodeKind, ...] = ("number", "text", "list")
 
@@ -75,9 +75,9 @@ KINDS: tuple[CodeKind, ...] = ("number", "text", "list")
 def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
     """A task of a kind and a difficulty: 1 is one rule with a number below 10, 2 any number, 3 two steps.
 
-    >>> task = generate_task(Random(0), "number", 1)
+    >>> task = generate_task(Random(1), "number", 1)
     >>> task.description, task.solution
-    ('X', 'Y')
+    ('3 times x', 'def f(x): return 3*x')
     """
     rule = rng.choice(_RULES[kind])
     number = rng.randint(rule.low, min(rule.high, 9) if difficulty == 1 else rule.high)
@@ -88,7 +88,7 @@ def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
             description = _NUMERIC_RESULTS[step].format(r=description, b=factor)
             expression = _NUMERIC_CODE[step].format(e=expression, b=factor)
         else:
-            description, expression = f"the length of: {description}", f"len({expression})"
+            description, expression = f"the length of ({description})", f"len({expression})"
     arguments = [_argument(rng, kind, near=number) for _ in range(TESTS)]
     pairs = [[[argument], _value(expression, argument)] for argument in arguments]
     return CodeTask(description, f"def {ENTRY}(x): return {expression}", pairs)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from mrlm_pl.errors import ConfigurationError, SandboxError
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.sandbox.cell import Cell, CellEndedError, Ending
 from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
 from mrlm_pl.sandbox.inside.confinement import HOME, CellSettings
@@ -94,13 +94,14 @@ class Sandbox:
         """The level that programs run at.
 
         Raises:
-            SandboxError: the machine does not offer the minimum.
+            ConfigurationError: the machine does not offer the minimum.
+            SandboxError: it does not offer the level that was asked for, or no level at all.
         """
         if self.level is not None:
             return server(Isolation.of(self.level)).level
         found = _strongest_here(os.getpid())
         if found < Isolation.of(self.minimum):
-            raise SandboxError(
+            raise ConfigurationError(
                 f"sandbox.minimum is {self.minimum!r}, but this machine offers only {found.title!r} "
                 f"({_refusals()}); allow user namespaces (sysctl user.max_user_namespaces, and in a container "
                 "seccomp and AppArmor profiles that let unshare pass), serve the environment from a machine that has "
@@ -152,7 +153,7 @@ class Sandbox:
             "script": script,
             "seconds": self.wall_seconds,
             "folder": HOME if namespaces else cell.server.folder_of(cell.settings.number),
-            "own_processes": namespaces,
+            "own_group": namespaces,
         }
         # The child ends a script at its time and lives on; should it not answer, it is ended itself.
         done = self.execute(cell, message, grace=0.5)

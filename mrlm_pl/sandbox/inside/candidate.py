@@ -84,11 +84,11 @@ class _Child:
                 print(repr(value))
 
     def shell(self, request: dict[str, Any]) -> int:
-        """Exit status of a script. In a process namespace, whatever it leaves running is killed."""
+        """Exit status of a script; what it starts in the background goes on until the cell ends."""
         deadline = time.monotonic() + request["seconds"]
         process = os.fork()
         if process == 0:
-            if request["own_processes"]:
+            if request["own_group"]:
                 os.setpgid(0, 0)
             os.closerange(3, 64)
             os.chdir(request["folder"])
@@ -99,10 +99,12 @@ class _Child:
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
             found, raw = os.waitpid(process, os.WNOHANG)
-        if request["own_processes"]:
-            _end_all_others()
-        elif not found:
-            os.kill(process, signal.SIGKILL)
+        if not found:
+            with suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL) if request["own_group"] else os.kill(process, signal.SIGKILL)
+        with suppress(ChildProcessError):  # those that were left to this process, which is the first one
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         return os.waitstatus_to_exitcode(raw) if found else SHELL_TIMED_OUT
 
     def grade(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -112,15 +114,6 @@ class _Child:
     def _keep(self, value: Any) -> Opaque:
         self.kept.append(value)
         return Opaque(len(self.kept) - 1, type(value).__name__)
-
-
-def _end_all_others() -> None:
-    """Kill every process of the namespace but this one, which is its first, and wait until they are gone."""
-    with suppress(ProcessLookupError):  # there is none
-        os.kill(-1, signal.SIGKILL)
-    with suppress(ChildProcessError):  # all are reaped
-        while True:
-            os.waitpid(-1, 0)
 
 
 def _described(error: BaseException) -> str:

@@ -1,0 +1,229 @@
+"""A shell to look into and change a small system, as in AgentBench's operating system tasks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mrlm_environments.sandboxed_tools import told
+from mrlm_environments.shell_tasks import COMPARISONS, generate_data, matches, task_data
+from mrlm_pl.data.rows import read_split
+from mrlm_pl.environment import (
+    DatasetTasks,
+    Message,
+    Outcome,
+    SeededTasks,
+    SingleAgentEnvironment,
+    Task,
+    TaskSource,
+    ToolSchema,
+)
+from mrlm_pl.errors import ConfigurationError, SandboxError
+from mrlm_pl.sandbox import Cell, Execution, Sandbox, running
+from mrlm_pl.tools import MalformedCall, ToolCall, argument_fault, requested_calls, tool_message
+
+SHOWN_CHARACTERS = 800
+MAX_SCRIPT = 100_000
+SOLVED = 1.0
+_CHECKERS = {"bash": "bash -c", "python": "python3 -c"}
+
+
+def _schema(name: str, description: str, argument: str | None) -> ToolSchema:
+    properties = {argument: {"type": "string", "maxLength": MAX_SCRIPT}} if argument else {}
+    required = [argument] if argument else []
+    parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return ToolSchema(name, description, parameters)
+
+
+TOOLS = (
+    _schema("bash_action", "Run a bash script on the system. Returns what it prints.", "script"),
+    _schema("finish_action", "End: the system is as it was asked for.", None),
+    _schema("answer_action", "End with the answer to the question.", "answer"),
+)
+_HOW = 'Call a tool, for example <tool_call>{"name": "bash_action", "arguments": {"script": "ls"}}</tool_call>.'
+
+
+class ShellEnvironment(SingleAgentEnvironment):
+    """A question about a system, or a change to make to it, with ``bash`` as the tool.
+
+    The reward is 1.0 if the answer, or the system at the end, is right, else 0. Tools are ``bash_action(script)``,
+    ``answer_action(answer)`` and ``finish_action()``. The system has the programs of this machine, read-only, and private
+    writable folders (``/home``, ``/var``, ``/tmp``, ``/root``, ``/srv``, ``/opt``) that last for the episode; no network.
+
+    Answers are compared with the output of the reference solution on a fresh copy of the system, so nothing that the
+    agent did can change what is expected.
+
+    Args:
+        data: in place of generated tasks, rows in AgentBench's format: a file or a hub name, or a mapping from splits to
+            these.
+        max_turns: replies that the agent may give.
+        sandbox: how scripts are confined; ``wall_seconds`` is for each script. Namespaces are needed.
+        system_prompt: a system message before the task.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    name = "shell"
+
+    def __init__(
+        self,
+        data: str | dict[str, str] | None = None,
+        max_turns: int = 8,
+        sandbox: Sandbox = Sandbox(minimum="namespaces"),  # noqa: B008 (frozen)
+        system_prompt: str = "",
+    ) -> None:
+        if max_turns < 1:
+            raise ConfigurationError(f"shell: max_turns is {max_turns!r}; it must be 1 or above")
+        if sandbox.minimum != "namespaces":
+            raise ConfigurationError(
+                f"shell: sandbox.minimum is {sandbox.minimum!r}; a system of its own needs 'namespaces'"
+            )
+        self.data, self.max_turns, self.sandbox, self.system_prompt = data, max_turns, sandbox, system_prompt
+        self._data_tasks: dict[str, TaskSource] = {}
+        self._cell: Cell | None = None
+
+    def tools(self, agent: str) -> Sequence[ToolSchema]:
+        """The three tools."""
+        return TOOLS
+
+    def tasks(self, split: str) -> TaskSource:
+        """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: a row is malformed.
+            ConfigurationError: the split is unknown or empty, or this machine has no namespaces.
+        """
+        _ = self.sandbox.isolation  # a machine that cannot run the tasks says so at the start
+        if self.data is None:
+            return SeededTasks(self.name, split, generate_data, lambda data: data["description"] + data["init"])
+        if split not in self._data_tasks:
+            rows = read_split(self.data, split, ("description", "evaluation"), json.dumps)
+            data = [task_data(row, number, self.data) for number, row in enumerate(rows, start=1)]
+            self._data_tasks[split] = DatasetTasks(self.name, split, data)
+        return self._data_tasks[split]
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """The reference solution's output as the answer, or the solution itself where a change is asked for."""
+        data = task.data
+        if data["match"] is not None:
+            if "regex" in data["match"]:
+                return None
+            replies = [_call("answer_action", answer=str(data["match"]["answer"]))]
+        elif data["checks"][0] is None:
+            replies = [_call("answer_action", answer=self._reference(data).strip())]
+        elif data["reference"]:
+            replies = [_call("bash_action", script=data["reference"]), _call("finish_action")]
+        else:
+            return None
+        return {self.agents[0]: replies}
+
+    def begin(self, task: Task) -> Sequence[Message]:
+        """The question; see :meth:`SingleAgentEnvironment.begin`.
+
+        Raises:
+            SandboxError: the system could not be set up.
+        """
+        self.close()
+        self._task, self._turns = task, 0
+        self._cell = self._system(task.data)
+        posed = Message("user", task.data["description"])
+        return [Message("system", self.system_prompt), posed] if self.system_prompt else [posed]
+
+    def reply(self, message: Message) -> Outcome:
+        """Run the scripts of one reply, or judge its answer; see :meth:`SingleAgentEnvironment.reply`."""
+        self._turns += 1
+        answers: list[Message] = []
+        for call in requested_calls(message):
+            fault = self._fault(call)
+            if fault is None and isinstance(call, ToolCall) and call.name != "bash_action":
+                return self._judged(call)
+            answers.append(tool_message(call, fault or self._run(call)))
+        if self._turns == self.max_turns:
+            self.close()
+            return Outcome({"solved": 0.0}, stop_reason="max_turns", truncated=True, success=False)
+        return Outcome({}, observation=answers or [Message("user", _HOW)])
+
+    def close(self) -> None:
+        """End the episode's system; may be called twice."""
+        if self._cell is not None:
+            self._cell.close()
+            self._cell = None
+
+    def _fault(self, call: ToolCall | MalformedCall) -> str | None:
+        if isinstance(call, MalformedCall):
+            return f"The call cannot be read: {call.fault}. {_HOW}"
+        schema = next((tool for tool in TOOLS if tool.name == call.name), None)
+        if schema is None:
+            return f"There is no tool {call.name[:100]!r}; there are {', '.join(tool.name for tool in TOOLS)}."
+        fault = argument_fault(schema, call.arguments)
+        return None if fault is None else f"The arguments of {call.name} are wrong: {fault}."
+
+    def _run(self, call: ToolCall | MalformedCall) -> str:
+        assert isinstance(call, ToolCall)
+        if self._cell is None:
+            return "[the system was ended]"
+        done = self._script(self._cell, call.arguments["script"])
+        if self._cell.ending is not None:
+            self.close()
+        return told(done, SHOWN_CHARACTERS, "The system is gone.")
+
+    def _judged(self, call: ToolCall) -> Outcome:
+        data = self._task.data
+        answer = call.arguments.get("answer", "")
+        right = matches(answer, data["match"]) if data["match"] is not None else self._passes(answer)
+        self.close()
+        return Outcome({"solved": SOLVED * right}, stop_reason="answered", success=right)
+
+    def _passes(self, answer: str) -> bool:
+        """Whether every check holds; each one receives the answer and the outputs of those before it."""
+        values = [answer]
+        for check in self._task.data["checks"]:
+            if check is None:
+                values.append(self._reference(self._task.data))
+            elif isinstance(check, str):
+                if not COMPARISONS[check](*values[:2]):
+                    return False
+            else:
+                done = self._checked(check, values)
+                if done is None or done.status != 0:
+                    return False
+                values.append(done.output)
+        return True
+
+    def _checked(self, check: Mapping[str, str], values: Sequence[str]) -> Execution | None:
+        """What a check program did in the agent's system; None where that is gone."""
+        if self._cell is None:
+            return None
+        name = ["--"] if check["language"] == "bash" else []
+        words = [shlex.quote(word) for word in (check["code"], *name, *values)]
+        return self._script(self._cell, f"{_CHECKERS[check['language']]} {' '.join(words)}")
+
+    def _reference(self, data: Mapping[str, Any]) -> str:
+        """Output of the reference solution on a system that no agent has touched."""
+        with self._system(data) as pristine:
+            done = self._script(pristine, data["reference"])
+        if done.ending is not None:
+            raise SandboxError(f"the reference solution of {self._task.key} was ended ({done.ending})")
+        return done.output
+
+    def _system(self, data: Mapping[str, Any]) -> Cell:
+        """A fresh system, after the task's scripts have set it up."""
+        cell = self.sandbox.open(shell=True)
+        for script in (data["init"], data["start"]):
+            done = self._script(cell, script) if script else None
+            if done is not None and done.ending is not None:
+                cell.close()
+                raise SandboxError(f"a script that sets the system up was ended ({done.ending}): {script[:200]!r}")
+        cell.output()
+        return cell
+
+    def _script(self, cell: Cell, script: str) -> Execution:
+        with running():
+            return self.sandbox.script(cell, script)
+
+
+def _call(name: str, **arguments: str) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"

@@ -1,0 +1,149 @@
+"""Tasks for a shell: AgentBench's rows, small generated ones, and how answers are compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+from mrlm_pl.errors import DataError
+
+ROW_FORMAT = "{description, create: {init}, start, evaluation: {match} or {check, example}}"
+_UNITS = {"": 1, "B": 1, "BYTE": 1, "BYTES": 1}
+_UNITS |= {f"{letter}{tail}": 1024**power for power, letter in enumerate("KMGTP", 1) for tail in ("", "B", "IB")}
+_WORDS = ("error", "linux", "login", "cache", "disk", "retry", "alpha", "delta")
+_SUFFIXES = ("txt", "log", "csv", "cfg")
+
+
+def _text(value: str) -> str:
+    return value.replace("\r\n", "\n").replace("\r", "\n").strip()
+
+
+def _integer(value: str) -> int | None:
+    return int(value) if re.fullmatch(r"\s*[-+]?[0-9]{1,18}\s*", value) else None
+
+
+def _size(value: str) -> float | None:
+    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)\s*", value)
+    unit = _UNITS.get(found[2].upper()) if found else None
+    return float(found[1]) * unit if found and unit else None
+
+
+def _equal_values(read: Callable[[str], Any]) -> Callable[[str, str], bool]:
+    return lambda answer, output: read(answer) is not None and read(answer) == read(output)
+
+
+COMPARISONS: dict[str, Callable[[str, str], bool]] = {
+    "integer-match": _equal_values(_integer),
+    "size-match": _equal_values(_size),
+    "string-match": lambda answer, output: _text(answer) == _text(output) != "",
+    "containing": lambda answer, output: _text(output) != "" and _text(output) in _text(answer),
+    "in": lambda answer, output: _text(answer) != "" and _text(answer) in _text(output),
+}
+"""AgentBench's check programs by name: whether an answer agrees with the reference's output. Nothing agrees with an empty
+text, which the published ``in`` and ``string-match`` allow."""
+
+
+def matches(answer: str, rule: Mapping[str, Any]) -> bool:
+    """Whether an answer meets a ``match`` rule: an exact text, or a regular expression for all of it.
+
+    >>> matches(" 42\\n", {"answer": "42"}), matches("v1.2", {"regex": r"v[0-9.]+"}), matches("x v1", {"regex": r"v1"})
+    (True, True, False)
+    """
+    text = answer.strip() if rule.get("strip", True) else answer
+    if "regex" in rule:
+        return re.fullmatch(rule["regex"], text) is not None
+    return text == str(rule["answer"])
+
+
+def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+    """A task's data, of a row in AgentBench's format.
+
+    Raises:
+        DataError: a field is missing, or a script lies in a file that the row does not bring; with the row's number.
+    """
+    try:
+        create = row.get("create") or {}
+        evaluation = row["evaluation"]
+        made = {
+            "description": str(row["description"]),
+            "init": _script(create.get("init")) if isinstance(create, Mapping) else "",
+            "start": _script(row.get("start")),
+            "match": None,
+            "checks": [],
+            "reference": _script(evaluation.get("example") or row.get("example")),
+        }
+        if "match" in evaluation:
+            rule = evaluation["match"]
+            made["match"] = {"answer": rule} if isinstance(rule, str) else dict(rule)
+        else:
+            checks = evaluation["check"]
+            made["checks"] = [_check(item) for item in (checks if isinstance(checks, list) else [checks])]
+            if None in made["checks"] and not made["reference"]:
+                raise ValueError("a check runs the example, and there is none")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"shell data {source!r}, row {number} of the split: {type(error).__name__}: {error}; a row is {ROW_FORMAT}"
+        ) from error
+    return made
+
+
+def generate_data(rng: Random) -> dict[str, Any]:
+    """A small task: files in the home folder, and a question on them or a change to make."""
+    folder, suffix, word = f"d{rng.randrange(10_000)}", rng.choice(_SUFFIXES), rng.choice(_WORDS)
+    kind = rng.choice(("count", "lines", "sum", "largest", "create"))
+    sizes = rng.sample(range(1, 60), rng.randint(3, 7))
+    init = [f"mkdir -p ~/{folder}"]
+    reference = ""
+    checks: list[Any] = [None, "integer-match"]
+    if kind == "count":
+        names = [f"f{index}.{rng.choice(_SUFFIXES)}" for index in range(len(sizes))]
+        init += [f"touch ~/{folder}/{name}" for name in names]
+        text = f"How many files in ~/{folder} end in .{suffix}?"
+        reference = f"find ~/{folder} -name '*.{suffix}' | wc -l"
+    elif kind == "lines":
+        init += [f"echo '{rng.choice(_WORDS)} {size}' >> ~/{folder}/app.log" for size in sizes]
+        text = f"How many lines of ~/{folder}/app.log contain the word {word}?"
+        reference = f"grep -cw {word} ~/{folder}/app.log || true"
+    elif kind == "sum":
+        init += [f"echo {size} >> ~/{folder}/numbers" for size in sizes]
+        text = f"What is the sum of the numbers in ~/{folder}/numbers, one on each line?"
+        reference = f"awk '{{s+=$1}} END {{print s}}' ~/{folder}/numbers"
+    elif kind == "largest":
+        init += [f"head -c {100 * size} /dev/zero > ~/{folder}/f{index}" for index, size in enumerate(sizes)]
+        text = f"What is the name of the largest file in ~/{folder}?"
+        reference, checks = f"ls -S ~/{folder} | head -n 1", [None, "string-match"]
+    else:
+        text = f"Write the word {word} into the file ~/{folder}/{sizes[0]}.{suffix}, then finish."
+        reference = f"echo {word} > ~/{folder}/{sizes[0]}.{suffix}"
+        checks = [{"language": "bash", "code": f'[ "$(cat ~/{folder}/{sizes[0]}.{suffix})" = {word} ]'}]
+    return {
+        "description": text,
+        "init": "\n".join(init),
+        "start": "",
+        "match": None,
+        "checks": checks,
+        "reference": reference,
+    }
+
+
+def _script(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    if "code" in value:
+        return str(value["code"])
+    raise ValueError(f"the script {value!r} is in a file; put its text into the row as `code`")
+
+
+def _check(item: Any) -> Any:
+    """A check: None for the example, the name of a comparison, or a program."""
+    if item is None:
+        return None
+    name = str(item.get("file", "")).rpartition("/")[2].removesuffix(".py")
+    if name in COMPARISONS:
+        return name
+    language = item.get("language", "bash")
+    if language not in ("bash", "python"):
+        raise ValueError(f"checks are in bash or python, not {language!r}")
+    return {"language": language, "code": _script(item)}
