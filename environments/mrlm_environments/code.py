@@ -28,8 +28,8 @@ class CodeEnvironment(SingleAgentEnvironment):
     It runs in the sandbox, and the tests in another process, so that it can only answer calls; see docs/sandbox.md.
 
     Args:
-        data: in place of generated tasks, rows with the fields of HumanEval, MBPP or own tasks: a file or a hub name, or
-            a mapping from splits to these; see docs/environments/code.md.
+        data: in place of generated tasks, rows with the fields of HumanEval, MBPP or own tasks: a file or a hub name,
+            or a mapping from splits to these; see docs/environments/code.md.
         difficulty: lowest and highest difficulty of generated tasks, from 1 to 3; each is equally likely.
         kinds: kinds of generated tasks; None is all of them.
         max_attempts: programs that the agent may give; after a failure it learns how many tests passed, or the error

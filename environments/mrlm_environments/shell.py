@@ -49,15 +49,16 @@ class ShellEnvironment(SingleAgentEnvironment):
     """A question about a system, or a change to make to it, with ``bash`` as the tool.
 
     The reward is 1.0 if the answer, or the system at the end, is right, else 0. Tools are ``bash_action(script)``,
-    ``answer_action(answer)`` and ``finish_action()``. The system has the programs of this machine, read-only, and private
-    writable folders (``/home``, ``/var``, ``/tmp``, ``/root``, ``/srv``, ``/opt``) that last for the episode; no network.
+    ``answer_action(answer)`` and ``finish_action()``. The system has the programs of this machine, read-only, and
+    private writable folders (``/home``, ``/var``, ``/tmp``, ``/root``, ``/srv``, ``/opt``) that last for the episode; it
+    has no network.
 
     Answers are compared with the output of the reference solution on a fresh copy of the system, so nothing that the
     agent did can change what is expected.
 
     Args:
-        data: in place of generated tasks, rows in AgentBench's format: a file or a hub name, or a mapping from splits to
-            these.
+        data: in place of generated tasks, rows in AgentBench's format: a file or a hub name, or a mapping from splits
+            to these.
         max_turns: replies that the agent may give.
         sandbox: how scripts are confined; ``wall_seconds`` is for each script. Namespaces are needed.
         system_prompt: a system message before the task.
@@ -206,7 +207,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         with self._system(data) as pristine:
             done = self._script(pristine, data["reference"])
         if done.ending is not None:
-            raise SandboxError(f"the reference solution of {self._task.key} was ended ({done.ending})")
+            raise SandboxError(f"the reference solution of {data['description'][:200]!r} was ended ({done.ending})")
         return done.output
 
     def _system(self, data: Mapping[str, Any]) -> Cell:

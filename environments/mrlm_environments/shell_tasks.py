@@ -41,8 +41,8 @@ COMPARISONS: dict[str, Callable[[str, str], bool]] = {
     "containing": lambda answer, output: _text(output) != "" and _text(output) in _text(answer),
     "in": lambda answer, output: _text(answer) != "" and _text(answer) in _text(output),
 }
-"""AgentBench's check programs by name: whether an answer agrees with the reference's output. Nothing agrees with an empty
-text, which the published ``in`` and ``string-match`` allow."""
+"""AgentBench's check programs by name: whether an answer agrees with the reference's output. Nothing agrees with an
+empty text, which the published ``in`` and ``string-match`` allow."""
 
 
 def matches(answer: str, rule: Mapping[str, Any]) -> bool:
@@ -66,7 +66,7 @@ def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
     try:
         create = row.get("create") or {}
         evaluation = row["evaluation"]
-        made = {
+        made: dict[str, Any] = {
             "description": str(row["description"]),
             "init": _script(create.get("init")) if isinstance(create, Mapping) else "",
             "start": _script(row.get("start")),
