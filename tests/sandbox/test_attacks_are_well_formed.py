@@ -1,0 +1,252 @@
+"""The attacks themselves: that they are what they claim, and that they work where nothing stops them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from attacks import ATTACKS, CALLS, DANGEROUS, HONEST, NOT_COMPILING, RUN_TWICE, SHELL_ATTACKS, Attack
+from bait import Bait
+
+BY_NAME = {attack.name: attack for attack in (*ATTACKS, *SHELL_ATTACKS, *HONEST)}
+# These end by a limit only, or leave a process.
+SLOW = {"closes_every_channel_and_lives_on"}
+SAFE = [attack for attack in ATTACKS if attack.kind == "faking" and attack.name not in SLOW]
+# They go for the bait only, so that they may succeed.
+HARMLESS = [
+    "reads_etc_passwd",
+    "reads_etc_passwd_through_pwd",
+    "reads_a_file_outside",
+    "reads_a_file_outside_by_raw_system_calls",
+    "reads_a_file_outside_through_a_symbolic_link",
+    "reads_through_dots",
+    "reads_through_roots_in_proc",
+    "reads_the_repository",
+    "lists_the_folder_outside",
+    "lists_the_temporary_folder_of_the_host",
+    "secret_in_the_environment",
+    "secret_in_the_environment_of_a_child",
+    "secret_in_proc_self_environ",
+    "secret_in_own_memory",
+    "secret_in_the_environment_of_the_c_library",
+    "command_lines_of_other_processes",
+    "tcp_to_the_host",
+    "tcp_by_raw_system_calls",
+    "tcp_fast_open",
+    "tcp_from_a_forked_child",
+    "tcp_from_another_interpreter",
+    "tcp_from_a_shell",
+    "http_request",
+    "udp_to_the_host",
+    "unix_socket_of_the_host",
+    "unix_socket_bound_outside",
+    "abstract_socket_of_the_host",
+    "a_socket_pair_shared_with_a_daemon_that_connects",
+    "writes_a_file_outside",
+    "appends_to_and_truncates_a_file_outside",
+    "truncates_a_file_outside_by_path_alone",
+    "renames_or_removes_a_file_outside",
+    "changes_mode_and_times_of_a_file_outside",
+    "makes_a_folder_and_a_link_outside",
+    "writes_outside_through_a_symbolic_link",
+    "writes_outside_from_a_shell",
+    "writes_to_tmp",
+    "writes_to_the_repository",
+    "signals_the_process_of_the_bait",
+    "shell_reads_passwd",
+    "shell_reads_outside",
+    "shell_reads_through_a_link",
+    "shell_reads_secrets_in_the_environment",
+    "shell_reads_the_folder_of_the_trainer",
+    "shell_writes_outside",
+    "shell_writes_through_a_link",
+    "shell_copies_to_the_temporary_folder_of_the_host",
+    "shell_dev_tcp",
+    "shell_dev_udp",
+]
+# Harm that the program itself cannot see: the bait must.
+SEEN_OUTSIDE = ["daemon_by_double_fork", "daemon_at_import", "shell_daemon_by_setsid", "shell_daemon_by_nohup"]
+CHILD = """
+import json, sys, types
+kind, dump, calls = type, json.dump, json.loads(sys.argv[3])
+with open(sys.argv[1], newline="") as file: source = file.read()
+sys.modules["candidate"] = types.ModuleType("candidate")
+scope = vars(sys.modules["candidate"])
+exec(compile(source, "candidate", "exec"), scope)
+values = [scope["add"](a, b) for a, b, _ in calls]
+with open(sys.argv[2], "w") as file: dump([value if kind(value) is int else None for value in values], file)
+"""
+
+
+def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """Runs in a session of its own, in ``folder``; a program that takes longer than 20 seconds is an error.
+
+    Output goes to a file: a daemon would hold a pipe open.
+    """
+    with TemporaryFile() as output:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            timeout=20,
+            start_new_session=True,
+            env={**os.environ, **variables},
+            check=False,
+        )
+        output.seek(0)
+        return subprocess.CompletedProcess(command, done.returncode, output.read())
+
+
+def score(source: str, folder: Path, **variables: str) -> float:
+    """Share of right values, compared outside of the candidate's process and without any other protection."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "candidate.py").write_text(source, newline="")
+    reply = folder.parent / f"{folder.name}-values"
+    run([sys.executable, "-c", CHILD, "candidate.py", str(reply), json.dumps(CALLS)], folder, **variables)
+    values = json.loads(reply.read_text() or "[]") if reply.exists() else []
+    if not isinstance(values, list):
+        return 0.0
+    return sum(
+        type(value) is int and value == expected for value, (_, _, expected) in zip(values, CALLS, strict=False)
+    ) / len(CALLS)
+
+
+def fools_the_naive_grader(attack: Attack, folder: Path) -> bool:
+    """The published way: candidate and asserts in one process, exit code 0 or a printed word for success."""
+    folder.mkdir()
+    asserts = "\n".join(f"assert add({a}, {b}) == {expected}" for a, b, expected in CALLS)
+    (folder / "candidate.py").write_text(f"{attack.source}\n{asserts}\nprint('PASSED')\n")
+    done = run([sys.executable, "candidate.py"], folder)
+    return done.returncode == 0 or b"PASSED" in done.stdout
+
+
+def succeeds(attack: Attack, bait: Bait, folder: Path) -> bool:
+    """Whether the attack reports success when run without protection."""
+    source = bait.program(attack.source)
+    if not attack.shell:
+        return score(source, folder, MRLM_TEST_SECRET="hidden") == 1.0
+    folder.mkdir(exist_ok=True)
+    return b"SUCCEEDED" in run(["bash", "-c", source], folder, MRLM_TEST_SECRET="hidden").stdout
+
+
+def test_there_are_enough_of_every_kind() -> None:
+    kinds = Counter(attack.kind for attack in ATTACKS)
+    assert len(ATTACKS) >= 75
+    assert len(SHELL_ATTACKS) >= 15
+    assert len(HONEST) >= 20
+    assert len(BY_NAME) == len(ATTACKS) + len(SHELL_ATTACKS) + len(HONEST)
+    assert set(kinds) == {
+        "faking", "network", "reading", "writing", "processes", "resources", "persistence", "broken"
+    }  # fmt: skip
+    assert min(kinds.values()) >= 5
+    assert {attack.kind for attack in SHELL_ATTACKS} == {"reading", "writing", "network", "processes", "resources"}
+    assert all(attack.shell for attack in SHELL_ATTACKS)
+    assert not any(attack.shell for attack in (*ATTACKS, *HONEST))
+
+
+def test_named_sets_name_attacks() -> None:
+    for names in (DANGEROUS, NOT_COMPILING, RUN_TWICE, set(HARMLESS), set(SEEN_OUTSIDE)):
+        assert names <= set(BY_NAME)
+    assert not DANGEROUS & {*HARMLESS, *SEEN_OUTSIDE, *(attack.name for attack in SAFE)}
+
+
+def test_placeholders_are_filled_and_programs_compile(tmp_path: Path) -> None:
+    with Bait(tmp_path / "bait") as bait:
+        for attack in (*ATTACKS, *HONEST):
+            source = bait.program(attack.source)
+            assert not any(f"@{name}@" in source for name in ("OUTSIDE", "PORT", "TOKEN", "NEKOT", "REPOSITORY"))
+            if attack.name not in NOT_COMPILING:
+                compile(source, attack.name, "exec")
+        for attack in SHELL_ATTACKS:
+            done = run(["bash", "-n", "-c", bait.program(attack.source)], tmp_path)
+            assert done.returncode == 0, attack.name
+            assert "SUCCEEDED" not in attack.source
+        assert bait.harm() == []
+
+
+@pytest.mark.parametrize("name", sorted(NOT_COMPILING - {"a_million_minus_signs", "a_sum_of_fifty_thousand_powers"}))
+def test_some_sources_do_not_compile(name: str) -> None:
+    with pytest.raises((SyntaxError, ValueError)):
+        compile(BY_NAME[name].source, name, "exec")
+
+
+def test_no_attack_is_an_honest_program() -> None:
+    for attack in ATTACKS:
+        guarded = "_WORKED[0] = attack()" in attack.source
+        assert attack.source.count("a + b") == (1 if guarded or "sum_of" in attack.source else 0), attack.name
+
+
+def test_cheats_have_no_marks_and_honest_programs_all(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        programs = [*SAFE, *HONEST]
+        with Bait(tmp_path / "bait") as bait:
+            scores = pool.map(lambda it: score(bait.program(it.source), tmp_path / it.name), programs)
+            found = {attack.name: mark for attack, mark in zip(programs, scores, strict=True)}
+    wrong = {name: mark for name, mark in found.items() if mark != (BY_NAME[name].kind == "honest")}
+    assert not wrong
+
+
+def test_cheats_fool_a_grader_in_the_same_process(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        fooled = list(pool.map(lambda attack: fools_the_naive_grader(attack, tmp_path / attack.name), SAFE))
+    assert sum(fooled) >= 30, [attack.name for attack, done in zip(SAFE, fooled, strict=True) if not done]
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="system calls by number")
+@pytest.mark.parametrize("name", HARMLESS)
+def test_attacks_succeed_where_nothing_stops_them(name: str, tmp_path: Path) -> None:
+    with Bait(tmp_path / "bait") as bait:
+        assert succeeds(BY_NAME[name], bait, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", sorted(RUN_TWICE - {"finds_patched_modules_of_an_earlier_run"}))
+def test_what_an_earlier_run_left_is_found_on_the_second(name: str, tmp_path: Path) -> None:
+    attack = BY_NAME[name]
+    if name not in ("finds_a_file_of_an_earlier_run", "finds_a_bytecode_cache_of_an_earlier_run"):
+        pytest.skip("shows in a process that serves several runs only")
+    with Bait(tmp_path / "bait") as bait:
+        assert [succeeds(attack, bait, tmp_path / "run") for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("name", SEEN_OUTSIDE)
+def test_the_bait_sees_processes_that_live_on(name: str, tmp_path: Path) -> None:
+    with Bait(tmp_path / "bait") as bait:
+        assert not succeeds(BY_NAME[name], bait, tmp_path / "run")
+        end = time.monotonic() + 3
+        while not bait.survivors() and time.monotonic() < end:  # it has its name a moment after its start
+            time.sleep(0.05)
+        assert any("lives on" in line for line in bait.harm())
+    assert not bait.survivors()
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("tcp_to_the_host", "connection to"),
+        ("unix_socket_of_the_host", "connection to"),
+        ("udp_to_the_host", "connection to the datagram socket"),
+        ("writes_a_file_outside", "changed or made or removed: written"),
+        ("truncates_a_file_outside_by_path_alone", "changed or made or removed: kept.txt"),
+        ("renames_or_removes_a_file_outside", "changed or made or removed: kept.txt"),
+        ("writes_to_tmp", "written to /tmp"),
+        ("signals_the_process_of_the_bait", "the process of the bait was killed"),
+    ],
+)
+def test_the_bait_sees_harm(name: str, line: str, tmp_path: Path) -> None:
+    with Bait(tmp_path / "bait") as bait:
+        assert bait.harm() == []
+        succeeds(BY_NAME[name], bait, tmp_path / "run")
+        assert any(found.startswith(line) for found in bait.harm())
