@@ -50,8 +50,8 @@ class ShellEnvironment(SingleAgentEnvironment):
 
     The reward is 1.0 if the answer, or the system at the end, is right, else 0. Tools are ``bash_action(script)``,
     ``answer_action(answer)`` and ``finish_action()``. The system has the programs of this machine, read-only, and
-    private writable folders (``/home``, ``/var``, ``/tmp``, ``/root``, ``/srv``, ``/opt``) that last for the episode; it
-    has no network.
+    private writable folders (``/home``, ``/var``, ``/tmp``, ``/root``, ``/srv``, ``/opt``) that last for the episode;
+    it has no network.
 
     Answers are compared with the output of the reference solution on a fresh copy of the system, so nothing that the
     agent did can change what is expected.
