@@ -196,7 +196,6 @@ class Cell:
         now = time.monotonic()
         if now < self._next_watch:
             return
-        self._next_watch = now + WATCH_SECONDS
         watched = _family(self._process) if self.settings.shell and self._process else ()
         if sum(map(_resident, watched)) > self.settings.memory_mb * MEBIBYTE:
             raise CellEndedError("memory")
@@ -205,6 +204,8 @@ class Cell:
             size, files = tree_size(folder)
             if size > self.settings.disk_mb * MEBIBYTE or files > self.settings.files:
                 raise CellEndedError("disk")
+        spent = time.monotonic() - now
+        self._next_watch = now + max(WATCH_SECONDS, 5 * spent)  # watching takes a fifth of the time at most
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 
 MAX_COUNTED = 20_000
+MAX_DEPTH = 64
 
 
 def remove_tree(path: str) -> None:
@@ -45,15 +46,21 @@ def remove_tree(path: str) -> None:
 
 
 def tree_size(path: str) -> tuple[int, int]:
-    """Bytes on disk and number of files below a folder; counting stops at ``MAX_COUNTED`` files."""
+    """Bytes on disk and number of files below a folder.
+
+    Counting stops at ``MAX_COUNTED`` files, which a tree of more than ``MAX_DEPTH`` folders in each other counts as.
+    """
     size = count = 0
-    waiting = [path]
+    waiting = [(path, 0)]
     while waiting and count < MAX_COUNTED:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:  # it may vanish, or be closed to us
+        folder, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            return size, MAX_COUNTED
+        with suppress(OSError), os.scandir(folder) as entries:  # it may vanish, or be closed to us
             for entry in entries:
                 count += 1
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
+                    waiting.append((entry.path, depth + 1))
                 else:
                     with suppress(OSError):  # as above
                         size += entry.stat(follow_symlinks=False).st_blocks * 512

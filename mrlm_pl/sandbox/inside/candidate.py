@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from mrlm_pl.sandbox.inside import landlock
 from mrlm_pl.sandbox.inside.channel import Channel
 from mrlm_pl.sandbox.inside.grader import grade
 from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
@@ -90,6 +91,8 @@ class _Child:
         if process == 0:
             if request["own_group"]:
                 os.setpgid(0, 0)
+            else:
+                landlock.scope_signals()  # without a process namespace, this process must not be stopped
             os.closerange(3, 64)
             os.chdir(request["folder"])
             os.execv(SHELL, [SHELL, "-c", request["script"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import sys
@@ -150,8 +151,8 @@ def confine_in_namespaces(cell: CellSettings) -> None:
     os.chdir(HOME if cell.shell else BOX)
     syscalls.drop_capabilities()
     _limit(cell, cell.processes)
-    _close_file_system(cell, writable)
-    seccomp.install(seccomp.Filter(processes=cell.shell, sessions=True, metadata=True, truncate=True, only_signal=None))
+    _close_file_system(cell, writable, _ACCOUNTS if cell.shell else ())
+    seccomp.install(seccomp.Filter(processes=cell.shell, sessions=True, metadata=None, truncate=True, only_signal=None))
 
 
 def confine_by_landlock(cell: CellSettings, folder: str) -> None:
@@ -171,7 +172,9 @@ def confine_by_landlock(cell: CellSettings, folder: str) -> None:
         seccomp.Filter(
             processes=cell.shell,
             sessions=False,
-            metadata=own_user,
+            # What is outside is another user's where the child has a user of its own. Else programs are refused, and
+            # scripts, in which such calls are common, do not notice.
+            metadata=None if own_user else 0 if cell.shell else errno.EPERM,
             truncate=landlock.version() >= 3,
             only_signal=None if cell.shell else os.getpid(),
         )
@@ -186,9 +189,9 @@ def confine_by_limits(cell: CellSettings, folder: str) -> None:
     _limit(cell, cell.processes if own_user else _tasks_of_user() + cell.processes)
 
 
-def _close_file_system(cell: CellSettings, writable: Iterable[str]) -> None:
+def _close_file_system(cell: CellSettings, writable: Iterable[str], accounts: Iterable[str] = ()) -> None:
     programs = [*_SYSTEM, *interpreter_folders()]
-    readable = [*_DEVICES, *(_ACCOUNTS if cell.shell else ())]
+    readable = [*_DEVICES, *accounts]
     if cell.shell:
         landlock.restrict(read=readable, write=["/dev/null"], execute=programs, write_and_execute=writable)
     else:

@@ -49,7 +49,8 @@ _X86_64 = (
     "unshare=272 utimensat=280 accept4=288 perf_event_open=298 fanotify_init=300 name_to_handle_at=303 "
     "open_by_handle_at=304 setns=308 process_vm_readv=310 process_vm_writev=311 kcmp=312 finit_module=313 "
     "memfd_create=319 kexec_file_load=320 bpf=321 execveat=322 userfaultfd=323 shmget=29 semget=64 msgget=68 "
-    "rt_sigqueueinfo=129 rt_tgsigqueueinfo=297"
+    "rt_sigqueueinfo=129 rt_tgsigqueueinfo=297 prlimit64=302 sched_setparam=142 sched_setaffinity=203 sched_setattr=314 "
+    "migrate_pages=256 move_pages=279"
 )
 _AARCH64 = (
     "setxattr=5 lsetxattr=6 fsetxattr=7 removexattr=14 lremovexattr=15 fremovexattr=16 ioprio_set=30 umount2=39 "
@@ -59,7 +60,8 @@ _AARCH64 = (
     "setsid=157 mq_open=180 msgget=186 semget=190 shmget=194 socket=198 socketpair=199 bind=200 listen=201 accept=202 "
     "connect=203 add_key=217 request_key=218 keyctl=219 clone=220 execve=221 swapon=224 swapoff=225 "
     "rt_tgsigqueueinfo=240 perf_event_open=241 accept4=242 fanotify_init=262 name_to_handle_at=264 "
-    "open_by_handle_at=265 setns=268 process_vm_readv=270 process_vm_writev=271 kcmp=272 finit_module=273 "
+    "open_by_handle_at=265 setns=268 process_vm_readv=270 process_vm_writev=271 kcmp=272 finit_module=273 prlimit64=261 "
+    "sched_setparam=118 sched_setaffinity=122 sched_setattr=274 migrate_pages=238 move_pages=239 "
     "memfd_create=279 bpf=280 execveat=281 userfaultfd=282 kexec_file_load=294"
 )
 _ALWAYS = [
@@ -115,11 +117,16 @@ _ALWAYS = [
     "setpriority",
     "sched_setscheduler",
     "ioprio_set",
+    "sched_setparam",
+    "sched_setaffinity",
+    "sched_setattr",
+    "migrate_pages",
+    "move_pages",
 ]
-_NETWORK = ["socket", "connect", "accept", "accept4", "bind", "listen"]
-_NEW_PROCESSES = ["fork", "vfork", "execve", "execveat"]
-_SIGNALS = ["tkill", "pidfd_open", "pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo"]
-_SESSIONS = ["setsid", "setpgid"]
+_NETWORK = "socket connect accept accept4 bind listen".split()  # noqa: SIM905 (a table)
+_NEW_PROCESSES = "fork vfork execve execveat".split()  # noqa: SIM905 (a table)
+_SIGNALS = "tkill pidfd_open pidfd_send_signal rt_sigqueueinfo rt_tgsigqueueinfo".split()  # noqa: SIM905 (a table)
+_SESSIONS = "setsid setpgid".split()  # noqa: SIM905 (a table)
 _METADATA = [
     "chmod",
     "fchmod",
@@ -149,15 +156,15 @@ class Filter:
     Args:
         processes: starting processes and programs.
         sessions: leaving the process group, by which a tree is killed where there is no process namespace.
-        metadata: changing modes, owners and times; without it such calls do nothing and report success, because
-            Landlock does not govern them.
+        metadata: answer to changing modes, owners and times, which Landlock does not govern: an error number, 0 to
+            report success and do nothing, or None to allow it.
         truncate: truncating by path, which old versions of Landlock do not govern.
         only_signal: the only process that may be signalled; None allows whatever the namespaces allow.
     """
 
     processes: bool
     sessions: bool
-    metadata: bool
+    metadata: int | None
     truncate: bool
     only_signal: int | None
 
@@ -207,14 +214,15 @@ def program(allowed: Filter) -> list[bytes]:
     refuse(_NETWORK, errno.EACCES)
     if not allowed.truncate:
         refuse(["truncate"])
-    if not allowed.metadata:
-        refuse(_METADATA, 0)
+    if allowed.metadata is not None:
+        refuse(_METADATA, allowed.metadata)
     if not allowed.sessions:
         refuse(_SESSIONS)
     refuse(["clone3"], errno.ENOSYS)  # its flags are behind a pointer; the C library then uses clone
     if not allowed.processes:
         refuse(_NEW_PROCESSES)
         refuse_unless("clone", _JUMP_BITS, _CLONE_THREAD)
+    refuse_unless("prlimit64", _JUMP_EQUAL, 0)  # limits of other processes
     made += [
         _step(_JUMP_EQUAL, known["clone"], 0, 4),
         _step(_LOAD, _FIRST_ARGUMENT_AT),
