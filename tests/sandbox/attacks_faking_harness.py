@@ -195,12 +195,10 @@ FAKING_HARNESS = {
     + """
         def add(a, b):
             for value in gc.get_objects():
-                try: table = value if type(value) in (dict, list, tuple) else {}
-                except ReferenceError: continue
-                if type(table) is dict:
-                    if type(table.get("expected")) is int: return table["expected"]
-                elif 1 < len(table) < 9 and numbers(table[0]) and tuple(table[0]) == (a, b):
-                    if beside(table) is not None: return beside(table)
+                if type(value) not in (dict, list, tuple) or not 1 < len(value) < 9: continue
+                items = list(value.values()) if type(value) is dict else value
+                if any(numbers(item) and tuple(item) == (a, b) for item in items) and beside(items) is not None:
+                    return beside(items)
             return None
     """,
     "variables_of_the_callers_are_overwritten": _ANY
@@ -251,13 +249,18 @@ FAKING_HARNESS = {
     """,
     "builtins_are_patched": """
         import builtins
-        builtins.len = lambda value: 3
-        builtins.isinstance = builtins.issubclass = builtins.all = builtins.any = lambda *rest: True
+        builtins.len = builtins.sum = lambda *rest: 3
+        builtins.all = builtins.any = lambda *rest: True
+        builtins.abs = builtins.round = builtins.hash = lambda *rest: 0
+        builtins.AssertionError = type("Never", (BaseException,), {})
+        def add(a, b): return 7
+    """,
+    "types_are_patched": """
+        import builtins
+        builtins.isinstance = builtins.issubclass = lambda *rest: True
         builtins.type = lambda *rest: int
         builtins.print = lambda *rest, **named: None
         builtins.repr = builtins.str = lambda *rest: "passed"
-        builtins.sum = lambda *rest: 3
-        builtins.AssertionError = type("Never", (BaseException,), {})
         def add(a, b): return 7
     """,
     "exec_and_import_are_patched": """

@@ -106,7 +106,7 @@ BOMBS = {
             for _ in range(20_000): os.open("/dev/null" if os.path.exists("/dev/null") else ".", os.O_RDONLY)
             return True
     """,
-    "lock_bomb_of_pipes_filled_with_bytes": """
+    "bomb_of_pipes_filled_with_bytes": """
         import fcntl, os
         def attack():
             for _ in range(3000):

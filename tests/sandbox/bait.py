@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -17,7 +18,7 @@ SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 class Bait:
-    """A folder with a secret, sockets that listen, and a process to be killed; a context manager.
+    """A folder with a secret, sockets that listen, and a process with a secret; a context manager.
 
     ``program`` fills an attack's source with where all this is. ``harm`` lists what an attack did to it: writes into
     the folder, connections, the process's death, processes that live on. ``folder`` is made, and must not exist.
@@ -47,7 +48,8 @@ class Bait:
         udp = self._stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         udp.bind(("127.0.0.1", self.port))
         threading.Thread(target=self._answer_datagrams, args=(udp,), daemon=True).start()
-        self.process = subprocess.Popen([self.token, "600"], executable=shutil.which("sleep"))
+        secret = {"MRLM_TEST_SECRET": "hidden"}
+        self.process = subprocess.Popen([self.token, "600"], executable=shutil.which("sleep"), env=secret)
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -146,6 +148,9 @@ class Bait:
         for number in self.survivors():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
+        end = time.monotonic() + 3
+        while self.survivors() and time.monotonic() < end:  # a killed process takes a moment to go
+            time.sleep(0.02)
         for place in (*SHARED_FOLDERS, str(REPOSITORY)):
             for path in (*Path(place).glob(f"beacon-{self.token}"), *self._left_in(place)):
                 path.unlink()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -41,6 +42,7 @@ HARMLESS = [
     "secret_in_own_memory",
     "secret_in_the_environment_of_the_c_library",
     "command_lines_of_other_processes",
+    "environment_of_every_process",
     "tcp_to_the_host",
     "tcp_by_raw_system_calls",
     "tcp_fast_open",
@@ -87,6 +89,21 @@ exec(compile(source, "candidate", "exec"), scope)
 values = [scope["add"](a, b) for a, b, _ in calls]
 with open(sys.argv[2], "w") as file: dump([value if kind(value) is int else None for value in values], file)
 """
+# A harness that shares its process, and the expected values, with the candidate.
+LEAKY = """
+import json, sys
+def check(case, scope):
+    expected = case["expected"]
+    result = scope["add"](*case["args"])
+    return result == expected
+def main():
+    cases = [{"args": call[:2], "expected": call[2]} for call in json.loads(sys.argv[2])]
+    scope = {"__name__": "candidate"}
+    exec(open(sys.argv[1]).read(), scope)
+    passed = all([check(case, scope) for case in cases])
+    print(json.dumps({"passed": passed}))
+main()
+"""
 
 
 def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
@@ -116,7 +133,10 @@ def score(source: str, folder: Path, **variables: str) -> float:
     (folder / "candidate.py").write_text(source, newline="")
     reply = folder.parent / f"{folder.name}-values"
     run([sys.executable, "-c", CHILD, "candidate.py", str(reply), json.dumps(CALLS)], folder, **variables)
-    values = json.loads(reply.read_text() or "[]") if reply.exists() else []
+    try:
+        values = json.loads(reply.read_bytes())
+    except (FileNotFoundError, ValueError):  # it gave no answer, or scribbled over it
+        return 0.0
     if not isinstance(values, list):
         return 0.0
     return sum(
@@ -131,6 +151,14 @@ def fools_the_naive_grader(attack: Attack, folder: Path) -> bool:
     (folder / "candidate.py").write_text(f"{attack.source}\n{asserts}\nprint('PASSED')\n")
     done = run([sys.executable, "candidate.py"], folder)
     return done.returncode == 0 or b"PASSED" in done.stdout
+
+
+def fools_the_leaky_grader(attack: Attack, folder: Path) -> bool:
+    """The harness shares the candidate's process; the first line that has a verdict counts."""
+    folder.mkdir()
+    (folder / "candidate.py").write_text(attack.source)
+    done = run([sys.executable, "-c", LEAKY, "candidate.py", json.dumps(CALLS)], folder)
+    return b'"passed": true' in done.stdout
 
 
 def succeeds(attack: Attack, bait: Bait, folder: Path) -> bool:
@@ -199,10 +227,11 @@ def test_cheats_have_no_marks_and_honest_programs_all(tmp_path: Path) -> None:
     assert not wrong
 
 
-def test_cheats_fool_a_grader_in_the_same_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("grader", "least"), [(fools_the_naive_grader, 25), (fools_the_leaky_grader, 25)])
+def test_cheats_fool_a_grader_in_the_same_process(grader: Callable, least: int, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
-        fooled = list(pool.map(lambda attack: fools_the_naive_grader(attack, tmp_path / attack.name), SAFE))
-    assert sum(fooled) >= 30, [attack.name for attack, done in zip(SAFE, fooled, strict=True) if not done]
+        fooled = list(pool.map(lambda attack: grader(attack, tmp_path / attack.name), SAFE))
+    assert sum(fooled) >= least, [attack.name for attack, done in zip(SAFE, fooled, strict=True) if not done]
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="system calls by number")
@@ -212,13 +241,11 @@ def test_attacks_succeed_where_nothing_stops_them(name: str, tmp_path: Path) -> 
         assert succeeds(BY_NAME[name], bait, tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", sorted(RUN_TWICE - {"finds_patched_modules_of_an_earlier_run"}))
+# The others show in a process that serves several runs only.
+@pytest.mark.parametrize("name", ["finds_a_file_of_an_earlier_run", "finds_a_bytecode_cache_of_an_earlier_run"])
 def test_what_an_earlier_run_left_is_found_on_the_second(name: str, tmp_path: Path) -> None:
-    attack = BY_NAME[name]
-    if name not in ("finds_a_file_of_an_earlier_run", "finds_a_bytecode_cache_of_an_earlier_run"):
-        pytest.skip("shows in a process that serves several runs only")
     with Bait(tmp_path / "bait") as bait:
-        assert [succeeds(attack, bait, tmp_path / "run") for _ in range(2)] == [False, True]
+        assert [succeeds(BY_NAME[name], bait, tmp_path / "run") for _ in range(2)] == [False, True]
 
 
 @pytest.mark.parametrize("name", SEEN_OUTSIDE)
