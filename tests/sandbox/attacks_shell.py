@@ -116,7 +116,7 @@ SHELL = {
         before=$(id -u)
         for command in "su -c id nobody" "su nobody -s /bin/sh -c id" "sudo -n id" "setpriv --reuid 65534 id"; do
           case $($command < /dev/null) in *uid=*) ;; *) continue;; esac
-          $command < /dev/null | grep -q "uid=$before(" || { echo SUCC''EEDED; exit; }
+          $command < /dev/null | grep -qE "uid=$before( |[(])" || { echo SUCC''EEDED; exit; }
         done
         """,
     ),

@@ -201,12 +201,15 @@ def _close_file_system(cell: CellSettings, writable: Iterable[str], accounts: It
 def _become_cell_user(cell: CellSettings, folder: str) -> bool:
     """Change from root to a user that no other child has; False where this process is no root or must stay root.
 
-    It must where only root can read the interpreter, and the child is to run Python.
+    It must where only root can read the interpreter, and the child is to run Python, and where there are no others.
     """
     user = FIRST_CELL_USER + cell.number % 4096
     if os.getuid() != 0 or not (cell.shell or _all_can_read(os.__file__)):
         return False
-    os.chown(folder, user, user)
+    try:
+        os.chown(folder, user, user)
+    except OSError:
+        return False  # root of a container that has no other users
     syscalls.become_user(user)
     return True
 

@@ -49,8 +49,8 @@ _X86_64 = (
     "unshare=272 utimensat=280 accept4=288 perf_event_open=298 fanotify_init=300 name_to_handle_at=303 "
     "open_by_handle_at=304 setns=308 process_vm_readv=310 process_vm_writev=311 kcmp=312 finit_module=313 "
     "memfd_create=319 kexec_file_load=320 bpf=321 execveat=322 userfaultfd=323 shmget=29 semget=64 msgget=68 "
-    "rt_sigqueueinfo=129 rt_tgsigqueueinfo=297 prlimit64=302 sched_setparam=142 sched_setaffinity=203 sched_setattr=314 "
-    "migrate_pages=256 move_pages=279"
+    "rt_sigqueueinfo=129 rt_tgsigqueueinfo=297 prlimit64=302 sched_setparam=142 sched_setaffinity=203 "
+    "sched_setattr=314 migrate_pages=256 move_pages=279"
 )
 _AARCH64 = (
     "setxattr=5 lsetxattr=6 fsetxattr=7 removexattr=14 lremovexattr=15 fremovexattr=16 ioprio_set=30 umount2=39 "
@@ -60,8 +60,8 @@ _AARCH64 = (
     "setsid=157 mq_open=180 msgget=186 semget=190 shmget=194 socket=198 socketpair=199 bind=200 listen=201 accept=202 "
     "connect=203 add_key=217 request_key=218 keyctl=219 clone=220 execve=221 swapon=224 swapoff=225 "
     "rt_tgsigqueueinfo=240 perf_event_open=241 accept4=242 fanotify_init=262 name_to_handle_at=264 "
-    "open_by_handle_at=265 setns=268 process_vm_readv=270 process_vm_writev=271 kcmp=272 finit_module=273 prlimit64=261 "
-    "sched_setparam=118 sched_setaffinity=122 sched_setattr=274 migrate_pages=238 move_pages=239 "
+    "open_by_handle_at=265 setns=268 process_vm_readv=270 process_vm_writev=271 kcmp=272 finit_module=273 "
+    "prlimit64=261 sched_setparam=118 sched_setaffinity=122 sched_setattr=274 migrate_pages=238 move_pages=239 "
     "memfd_create=279 bpf=280 execveat=281 userfaultfd=282 kexec_file_load=294"
 )
 _ALWAYS = [
@@ -127,12 +127,10 @@ _NETWORK = "socket connect accept accept4 bind listen".split()  # noqa: SIM905 (
 _NEW_PROCESSES = "fork vfork execve execveat".split()  # noqa: SIM905 (a table)
 _SIGNALS = "tkill pidfd_open pidfd_send_signal rt_sigqueueinfo rt_tgsigqueueinfo".split()  # noqa: SIM905 (a table)
 _SESSIONS = "setsid setpgid".split()  # noqa: SIM905 (a table)
+_OWNERS = ["chown", "fchown", "lchown", "fchownat"]
 _METADATA = [
     "chmod",
     "fchmod",
-    "chown",
-    "fchown",
-    "lchown",
     "utime",
     "setxattr",
     "lsetxattr",
@@ -141,7 +139,6 @@ _METADATA = [
     "lremovexattr",
     "fremovexattr",
     "utimes",
-    "fchownat",
     "futimesat",
     "fchmodat",
     "utimensat",
@@ -156,8 +153,8 @@ class Filter:
     Args:
         processes: starting processes and programs.
         sessions: leaving the process group, by which a tree is killed where there is no process namespace.
-        metadata: answer to changing modes, owners and times, which Landlock does not govern: an error number, 0 to
-            report success and do nothing, or None to allow it.
+        metadata: answer to changing modes and times, which Landlock does not govern: an error number, 0 to report
+            success and do nothing, or None to allow it. Changing owners is refused unless it is None.
         truncate: truncating by path, which old versions of Landlock do not govern.
         only_signal: the only process that may be signalled; None allows whatever the namespaces allow.
     """
@@ -216,6 +213,7 @@ def program(allowed: Filter) -> list[bytes]:
         refuse(["truncate"])
     if allowed.metadata is not None:
         refuse(_METADATA, allowed.metadata)
+        refuse(_OWNERS)
     if not allowed.sessions:
         refuse(_SESSIONS)
     refuse(["clone3"], errno.ENOSYS)  # its flags are behind a pointer; the C library then uses clone
