@@ -6,12 +6,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mrlm_environments.calculator import Calculator
     from mrlm_environments.coordination import CoordinationGame
+    from mrlm_environments.file_system import FileSystem
     from mrlm_environments.math import MathEnvironment
+    from mrlm_environments.mcp_tools import McpTools
+    from mrlm_environments.tools import ToolEnvironment
+    from mrlm_environments.web_search import WebSearch
 
-__all__ = ["CoordinationGame", "MathEnvironment"]
+__all__ = [
+    "Calculator",
+    "CoordinationGame",
+    "FileSystem",
+    "MathEnvironment",
+    "McpTools",
+    "ToolEnvironment",
+    "WebSearch",
+]
 
-_HOME = {"CoordinationGame": "coordination", "MathEnvironment": "math"}
+_HOME = {
+    "Calculator": "calculator",
+    "CoordinationGame": "coordination",
+    "FileSystem": "file_system",
+    "MathEnvironment": "math",
+    "McpTools": "mcp_tools",
+    "ToolEnvironment": "tools",
+    "WebSearch": "web_search",
+}
 
 
 def __getattr__(name: str) -> Any:
