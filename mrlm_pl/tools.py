@@ -139,7 +139,10 @@ def argument_fault(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | No
     ("a: 'x' is not of type 'number'", "'a' is a required property", None)
     """
     validator = jsonschema.Draft202012Validator(dict(schema.parameters))
-    fault = jsonschema.exceptions.best_match(validator.iter_errors(dict(arguments)))
+    try:
+        fault = jsonschema.exceptions.best_match(validator.iter_errors(dict(arguments)))
+    except RecursionError:  # JSON that could just be read, but is too deep to be checked or shown
+        return "they are nested too deeply"
     if fault is None:
         return None
     place = ".".join(str(part) for part in fault.absolute_path)

@@ -136,7 +136,7 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The calls in one reply, then the answer; None for rows that require tools, or where the turns are too few."""
-        replies = task.data["gold"]
+        replies = task.data.get("gold")
         return None if replies is None or len(replies) > self.max_turns else {self.agents[0]: replies}
 
     def begin(self, task: Task) -> Sequence[Message]:
@@ -179,7 +179,7 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def _ended(self, correct: bool, turns: int, earned: float, reason: str) -> Outcome:
         """The final reward; ``earned`` is the share of tools that earlier replies were paid for."""
-        share = self._share() if self._task.data["required_tools"] else float(correct)
+        share = self._share() if self._required() else float(correct)
         self._finish_tools()
         return Outcome(
             {
@@ -194,9 +194,12 @@ class ToolEnvironment(SingleAgentEnvironment):
             metrics=self._metrics(),
         )
 
+    def _required(self) -> set[str]:
+        return set(self._task.data.get("required_tools") or ())
+
     def _share(self) -> float:
         """Share of the required tools that were called with success; 0 when none is required."""
-        required = set(self._task.data["required_tools"])
+        required = self._required()
         return len(required & self._used) / len(required) if required else 0.0
 
     def _answer(self, call: ToolCall | MalformedCall) -> str:

@@ -132,16 +132,25 @@ def a_call(arguments: str, name: str = "calculator") -> str:
         (a_call('{"expression": "9**9**9"}'), "too large"),
         (a_call('{"expression": "1/0"}'), "error: division by zero"),
         (a_call("{}", "\\ud800"), "no tool '\\ud800'"),
-        *((a_call('{"expression": ' + "[" * deep + "]" * deep + "}"), "error") for deep in range(300, 1000, 20)),
         ("<tool_call>" * 5000, "malformed"),
     ],
-    ids=range(44),
+    ids=range(9),
 )
 def test_a_faulty_call_is_an_observation(reply: str, reason: str) -> None:
     text = told(reply, tools=["calculator"])
     assert reason in text
     assert len(text) < 1000
     assert "395" not in text
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])
+def test_arguments_of_any_depth_are_an_observation(opening: str, closing: str) -> None:
+    environment = ToolEnvironment(tools=["calculator"], max_turns=1000)
+    environment.reset(a_task())
+    for deep in range(800, 1000):  # around the interpreter's limit, where reading works and showing does not
+        reply = a_call('{"expression": ' + opening * deep + "1" + closing * deep + "}")
+        step = environment.step({"agent": Message("assistant", reply)})
+        assert "error" in step.observations["agent"][0].content
 
 
 def test_long_answers_are_cut() -> None:
