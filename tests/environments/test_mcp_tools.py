@@ -115,6 +115,7 @@ def test_a_server_that_dies_is_an_error_and_the_next_episode_has_a_new_one(progr
     assert processes() == before, "listing leaves no process behind"
     tools.open(TASK)
     first = named(tools, "count").call({})
+    tools.finish()
     tools.open(TASK)
     assert named(tools, "count").call({}) == first.replace("1 in", "2 in"), "a shared server is kept"
     for _ in range(2):
@@ -142,9 +143,9 @@ def test_every_episode_and_copy_has_its_own_server(server: McpTools) -> None:
     other.open(TASK)
     assert named(other, "count").call({}).startswith("1 in")
     assert named(server, "count").call({}) == first.replace("1 in", "2 in")
+    other.finish()
+    assert processes() == before, "a server that is not shared ends with its episode"
     other.close()
-    other.close()
-    assert processes() == before
 
 
 def test_a_server_that_cannot_be_used_is_named(tmp_path: Path) -> None:
