@@ -163,6 +163,7 @@ def test_a_server_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         McpTools(url="http://127.0.0.1:9/mcp", start_timeout=5).tools()
 
 
+@pytest.mark.slow
 def test_a_server_by_its_address(program: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -185,6 +186,7 @@ def test_a_server_by_its_address(program: str) -> None:
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_the_program(program: str) -> None:
     code = f"""
 from mrlm_environments.mcp_tools import McpTools
