@@ -60,6 +60,24 @@ class Tool(ABC):
         """Free what the tool holds; may be called twice, and before :meth:`open`."""
 
 
+class ToolSet(ABC):
+    """Several tools with one life, such as those of a server; opened and closed as a :class:`Tool` is."""
+
+    @abstractmethod
+    def tools(self) -> Sequence[Tool]:
+        """The tools, always the same ones; may be called before :meth:`open`. The set opens and closes them."""
+
+    def open(self, task: Task) -> None:
+        """Begin an episode with a fresh state."""
+
+    def finish(self) -> None:
+        """End an episode; unless a subclass keeps something for the next one, this closes the set."""
+        self.close()
+
+    def close(self) -> None:
+        """Free what the set holds; may be called twice, and before :meth:`open`."""
+
+
 def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
     """The calls that an assistant's message asks for, in order.
 
@@ -121,7 +139,10 @@ def argument_fault(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | No
     ("a: 'x' is not of type 'number'", "'a' is a required property", None)
     """
     validator = jsonschema.Draft202012Validator(dict(schema.parameters))
-    fault = jsonschema.exceptions.best_match(validator.iter_errors(dict(arguments)))
+    try:
+        fault = jsonschema.exceptions.best_match(validator.iter_errors(dict(arguments)))
+    except RecursionError:  # JSON that could just be read, but is too deep to be checked or shown
+        return "they are nested too deeply"
     if fault is None:
         return None
     place = ".".join(str(part) for part in fault.absolute_path)

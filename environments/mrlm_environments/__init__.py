@@ -1,4 +1,4 @@
-"""Environments: one file each. They are imported when a name is used, and never bring torch."""
+"""Environments and tools: one file each. They are imported when a name is used, and never bring torch."""
 
 from __future__ import annotations
 
@@ -6,18 +6,43 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mrlm_environments.calculator import Calculator
     from mrlm_environments.code import CodeEnvironment
     from mrlm_environments.coordination import CoordinationGame
+    from mrlm_environments.file_system import FileSystem
     from mrlm_environments.math import MathEnvironment
+    from mrlm_environments.mcp_tools import McpTools
+    from mrlm_environments.sandboxed_tools import PythonRepl, Shell
     from mrlm_environments.shell import ShellEnvironment
+    from mrlm_environments.tools import ToolEnvironment
+    from mrlm_environments.web_search import WebSearch
 
-__all__ = ["CodeEnvironment", "CoordinationGame", "MathEnvironment", "ShellEnvironment"]
+__all__ = [
+    "Calculator",
+    "CodeEnvironment",
+    "CoordinationGame",
+    "FileSystem",
+    "MathEnvironment",
+    "McpTools",
+    "PythonRepl",
+    "Shell",
+    "ShellEnvironment",
+    "ToolEnvironment",
+    "WebSearch",
+]
 
 _HOME = {
+    "Calculator": "calculator",
     "CodeEnvironment": "code",
     "CoordinationGame": "coordination",
+    "FileSystem": "file_system",
     "MathEnvironment": "math",
+    "McpTools": "mcp_tools",
+    "PythonRepl": "sandboxed_tools",
+    "Shell": "sandboxed_tools",
     "ShellEnvironment": "shell",
+    "ToolEnvironment": "tools",
+    "WebSearch": "web_search",
 }
 
 

@@ -1,0 +1,418 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mrlm_environments.calculator import Calculator
+from mrlm_environments.file_system import FileSystem
+from mrlm_environments.tool_problems import KINDS, REQUIRED_TOOLS
+from mrlm_environments.tools import BUILT_IN, NUDGE, ToolEnvironment, same_answer
+from mrlm_environments.web_search import WebSearch
+
+from mrlm_pl.cli.main import main
+from mrlm_pl.environment import Step, Task, ToolSchema
+from mrlm_pl.environment_check import check_environment
+from mrlm_pl.episode import Message, ToolCall
+from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.tools import Tool, ToolError, ToolSet
+
+CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "17*23+4"}}</tool_call>'
+ANSWER = "<answer>395</answer>"
+
+
+def a_task(**data: Any) -> Task:
+    common = {"question": "17*23+4=?", "answer": "395", "required_tools": ["calculator"], "gold": None}
+    return Task("tools", "train", 0, 0, {**common, **data})
+
+
+def play(replies: Sequence[str | Message], task: Task | None = None, **options: Any) -> list[Step]:
+    """The steps of an episode; the last reply is given again until it is done."""
+    environment = ToolEnvironment(**options)
+    environment.reset(task or a_task())
+    steps: list[Step] = []
+    while not steps or not steps[-1].done:
+        reply = replies[min(len(steps), len(replies) - 1)]
+        message = reply if isinstance(reply, Message) else Message("assistant", reply)
+        steps.append(environment.step({"agent": message}))
+    environment.close()
+    return steps
+
+
+def earned(steps: Sequence[Step]) -> float:
+    return sum(step.rewards["agent"] for step in steps)
+
+
+def told(reply: str | Message, **options: Any) -> str:
+    """What the agent sees after its first reply."""
+    (message, *_) = play([reply, ANSWER], **options)[0].observations["agent"]
+    return message.content
+
+
+def test_a_call_is_answered_and_the_answer_ends() -> None:
+    environment = ToolEnvironment(tools=["calculator"])
+    observed = environment.reset(a_task())
+    assert observed["agent"] == (Message("user", "17*23+4=?"),)
+    step = environment.step({"agent": Message("assistant", CALL)})
+    assert step.observations["agent"] == (Message("tool", "395", tool_call_id="call_0", name="calculator"),)
+    step = environment.step({"agent": Message("assistant", ANSWER)})
+    assert (step.done, step.success, step.stop_reason) == (True, True, "answered")
+    assert step.metrics == {"tool_calls": 1.0, "tool_errors": 0.0}
+
+
+def test_the_final_reward() -> None:
+    # .5 correct, .3 for the one required tool, .2 (1 - 1/8) for one turn before the answer of eight
+    steps = play([CALL, ANSWER], max_turns=8)
+    assert earned(steps) == pytest.approx(0.975)
+    assert steps[-1].components["agent"] == pytest.approx(
+        {"correct": 0.5, "tools": 0.3, "speed": 0.175, "shaping": -0.1}
+    )
+    assert steps[0].components["agent"] == pytest.approx({"shaping": 0.1})
+    assert earned(play([ANSWER], max_turns=8)) == pytest.approx(0.7)
+    assert earned(play([CALL, CALL, CALL, ANSWER], max_turns=4)) == pytest.approx(0.5 + 0.3 + 0.05)
+    assert earned(play([CALL, "<answer>394</answer>"])) == pytest.approx(0.3)
+    assert earned(play(["<answer>394</answer>"])) == 0.0
+    assert earned(play([CALL], max_turns=3)) == pytest.approx(0.3)
+    assert earned(play(["hm"], max_turns=3)) == 0.0
+
+
+def test_the_share_counts_each_required_tool_once_and_only_with_success() -> None:
+    task = a_task(required_tools=["calculator", "web_search", "file_system"])
+    failed = '<tool_call>{"name": "file_system", "arguments": {"operation": "read", "path": "x"}}</tool_call>'
+    steps = play([CALL + CALL + failed, "<answer>1</answer>"], task)
+    assert earned(steps) == pytest.approx(0.1)
+    assert [message.content for message in steps[0].observations["agent"]] == [
+        "395",
+        "395",
+        "error: 'x' does not exist",
+    ]
+    search = '<tool_call>{"name": "web_search", "arguments": {"query": "gold"}}</tool_call>'
+    assert earned(play([CALL, search, ANSWER], task, max_turns=4)) == pytest.approx(0.5 + 0.2 + 0.1)
+
+
+def test_without_required_tools_a_right_answer_earns_one_and_a_wrong_one_nothing() -> None:
+    task = a_task(required_tools=[])
+    assert earned(play([ANSWER], task)) == pytest.approx(1.0)
+    assert earned(play([CALL, "<answer>1</answer>"], task)) == 0.0
+
+
+def test_calls_of_an_answering_reply_are_not_made() -> None:
+    steps = play([CALL + ANSWER])
+    assert earned(steps) == pytest.approx(0.7)
+    assert steps[-1].metrics["tool_calls"] == 0.0
+
+
+def test_an_answer_inside_of_a_call_is_none() -> None:
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "<answer>395</answer>"}}</tool_call>'
+    assert "not allowed" in told(call)
+
+
+def test_native_calls_are_made() -> None:
+    message = Message("assistant", "", tool_calls=(ToolCall("x1", "calculator", {"expression": "2^5"}),))
+    (answer,) = play([message, ANSWER])[0].observations["agent"]
+    assert answer == Message("tool", "32", tool_call_id="x1", name="calculator")
+
+
+def a_call(arguments: str, name: str = "calculator") -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("What?", NUDGE),
+        ("<tool_call>{oops</tool_call>", "malformed call: it is not JSON"),
+        (a_call("{}", "hack"), "no tool 'hack'; the tools are calculator"),
+        (a_call("{}"), "'expression' is a required property"),
+        (a_call('{"expression": 5}'), "not of type 'string'"),
+        (a_call('{"expression": "9**9**9"}'), "too large"),
+        (a_call('{"expression": "1/0"}'), "error: division by zero"),
+        (a_call("{}", "\\ud800"), "no tool '\\ud800'"),
+        ("<tool_call>" * 5000, "malformed"),
+    ],
+    ids=range(9),
+)
+def test_a_faulty_call_is_an_observation(reply: str, reason: str) -> None:
+    text = told(reply, tools=["calculator"])
+    assert reason in text
+    assert len(text) < 1000
+    assert "395" not in text
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])
+def test_arguments_of_any_depth_are_an_observation(opening: str, closing: str) -> None:
+    environment = ToolEnvironment(tools=["calculator"], max_turns=1000)
+    environment.reset(a_task())
+    for deep in range(800, 1000):  # around the interpreter's limit, where reading works and showing does not
+        reply = a_call('{"expression": ' + opening * deep + "1" + closing * deep + "}")
+        step = environment.step({"agent": Message("assistant", reply)})
+        assert "error" in step.observations["agent"][0].content
+
+
+def test_long_answers_are_cut() -> None:
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "2^1000"}}</tool_call>'
+    assert told(call, max_output=10) == "1071508607\n[292 more characters]"
+
+
+SPAM_REPLIES = st.sampled_from(
+    [
+        CALL,
+        CALL * 5,
+        "",
+        "hm",
+        "<tool_call>{",
+        '<tool_call>{"name": "web_search", "arguments": {"query": "a"}}</tool_call>',
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(SPAM_REPLIES, min_size=1, max_size=6),
+    st.integers(1, 6),
+    st.sampled_from([0.0, 0.1, 0.3]),
+    st.integers(0, 3),
+)
+def test_no_loop_of_calls_pays_more_than_solving(
+    spam: list[str], max_turns: int, shaping: float, required: int
+) -> None:
+    task = a_task(required_tools=["calculator", "web_search", "file_system"][:required])
+    steps = play(spam, task, max_turns=max_turns, shaping=shaping)
+    assert len(steps) == max_turns
+    assert (steps[-1].stop_reason, steps[-1].truncated, steps[-1].success) == ("max_turns", True, False)
+    assert sum(step.components["agent"]["shaping"] for step in steps) == pytest.approx(0)
+    for wasted in range(max_turns):
+        solved = play([*(spam * max_turns)[:wasted], ANSWER], task, max_turns=max_turns, shaping=shaping)
+        assert earned(steps) < earned(solved) <= 1 + 1e-9
+    # An episode that something else cuts short has not paid the shaping back: even then it is below solving.
+    assert sum(step.rewards["agent"] for step in steps[:-1]) < 0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generated_problems_are_solved_by_their_tools(kind: Any) -> None:
+    environment = ToolEnvironment(kinds=[kind])
+    for index in range(30):
+        task = environment.tasks("train")[index]
+        assert tuple(task.data["required_tools"]) == REQUIRED_TOOLS[kind]
+        gold = environment.gold(task)
+        assert gold is not None
+        steps = play(gold["agent"], task)
+        assert steps[-1].metrics["tool_errors"] == 0
+        assert earned(steps) == pytest.approx(0.975)
+        answers = [message.content for message in steps[0].observations["agent"]]
+        if kind == "files":
+            assert sum(map(int, answers[0].split())) == int(task.data["answer"])
+            assert earned(play([gold["agent"][1]], task)) == 0, "the file was not written"
+        else:
+            assert answers[-1] == task.data["answer"]
+        if kind == "lookup":
+            first, second = (
+                int(number)
+                for number in gold["agent"][0]
+                .split('"expression": "')[1]
+                .split('"')[0]
+                .replace("*", " ")
+                .replace("+", " ")
+                .replace("-", " ")
+                .split()
+            )
+            assert str(first) in answers[0]
+            assert str(second) in answers[1]
+
+
+def test_generated_splits_are_disjoint_and_reproducible() -> None:
+    environment = ToolEnvironment()
+    asked = {split: {environment.tasks(split)[n].data["question"] for n in range(300)} for split in ("train", "test")}
+    assert not asked["train"] & asked["test"]
+    assert environment.tasks("test")[5] == ToolEnvironment().tasks("test")[5]
+    assert {environment.tasks("train")[n].data["kind"] for n in range(50)} == set(KINDS)
+
+
+def test_a_written_file_is_part_of_the_answer() -> None:
+    task = ToolEnvironment(kinds=["files"]).tasks("train")[0]
+    wrong = a_call('{"operation": "write", "path": "sum.txt", "content": "1"}', "file_system")
+    steps = play([wrong, f"<answer>{task.data['answer']}</answer>"], task)
+    assert steps[-1].success is False
+    assert earned(steps) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected", "same"),
+    [
+        ("395.0", "395", True),
+        ("395.", "395", True),
+        ("$1,234", "1234", True),
+        ("1/2", "0.5", True),
+        ("396", "395", False),
+        ("395 or 396", "395", False),
+        ("", "395", False),
+        (" paris. ", "Paris", True),
+        ("Paris, France", "Paris", False),
+        ("ＰＡＲＩＳ", "Paris", True),
+    ],
+)
+def test_answers_are_compared_by_value_or_as_text(reply: str, expected: str, same: bool) -> None:
+    assert same_answer(reply, expected) is same
+
+
+def rows_file(path: Path, rows: list[Mapping[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_file_of_tasks(tmp_path: Path) -> None:
+    rows = [
+        {
+            "question": "What is in a.txt?",
+            "answer": "Blue",
+            "required_tools": ["file_system"],
+            "files": {"a.txt": "Blue"},
+        },
+        {"question": "1+1?", "answer": 2},
+    ]
+    data = rows_file(tmp_path / "d.jsonl", rows)
+    environment = ToolEnvironment(data={"train": data})
+    first, second = environment.tasks("train")
+    read = '<tool_call>{"name": "file_system", "arguments": {"operation": "read", "path": "a.txt"}}</tool_call>'
+    steps = play([read, "<answer>blue</answer>"], first)
+    assert steps[0].observations["agent"][0].content == "Blue"
+    assert earned(steps) == pytest.approx(0.975)
+    assert environment.gold(first) is None
+    assert environment.gold(second) == {"agent": ["<answer>2</answer>"]}
+    assert earned(play(["<answer>2</answer>"], second)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("question", 3),
+        ("answer", None),
+        ("answer", ""),
+        ("answer", True),
+        ("required_tools", "calculator"),
+        ("required_tools", ["hammer"]),
+        ("files", ["a"]),
+        ("files", {"a": 1}),
+    ],
+)
+def test_faults_of_a_file_are_named(tmp_path: Path, field: str, value: Any) -> None:
+    rows = [{"question": "Q?", "answer": "1"}, {"question": "R?", "answer": "1", field: value}]
+    data = rows_file(tmp_path / "d.jsonl", rows)
+    with pytest.raises(DataError, match=rf"d\.jsonl.*row 2.*{field}"):
+        ToolEnvironment(data={"train": data}).tasks("train")
+
+
+class Echo(Tool):
+    schema = ToolSchema("echo", "Says it again.", {"type": "object", "properties": {"text": {"type": "string"}}})
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        if "text" not in arguments:
+            raise ToolError("no text")
+        return arguments["text"]
+
+
+class Pair(ToolSet):
+    """Two tools with one life, which it notes."""
+
+    def __init__(self) -> None:
+        self.life: list[str] = []
+
+    def tools(self) -> Sequence[Tool]:
+        second = Echo()
+        second.schema = ToolSchema("second", "")
+        return [Echo(), second]
+
+    def open(self, task: Task) -> None:
+        self.life.append("open")
+
+    def finish(self) -> None:
+        self.life.append("finish")
+
+    def close(self) -> None:
+        self.life.append("close")
+
+
+def test_tools_of_ones_own_and_sets_of_them() -> None:
+    pair = Pair()
+    environment = ToolEnvironment(tools=["calculator", pair])
+    assert [schema.name for schema in environment.tools("agent")] == ["calculator", "echo", "second"]
+    environment.reset(a_task(required_tools=["echo"]))
+    step = environment.step(
+        {"agent": Message("assistant", '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>')}
+    )
+    assert step.observations["agent"][0].content == "hi"
+    assert environment.step({"agent": Message("assistant", ANSWER)}).rewards["agent"] == pytest.approx(0.975 - 0.1)
+    environment.close()
+    assert pair.life == ["finish", "open", "finish", "close"]
+
+
+def test_files_are_removed_at_the_end_of_an_episode() -> None:
+    files = FileSystem()
+    environment = ToolEnvironment(tools=[files])
+    environment.reset(environment.tasks("train")[0])
+    root = files.root
+    assert root is not None
+    assert root.is_dir()
+    environment.step({"agent": Message("assistant", "<answer>0</answer>")})
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"tools": ["calculator"], "max_turns": 1}, {"shaping": 0.0, "max_turns": 2}])
+def test_the_contract(options: dict[str, Any]) -> None:
+    check_environment(ToolEnvironment(**options)).raise_on_failure()
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"max_turns": 0}, "max_turns is 0"),
+        ({"max_output": 0}, "max_output is 0"),
+        ({"shaping": 0.5}, "shaping is 0.5"),
+        ({"tools": ["calculatr"]}, "did you mean 'calculator'"),
+        ({"tools": ["calculator", Calculator()]}, "two tools are named 'calculator'"),
+        ({"tools": [Echo()]}, "give `data`"),
+        ({"tools": []}, "give `data`"),
+        ({"kinds": ["art"]}, "choose from arithmetic"),
+        ({"kinds": []}, "choose from arithmetic"),
+        ({"tools": ["calculator"], "kinds": ["files"]}, "need the tools file_system"),
+        ({"kinds": ["files"], "data": "x.jsonl"}, "both given"),
+    ],
+)
+def test_wrong_settings_are_named(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigurationError, match=fault):
+        ToolEnvironment(**options)
+
+
+def test_two_tools_of_a_set_with_one_name_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="'echo'"):
+        ToolEnvironment(tools=["calculator", Echo(), Pair()]).tools("agent")
+
+
+def test_lookups_need_the_embedded_corpus(tmp_path: Path) -> None:
+    corpus = rows_file(tmp_path / "c.jsonl", [{"title": "T", "text": "words"}])
+    assert ToolEnvironment(tools=["calculator", WebSearch(corpus=corpus)]).kinds == ("arithmetic",)
+    assert ToolEnvironment(tools=["calculator", "web_search"]).kinds == ("arithmetic", "lookup")
+
+
+def test_every_built_in_name_makes_its_tool() -> None:
+    for name in BUILT_IN:
+        (tool,) = ToolEnvironment(tools=[name], data="x.jsonl").toolbox
+        assert isinstance(tool, Tool)
+        assert tool.schema.name == name
+
+
+def test_names_and_classes_in_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    tools = [
+        "calculator",
+        {"class_path": "FileSystem", "init_args": {"max_files": 5}},
+        {"class_path": "mrlm_environments.WebSearch", "init_args": {"results": 2}},
+    ]
+    assert main(["check-env", "tools", "--environment.tools", json.dumps(tools)]) == 0
+    assert "8 of 8" in capsys.readouterr().out
+    misspelt = json.dumps(tools).replace("max_files", "max_file")
+    assert main(["check-env", "tools", "--environment.tools", misspelt]) == 2
+    assert "did you mean 'max_files'" in capsys.readouterr().err
