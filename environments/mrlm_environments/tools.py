@@ -72,8 +72,8 @@ class ToolEnvironment(SingleAgentEnvironment):
     Where a task names ``expected_files``, the answer is right only if the files hold their texts.
 
     Args:
-        tools: tools by name (``calculator``, ``file_system``, ``web_search``), or instances of
-            :class:`mrlm_pl.tools.Tool` or :class:`mrlm_pl.tools.ToolSet`; None is all of those names.
+        tools: tools by name (``calculator``, ``file_system``, ``web_search``, ``python_repl``, ``shell``), or instances
+            of :class:`mrlm_pl.tools.Tool` or :class:`mrlm_pl.tools.ToolSet`; None is the first three.
         kinds: kinds of generated problems; None is all that the tools can solve.
         data: in place of generated problems, rows with ``question``, ``answer`` and, optionally, ``required_tools`` (a
             list of names) and ``files`` (contents by path): a file or a hub name, or a mapping from splits to these;
