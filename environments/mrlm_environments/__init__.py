@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mrlm_environments.coordination import CoordinationGame
     from mrlm_environments.math import MathEnvironment
+    from mrlm_environments.sql import SqlEnvironment
 
-__all__ = ["CoordinationGame", "MathEnvironment"]
+__all__ = ["CoordinationGame", "MathEnvironment", "SqlEnvironment"]
 
-_HOME = {"CoordinationGame": "coordination", "MathEnvironment": "math"}
+_HOME = {"CoordinationGame": "coordination", "MathEnvironment": "math", "SqlEnvironment": "sql"}
 
 
 def __getattr__(name: str) -> Any:
