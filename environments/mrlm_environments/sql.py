@@ -83,7 +83,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         rows: tuple[int, int] = (3, 6),
         max_turns: int = 15,
         output_characters: int = 800,
-        statement_seconds: float = 5.0,
+        statement_seconds: float = 3.0,
         database_url: str | None = None,
         instruction: str = INSTRUCTION,
     ) -> None:

@@ -6,21 +6,20 @@ syntax tree. The functions that the result calls are in :mod:`mrlm_environments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import sqlglot
 from sqlglot import exp
+from sqlglot.dialects.mysql import MySQL
 from sqlglot.dialects.sqlite import SQLite
-from sqlglot.tokens import Token, TokenType
 
 from mrlm_environments.sql_functions import COLLATION
 
 MAX_QUERY_CHARACTERS = 10_000
-MAX_DEPTH, MAX_TYPE_DEPTH = 30, 3
-"""Parentheses in one another that are read, and those after the name of a type: sqlglot's time doubles with each."""
+MAX_STEPS = 30_000
+"""Tokens that sqlglot may read of a statement, counting those that it reads again after a wrong guess. Its guesses can
+double with each level of nesting, so that a hundred characters would keep it busy for hours."""
 
-TYPE_WORDS = frozenset(sqlglot.Dialect.get_or_raise("mysql").parser_class.TYPE_TOKENS)
 COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
 NUMBERS = (
     *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Boolean, exp.Predicate, exp.Not),
@@ -32,8 +31,6 @@ STATEMENTS = (
     *(exp.Query, exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Alter, exp.Drop, exp.TruncateTable),
     *(exp.Show, exp.Describe),
 )
-
-
 FIRST_WORDS = frozenset(
     (
         *("(", "SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP", "TRUNCATE"),
@@ -46,6 +43,21 @@ Node: TypeAlias = Any
 
 class SqlError(Exception):
     """A statement that is refused or fails; the text is for the agent."""
+
+
+class BoundedMySQL(MySQL):
+    """MySQL, whose reader gives up after :data:`MAX_STEPS`."""
+
+    class Parser(MySQL.Parser):  # type: ignore[misc, valid-type]  # set by sqlglot's metaclass
+        """As MySQL's; it counts the tokens that it reads."""
+
+        steps = 0
+
+        def _advance(self, times: int = 1) -> None:
+            self.steps += 1
+            if self.steps > MAX_STEPS:
+                raise SqlError("the statement is nested too deeply")
+            super()._advance(times)
 
 
 class BackticksSQLite(SQLite):
@@ -71,38 +83,30 @@ def sqlite_statement(query: str) -> str:
     if len(query) > MAX_QUERY_CHARACTERS:
         raise SqlError(f"the statement has {len(query)} characters; {MAX_QUERY_CHARACTERS} are allowed")
     try:
-        tokens = sqlglot.tokenize(query, read="mysql")
-        if tokens and tokens[0].text.upper() not in FIRST_WORDS:
-            raise SqlError(f"{tokens[0].text[:40]} statements are not executed here; each statement commits itself")
-        _check_nesting(tokens)
-        trees = [tree for tree in sqlglot.parse(query, read="mysql") if tree is not None]
-        if len(trees) != 1:
-            raise SqlError("give exactly one statement" if trees else "the statement is empty")
-        return _written(trees[0])
+        return _translated(query)
+    except SqlError:
+        raise
     except RecursionError:
         raise SqlError("the statement is nested too deeply") from None
     except sqlglot.errors.SqlglotError as error:
         raise SqlError(f"the statement cannot be read: {_first_fault(error)}") from None
+    except Exception as error:  # on texts that are no SQL, sqlglot also fails with errors of many unrelated classes
+        raise SqlError(f"the statement cannot be read ({type(error).__name__})") from None
+
+
+def _translated(query: str) -> str:
+    tokens = sqlglot.tokenize(query, read="mysql")
+    if tokens and tokens[0].text.upper() not in FIRST_WORDS:
+        raise SqlError(f"{tokens[0].text[:40]} statements are not executed here; each statement commits itself")
+    trees = [tree for tree in sqlglot.parse(query, read=BoundedMySQL) if tree is not None]
+    if len(trees) != 1:
+        raise SqlError("give exactly one statement" if trees else "the statement is empty")
+    return _written(trees[0])
 
 
 def _first_fault(error: Exception) -> str:
     found = getattr(error, "errors", None) or [{}]
     return found[0].get("description") or str(error).splitlines()[0]
-
-
-def _check_nesting(tokens: Sequence[Token]) -> None:
-    opened: list[bool] = []
-    before = None
-    for token in tokens:
-        if token.token_type == TokenType.L_PAREN:
-            opened.append(before in TYPE_WORDS)
-        elif token.token_type == TokenType.R_PAREN and opened:
-            opened.pop()
-        elif token.token_type in (TokenType.L_BRACKET, TokenType.L_BRACE):
-            raise SqlError(f"unexpected {token.text!r}; put names in back-ticks")
-        if len(opened) > MAX_DEPTH or sum(opened) > MAX_TYPE_DEPTH:
-            raise SqlError("the statement is nested too deeply")
-        before = token.token_type
 
 
 def _written(tree: Node) -> str:
@@ -184,8 +188,11 @@ def _mend_comparisons(tree: Node) -> None:
 
 
 def _mend_functions(tree: Node) -> None:
-    for node in list(tree.find_all(exp.Trunc, exp.Length)):
-        if isinstance(node, exp.Trunc):
+    for node in list(tree.find_all(exp.Trunc, exp.Length, exp.Left, exp.Right)):
+        if isinstance(node, (exp.Left, exp.Right)):  # words of SQLite's joins, which cannot be called
+            arguments = [node.this.copy(), node.expression.copy()]
+            node.replace(exp.Anonymous(this=f"TEXT_{node.key.upper()}", expressions=arguments))
+        elif isinstance(node, exp.Trunc):
             digits = node.args.get("decimals") or exp.Literal.number(0)
             node.replace(exp.Anonymous(this="TRUNCATE", expressions=[node.this.copy(), digits.copy()]))
         elif node.args.get("binary"):

@@ -263,8 +263,8 @@ def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
 _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "upper": (1, lambda value: text(value).upper()),
     "lower": (1, lambda value: text(value).lower()),
-    "left": (2, lambda value, count: text(value)[: max(0, int(count))]),
-    "right": (2, lambda value, count: text(value)[-int(count) :] if int(count) > 0 else ""),
+    "text_left": (2, lambda value, count: text(value)[: max(0, int(count))]),
+    "text_right": (2, lambda value, count: text(value)[-int(count) :] if int(count) > 0 else ""),
     "mid": (3, _middle),
     "instr": (2, lambda value, part: folded(text(value)).find(folded(text(part))) + 1),
     "substring_index": (3, _before),

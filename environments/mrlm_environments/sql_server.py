@@ -9,7 +9,7 @@ from typing import Any
 from mrlm_environments.sql_database import Database, Fence, Table, changed, listed, quoted, state_rows
 from mrlm_environments.sql_dialect import SqlError, sqlite_statement
 from mrlm_environments.sql_functions import COLLATION
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, MRLMError
 
 BACKENDS = ("mysql", "mariadb", "sqlite")
 
@@ -33,7 +33,9 @@ class ServerDatabase(Database):
     def __init__(self, url: str, tables: Sequence[Table], seconds: float) -> None:
         try:
             import sqlalchemy
-
+        except ImportError as error:
+            raise ConfigurationError("sql: database_url needs SQLAlchemy; pip install 'mrlm[sql]'") from error
+        try:
             parsed = sqlalchemy.make_url(url)
             if parsed.get_backend_name() not in BACKENDS:
                 raise ConfigurationError(
@@ -45,7 +47,8 @@ class ServerDatabase(Database):
             self._engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT", **options)
         except (ImportError, sqlalchemy.exc.ArgumentError) as error:
             raise ConfigurationError(
-                f"sql: database_url cannot be used ({error}); give SQLAlchemy's URL and pip install 'mrlm[sql]'"
+                f"sql: database_url cannot be used ({error}); give SQLAlchemy's URL, such as "
+                "mysql+pymysql://user:password@host, and pip install 'mrlm[sql]' for the driver"
             ) from error
         self._sqlalchemy, self._name, self._fence = sqlalchemy, f"mrlm_{uuid.uuid4().hex}", None
         try:
@@ -124,6 +127,8 @@ class ServerDatabase(Database):
         except MemoryError:
             raise SqlError("the statement needs too much memory") from None
         except self._sqlalchemy.exc.SQLAlchemyError as error:
+            if getattr(error, "connection_invalidated", False):
+                raise MRLMError(f"sql: the server closed the connection ({error}); check that it runs") from error
             raise SqlError(str(getattr(error, "orig", None) or error)) from None
         except (ValueError, OverflowError) as error:
             raise SqlError(str(error)) from None

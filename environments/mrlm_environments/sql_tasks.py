@@ -178,13 +178,12 @@ def dbbench_task(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     label = row.get("label")
     if not isinstance(kind, str) or not isinstance(row["description"], str) or not tables:
         raise DataError(f"{place}: type must be a list of texts, description a text, and table hold a table")
-    state = ""
-    if kind in CHANGES:
-        state = "_".join(sorted(re.findall(r"\b[0-9a-f]{32}\b", str(row.get("answer_md5")))))
-    if kind in CHANGES and state.count("_") + 1 != len(tables):
+    hashes = re.findall(r"\b[0-9a-f]{32}\b", str(row.get("answer_md5"))) if kind in CHANGES else []
+    if kind in CHANGES and len(hashes) != len(tables):
         raise DataError(f"{place}: a row of type {kind} needs answer_md5, one hash for each table")
-    if not state and not isinstance(label, list):
+    if not hashes and not isinstance(label, list):
         raise DataError(f"{place}: a row of type {kind} needs label, the list of its answers")
+    state = "_".join(sorted(hashes))
     extra = [str(row[name]) for name in ("evidence", "add_description") if row.get(name)]
     return {
         "question": "\n".join([row["description"], *(extra or [_described(tables)])]),
