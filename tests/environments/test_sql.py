@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from mrlm_environments.sql import HOW_TO_CALL, SqlEnvironment
-from mrlm_environments.sql_database import SqliteDatabase
+from mrlm_environments.sql_database import SqliteDatabase, state_rows
 from mrlm_environments.sql_dialect import SqlError, sqlite_statement
 from mrlm_environments.sql_server import ServerDatabase
 from mrlm_environments.sql_state import equal_answers, state_hash
@@ -191,6 +191,13 @@ def test_slow_matching_is_bounded() -> None:
     begun = time.monotonic()
     assert selected(database, "SELECT REPEAT('a', 5000) LIKE CONCAT(REPEAT('%a', 400), 'b')") == [0]
     assert time.monotonic() - begun < 5
+
+
+def test_memory_is_bounded() -> None:
+    with pytest.raises(SqlError, match="memory"):
+        SqliteDatabase([TEAMS], 3.0).execute("CREATE TABLE big AS " + LOOP.format(first="REPEAT('a', 90000)", what="*"))
+    with pytest.raises(SqlError, match="too large"):
+        state_rows([("a" * 1_000_000,)] * 30)
 
 
 def test_a_server_through_sqlite_is_fenced_in_too(tmp_path: Path) -> None:
