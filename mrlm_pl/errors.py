@@ -41,3 +41,7 @@ class NonFiniteError(MRLMError):
 
 class SandboxError(MRLMError):
     """Untrusted code cannot be run as asked: the machine does not offer the isolation, or the sandbox is broken."""
+
+
+class RemoteError(MRLMError):
+    """A remote environment or policy could not be reached, refused, or said something that is not of the protocol."""

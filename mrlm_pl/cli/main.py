@@ -20,6 +20,8 @@ COMMANDS = {
     "eval": ("mrlm_pl.cli.evaluate:run", "score a run or a model on an environment"),
     "collect": ("mrlm_pl.cli.collect:run", "play episodes with a run or a model and keep them in a file"),
     "consolidate": ("mrlm_pl.cli.consolidate:run", "write a sharded checkpoint as one whole file"),
+    "serve": ("mrlm_pl.cli.serve:run", "host environments over gRPC"),
+    "sessions": ("mrlm_pl.cli.sessions:run", "list what is live on a server"),
     "check-env": ("mrlm_pl.cli.check_env:run", "check that an environment keeps to the contract"),
     "info": ("mrlm_pl.cli.info:run", "versions, devices and what is installed"),
 }

@@ -1,0 +1,138 @@
+"""``mrlm serve``: host environments over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+
+from mrlm_pl.cli.parser import CommandParser
+from mrlm_pl.cli.plugins import environments_by_name, import_environment, nearest
+from mrlm_pl.environment import Environment
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.remote.hosted import Factory, Offer
+from mrlm_pl.remote.metrics import serve_metrics
+from mrlm_pl.remote.security import Identity, read_token
+from mrlm_pl.remote.server import Endpoint, EnvironmentServer
+from mrlm_pl.remote.service import Limits
+
+logger = logging.getLogger(__name__)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit status 0 when the server was stopped by SIGTERM or SIGINT.
+
+    Raises:
+        ConfigurationError: a mistake in the options, the settings of an environment, or the port is taken.
+    """
+    options = serve_parser().parse_args(list(arguments))
+    logging.basicConfig(level=logging.INFO, format="mrlm: %(message)s", stream=sys.stderr)
+    settings = read_settings(options.settings)
+    names = list(dict.fromkeys([*_names(options.environments), *settings]))
+    if not names:
+        raise ConfigurationError("environments: name at least one, as in `--environments math,code`")
+    factories = {name: _factory(name, settings.get(name, {}), options.allow_settings) for name in names}
+    for name, factory in factories.items():
+        made = factory({})  # a mistake in its settings is told now
+        made.close()
+        logger.info("environment %s: agents %s", name, ", ".join(made.agents))
+    identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
+    endpoint = Endpoint(options.host, options.port, read_token(options.token_file), identity)
+    limits = Limits(options.lease_seconds, options.step_seconds, options.max_sessions, options.message_mb)
+    offer = Offer(factories, options.processes, options.step_seconds)
+    server = EnvironmentServer(offer, endpoint, limits, options.threads, options.queue)
+    asyncio.run(_serve(server, options.grace_seconds, options.metrics_port))
+    return 0
+
+
+def serve_parser() -> CommandParser:
+    """The options of the command."""
+    parser = CommandParser(prog="mrlm serve", description="Host environments over gRPC.", allow_abbrev=False)
+    add = parser.add_argument
+    add("--environments", type=str, default="", help="Names, with commas between them.")
+    add("--settings", type=str, help="YAML file with arguments of environments by name; its names are hosted as well.")
+    add("--allow_settings", type=bool, default=False, help="Let clients override arguments, paths among them.")
+    add("--host", type=str, default="127.0.0.1", help="Address to listen on.")
+    add("--port", type=NonNegativeInt, default=50051, help="Port to listen on; 0 takes a free one, which is told.")
+    add("--token_file", type=str, help="File with the token that calls must carry; else MRLM_TOKEN.")
+    add("--tls_certificate", type=str, help="PEM file of the server's certificate.")
+    add("--tls_key", type=str, help="PEM file of its key.")
+    add("--tls_authority", type=str, help="PEM file of the certificates that sign the clients'; makes them necessary.")
+    add("--threads", type=PositiveInt, default=8, help="Threads that call environments.")
+    add("--processes", type=NonNegativeInt, default=0, help="Host processes for environments that compute long.")
+    add("--queue", type=PositiveInt, default=10_000, help="Calls that may wait for a thread.")
+    add("--max_sessions", type=PositiveInt, default=20_000, help="Sessions that may be live at once.")
+    add("--lease_seconds", type=PositiveFloat, default=120.0, help="A session without a call for so long is ended.")
+    add("--step_seconds", type=PositiveFloat, default=60.0, help="Time for one call of an environment.")
+    add("--message_mb", type=PositiveInt, default=16, help="Size of the largest message, in MiB.")
+    add("--grace_seconds", type=PositiveFloat, default=30.0, help="After SIGTERM, time for live sessions to end.")
+    add("--metrics_port", type=NonNegativeInt, default=0, help="Port of metrics for Prometheus; 0 has none.")
+    return parser
+
+
+def read_settings(path: str | None) -> dict[str, dict[str, Any]]:
+    """Arguments of environments by their names.
+
+    Raises:
+        ConfigurationError: the file is missing, or is no mapping of mappings.
+    """
+    if path is None:
+        return {}
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"settings: {path!r} cannot be read: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(value, dict) or value is None for value in content.values()):
+        raise ConfigurationError(f"settings: {path!r} must map names of environments to their arguments")
+    return {str(name): value or {} for name, value in content.items()}
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _factory(name: str, settings: Mapping[str, Any], allow_settings: bool) -> Factory:
+    """Makes the environment, with the arguments checked like those of a configuration file."""
+    import_environment(name)
+    known = environments_by_name()
+    if name not in known:
+        near = nearest(name, known)
+        hint = f"did you mean {near!r}? They" if near else "they"
+        raise ConfigurationError(f"environments: there is no environment {name!r}; {hint} are {', '.join(known)}")
+
+    def make(overrides: Mapping[str, Any]) -> Environment:
+        if overrides and not allow_settings:
+            raise ConfigurationError(
+                f"settings {sorted(overrides)}: this server takes none from clients; put them into the file of its "
+                "--settings, or start it with --allow_settings true"
+            )
+        parser = CommandParser(prog="mrlm serve", allow_abbrev=False)
+        parser.add_subclass_arguments(Environment, "environment", required=True)
+        arguments = json.dumps({"class_path": name, "init_args": {**settings, **overrides}})
+        return parser.instantiate(parser.parse_args(["--environment", arguments])).environment
+
+    return make
+
+
+async def _serve(server: EnvironmentServer, grace_seconds: float, metrics_port: int) -> None:
+    if metrics_port:
+        serve_metrics(server, metrics_port)
+    await server.start()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    print(f"serving on {server.endpoint.host}:{server.port}", flush=True)
+    await stopping.wait()
+    logger.info("going down: %d sessions are live", len(server.service.sessions))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)  # a second signal ends the process at once
+    await server.drain(grace_seconds)

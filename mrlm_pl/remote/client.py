@@ -1,0 +1,302 @@
+"""An environment that lives on a server, used like any other."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import grpc
+
+from mrlm_pl import errors
+from mrlm_pl.environment import Environment, Observations, Step, TaskSource, ToolSchema
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
+from mrlm_pl.remote import environment_pb2 as pb
+from mrlm_pl.remote.codec import (
+    from_observations,
+    from_step,
+    from_task,
+    from_tools,
+    to_actions,
+    to_map,
+    to_task,
+)
+from mrlm_pl.remote.connection import Address, Connection, StatusError, client_name, connection, submit
+from mrlm_pl.remote.security import Identity
+
+T = TypeVar("T")
+ASK_SECONDS = 30.0
+TASKS_AT_ONCE = 64
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+_ELSEWHERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
+"""Statuses after which another server, or the same one later, may open the session."""
+
+
+class RemoteEnvironment(Environment):
+    """An environment on one of several servers (``mrlm serve``).
+
+    Each episode is a session on one server. A server that is full, going down or gone is passed over, and tried again
+    later; when a server dies, the episodes on it fail, and are played again as failed episodes are.
+
+    Args:
+        address: ``HOST:PORT`` of a server, or of several.
+        name: the environment's name there.
+        settings: its arguments, over those that the server gives it.
+        token_file: file with the token; without it, the environment variable ``MRLM_TOKEN``.
+        tls_authority: PEM file of the certificates that sign the servers'; with it the connection is encrypted.
+        tls_certificate: PEM file of this client's certificate, where servers want one.
+        tls_key: PEM file of its key.
+        open_seconds: how long to try for a server that opens a session.
+        step_seconds: how long to wait for the answer to a step.
+
+    Raises:
+        ConfigurationError: no address is given, or one is not ``HOST:PORT``.
+    """
+
+    def __init__(
+        self,
+        address: str | list[str],
+        name: str,
+        settings: dict[str, Any] | None = None,
+        token_file: str | None = None,
+        tls_authority: str | None = None,
+        tls_certificate: str | None = None,
+        tls_key: str | None = None,
+        open_seconds: float = 60.0,
+        step_seconds: float = 90.0,
+    ) -> None:
+        targets = [address] if isinstance(address, str) else list(address)
+        for target in targets or [""]:
+            host, colon, port = target.rpartition(":")
+            if not (host and colon and port.isdigit()):
+                raise ConfigurationError(f"remote: the address {target!r} is not HOST:PORT, such as 127.0.0.1:50051")
+        if not (open_seconds > 0 and step_seconds > 0):
+            raise ConfigurationError(
+                f"remote: open_seconds is {open_seconds} and step_seconds {step_seconds}; both must be above 0"
+            )
+        identity = Identity(tls_certificate, tls_key, tls_authority)
+        self.addresses = tuple(Address(target, token_file, identity) for target in targets)
+        self.name, self.settings = name, dict(settings or {})
+        self.open_seconds, self.step_seconds = open_seconds, step_seconds
+        self._described: tuple[str, ...] | None = None
+        self._place: Address | None = None
+        self._session, self._turn = "", 0
+        self._tools: dict[str, tuple[ToolSchema, ...]] = {}
+        self._dropped: weakref.finalize[[Address, str], RemoteEnvironment] | None = None
+
+    @property
+    def agents(self) -> tuple[str, ...]:  # type: ignore[override] # asked for when it is first needed
+        """The agents, as the first server that answers has them.
+
+        Raises:
+            RemoteError: no server answers.
+            ConfigurationError: there is no such environment, or its settings are wrong.
+        """
+        if self._described is None:
+            request = pb.DescribeRequest(environment=self.name, settings=to_map(self.settings))
+            reply = self._ask("Describe", request)
+            self._described = tuple(reply.environments[0].agents)
+        return self._described
+
+    def tasks(self, split: str) -> TaskSource:
+        """The server's tasks, read as they are needed; see :meth:`Environment.tasks`."""
+        return RemoteTasks(self, split)
+
+    def tools(self, agent: str) -> Sequence[ToolSchema]:
+        """The tools of the episode that is under way."""
+        return self._tools.get(agent, ())
+
+    async def reset(self, task: Task) -> Observations:  # type: ignore[override] # async versions are accepted
+        """Open a session; see :meth:`Environment.reset`.
+
+        Raises:
+            RemoteError: no server opens one in time.
+        """
+        self._release()
+        opened, place = await _on_loop(self._open(task))
+        self._place, self._session, self._turn = place, opened.session, 0
+        # One that is dropped without close() must not be kept alive for ever.
+        self._dropped = weakref.finalize(self, _close_in_background, place, opened.session)
+        self._tools = {item.agent: from_tools(item.tools) for item in opened.tools}
+        return from_observations(opened.observations)
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        """Take a turn; see :meth:`Environment.step`.
+
+        Raises:
+            RemoteError: the server is gone, or refuses.
+        """
+        if self._place is None:
+            raise EnvironmentContractError(f"environment {self.name!r}: step was called before reset; call reset first")
+        request = pb.StepRequest(session=self._session, turn=self._turn, actions=to_actions(actions))
+        reply = await _on_loop(self._step(self._place, request))
+        if (reply.session, reply.turn) != (request.session, request.turn):
+            raise RemoteError(
+                f"{self._place.target} answered turn {reply.turn} of session {reply.session!r}, not turn "
+                f"{request.turn} of {request.session!r}"
+            )
+        self._turn += 1
+        return from_step(reply)
+
+    def close(self) -> None:
+        """End the session, if there is one."""
+        self._release()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteEnvironment:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._place, made._session, made._turn, made._tools = None, "", 0, {}  # a session has one owner
+        made._dropped = None
+        return made
+
+    async def _open(self, task: Task) -> tuple[pb.OpenReply, Address]:
+        request = pb.OpenRequest(
+            environment=self.name,
+            settings=to_map(self.settings),
+            task=to_task(task),
+            client=client_name(),
+            key=secrets.token_urlsafe(16),
+        )
+        deadline = asyncio.get_running_loop().time() + self.open_seconds
+        pause = FIRST_PAUSE
+        while True:
+            problem: StatusError | None = None
+            for address in _in_turn(self.addresses):
+                server = await connection(address)
+                try:
+                    reply: pb.OpenReply = await server.operation(self.step_seconds, open=request)
+                except StatusError as error:
+                    problem = error
+                    if error.code not in _ELSEWHERE:
+                        raise _told(error, f"environment {self.name!r}") from error
+                else:
+                    server.hold(reply.session, reply.lease_seconds)
+                    return reply, address
+            assert problem is not None
+            if asyncio.get_running_loop().time() + pause > deadline:
+                raise _told(problem, f"no server opened a session within {self.open_seconds:g} s") from problem
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _step(self, place: Address, request: pb.StepRequest) -> pb.StepReply:
+        server = await connection(place)
+        deadline = asyncio.get_running_loop().time() + self.step_seconds
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await server.operation(self.step_seconds, step=request)
+            except StatusError as error:
+                late = asyncio.get_running_loop().time() + pause > deadline
+                if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or late:
+                    raise _told(error, f"environment {self.name!r}, turn {request.turn}") from error
+            await asyncio.sleep(pause)  # it is overloaded, and said so before anything was done
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _release(self) -> None:
+        if self._place is None:
+            return
+        self._place, self._session = None, ""
+        if self._dropped is not None:
+            self._dropped()
+
+    def _ask(self, method: str, request: Any) -> Any:
+        """The reply of the first server that gives one."""
+        problem: StatusError | None = None
+        for address in self.addresses:
+            try:
+                return submit(_unary(address, method, request)).result()
+            except StatusError as error:
+                problem = error
+                if error.code not in (*_ELSEWHERE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    break
+        assert problem is not None
+        if problem.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            targets = ", ".join(address.target for address in self.addresses)
+            raise RemoteError(
+                f"environment {self.name!r}: no server answers at {targets} within {ASK_SECONDS:g} s; start one with "
+                "`mrlm serve`, or check the address and whether both sides use TLS"
+            ) from problem
+        raise _told(problem, f"environment {self.name!r}") from problem
+
+
+class RemoteTasks(TaskSource):
+    """The tasks of a split of a remote environment; parts of it are read when they are first needed.
+
+    Args:
+        environment: whose tasks they are.
+        split: the split.
+
+    Raises:
+        ConfigurationError: the split is unknown, or its data cannot be read.
+    """
+
+    def __init__(self, environment: RemoteEnvironment, split: str) -> None:
+        self._environment, self.split = environment, split
+        self._parts: dict[int, list[Task]] = {}
+        reply = self._read(0, TASKS_AT_ONCE)
+        self.size = reply.size if reply.HasField("size") else None
+        self._parts[0] = [from_task(task) for task in reply.tasks]
+
+    def __getitem__(self, index: int) -> Task:
+        self._check_index(index)
+        part, place = divmod(index, TASKS_AT_ONCE)
+        if part not in self._parts:
+            reply = self._read(part * TASKS_AT_ONCE, TASKS_AT_ONCE)
+            self._parts[part] = [from_task(task) for task in reply.tasks]
+        return self._parts[part][place]
+
+    def _read(self, start: int, count: int) -> pb.TasksReply:
+        settings = to_map(self._environment.settings)
+        request = pb.TasksRequest(
+            environment=self._environment.name, settings=settings, split=self.split, start=start, count=count
+        )
+        return self._environment._ask("GetTasks", request)
+
+
+_turns = itertools.count()
+
+
+def _in_turn(addresses: Sequence[Address]) -> list[Address]:
+    """All addresses, each time beginning with the next."""
+    first = next(_turns) % len(addresses)
+    return [*addresses[first:], *addresses[:first]]
+
+
+async def _on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine on the connections' loop, awaited on whatever loop this is."""
+    return await asyncio.wrap_future(submit(coroutine))
+
+
+def _close_in_background(place: Address, session: str) -> None:
+    submit(_close(place, session))
+
+
+async def _unary(address: Address, method: str, request: Any) -> Any:
+    server: Connection = await connection(address)
+    return await server.unary(method, request, ASK_SECONDS)
+
+
+async def _close(place: Address, session: str) -> None:
+    server = await connection(place)
+    server.release(session)
+    try:
+        await server.operation(ASK_SECONDS, close=pb.CloseRequest(session=session))
+    except StatusError:
+        return  # the server is gone, and the session with it; or its lease will end it
+
+
+def _told(error: StatusError, what: str) -> Exception:
+    """The error that the environment would have raised here, where it can be told; else what happened on the way."""
+    name, colon, text = error.text.partition(": ")
+    cls = getattr(errors, name, None)
+    if colon and isinstance(cls, type) and issubclass(cls, errors.MRLMError):
+        return cls(text)
+    if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return TimeoutError(f"{what}: {error.text}")
+    if error.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND) and "session" not in error.text:
+        return ConfigurationError(f"{what}: {error.text}")
+    return RemoteError(f"{what}: {error}")

@@ -1,0 +1,211 @@
+"""Records as messages of the protocol, and back, without loss of any type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mrlm_pl.environment import Observations, Step, ToolSchema
+from mrlm_pl.episode import Message, Task, ToolCall
+from mrlm_pl.errors import RemoteError
+from mrlm_pl.remote import environment_pb2 as pb
+
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1
+MAX_DEPTH = 30  # messages of a level are three deep, and readers of the protocol stop at a hundred
+
+
+def to_value(value: Any, depth: int = 0) -> pb.Value:
+    """A JSON-like value, or bytes, with its exact type. Tuples become lists, as in JSON.
+
+    Raises:
+        RemoteError: a value of another type, a mapping with keys that are no text, or nesting beyond ``MAX_DEPTH``.
+
+    >>> from_value(to_value({"a": [True, 1, 1.0, None, "x", 2**70]}))
+    {'a': [True, 1, 1.0, None, 'x', 1180591620717411303424]}
+    """
+    if value is None:
+        return pb.Value(null=True)
+    if isinstance(value, bool):
+        return pb.Value(boolean=value)
+    if isinstance(value, int):
+        return pb.Value(integer=value) if _SMALLEST <= value <= _LARGEST else pb.Value(large_integer=str(value))
+    if isinstance(value, float):
+        return pb.Value(number=value)
+    if isinstance(value, str):
+        return pb.Value(text=_encodable(value))
+    if isinstance(value, bytes):
+        return pb.Value(data=value)
+    if depth > MAX_DEPTH:
+        raise RemoteError(f"a value is nested more than {MAX_DEPTH} deep, too deep for the protocol")
+    if isinstance(value, Mapping):
+        return pb.Value(map=to_map(value, depth + 1))
+    if isinstance(value, Sequence):
+        return pb.Value(list=pb.List(items=[to_value(item, depth + 1) for item in value]))
+    raise RemoteError(f"a value of type {type(value).__name__} has no form in the protocol; use JSON-like data")
+
+
+def from_value(value: pb.Value) -> Any:
+    """The value that :func:`to_value` was given.
+
+    Raises:
+        RemoteError: the message says of no kind.
+    """
+    kind = value.WhichOneof("kind")
+    if kind == "null":
+        return None
+    if kind == "list":
+        return [from_value(item) for item in value.list.items]
+    if kind == "map":
+        return from_map(value.map)
+    if kind == "large_integer":
+        try:
+            return int(value.large_integer)
+        except ValueError as error:
+            raise RemoteError(f"{value.large_integer[:40]!r} is no integer") from error
+    if kind is None:
+        raise RemoteError("a value without a kind")
+    return getattr(value, kind)
+
+
+def to_map(mapping: Mapping[str, Any], depth: int = 0) -> pb.Map:
+    """A mapping from texts to values, in its order."""
+    entries = []
+    for key, value in mapping.items():
+        if not isinstance(key, str):
+            raise RemoteError(f"the key {key!r} is no text; the protocol's mappings have texts as keys")
+        entries.append(pb.Entry(key=_encodable(key), value=to_value(value, depth)))
+    return pb.Map(entries=entries)
+
+
+def from_map(mapping: pb.Map) -> dict[str, Any]:
+    """The mapping that :func:`to_map` was given."""
+    return {entry.key: from_value(entry.value) for entry in mapping.entries}
+
+
+def to_message(message: Message) -> pb.Message:
+    """A chat message."""
+    calls = [
+        pb.ToolCall(id=_encodable(call.id), name=_encodable(call.name), arguments=to_map(call.arguments))
+        for call in message.tool_calls
+    ]
+    return pb.Message(
+        role=message.role,
+        content=_encodable(message.content),
+        tool_calls=calls,
+        tool_call_id=None if message.tool_call_id is None else _encodable(message.tool_call_id),
+        name=None if message.name is None else _encodable(message.name),
+    )
+
+
+def from_message(message: pb.Message) -> Message:
+    """The chat message that :func:`to_message` was given.
+
+    Raises:
+        RemoteError: its role is unknown.
+    """
+    calls = tuple(ToolCall(call.id, call.name, from_map(call.arguments)) for call in message.tool_calls)
+    try:
+        return Message(
+            message.role,  # type: ignore[arg-type] # Message checks it
+            message.content,
+            calls,
+            message.tool_call_id if message.HasField("tool_call_id") else None,
+            message.name if message.HasField("name") else None,
+        )
+    except ValueError as error:
+        raise RemoteError(str(error)) from error
+
+
+def to_observations(observations: Observations) -> list[pb.AgentMessages]:
+    """Observations by agent, in their order."""
+    return [
+        pb.AgentMessages(agent=agent, messages=[to_message(message) for message in messages])
+        for agent, messages in observations.items()
+    ]
+
+
+def from_observations(observations: Sequence[pb.AgentMessages]) -> dict[str, tuple[Message, ...]]:
+    """The observations that :func:`to_observations` was given."""
+    return {item.agent: tuple(from_message(message) for message in item.messages) for item in observations}
+
+
+def to_actions(actions: Mapping[str, Message]) -> list[pb.AgentAction]:
+    """Decisions by agent."""
+    return [pb.AgentAction(agent=agent, message=to_message(message)) for agent, message in actions.items()]
+
+
+def from_actions(actions: Sequence[pb.AgentAction]) -> dict[str, Message]:
+    """The decisions that :func:`to_actions` was given."""
+    return {item.agent: from_message(item.message) for item in actions}
+
+
+def to_task(task: Task) -> pb.Task:
+    """A task."""
+    return pb.Task(
+        environment=task.environment, split=task.split, index=task.index, seed=str(task.seed), data=to_map(task.data)
+    )
+
+
+def from_task(task: pb.Task) -> Task:
+    """The task that :func:`to_task` was given.
+
+    Raises:
+        RemoteError: its seed is no integer.
+    """
+    try:
+        seed = int(task.seed or "0")
+    except ValueError as error:
+        raise RemoteError(f"the task's seed {task.seed[:40]!r} is no integer") from error
+    return Task(task.environment, task.split, task.index, seed, from_map(task.data))
+
+
+def to_tools(tools: Sequence[ToolSchema]) -> list[pb.ToolSchema]:
+    """Schemas of tools."""
+    return [
+        pb.ToolSchema(name=tool.name, description=tool.description, parameters=to_map(tool.parameters))
+        for tool in tools
+    ]
+
+
+def from_tools(tools: Sequence[pb.ToolSchema]) -> tuple[ToolSchema, ...]:
+    """The schemas that :func:`to_tools` was given."""
+    return tuple(ToolSchema(tool.name, tool.description, from_map(tool.parameters)) for tool in tools)
+
+
+def to_step(session: str, turn: int, step: Step) -> pb.StepReply:
+    """A step's answer."""
+    return pb.StepReply(
+        session=session,
+        turn=turn,
+        observations=to_observations(step.observations),
+        rewards=to_map(step.rewards),
+        components=[pb.Components(agent=agent, parts=to_map(parts)) for agent, parts in step.components.items()],
+        done=step.done,
+        stop_reason=step.stop_reason,
+        truncated=step.truncated,
+        success=step.success,
+        metrics=to_map(step.metrics),
+    )
+
+
+def from_step(reply: pb.StepReply) -> Step:
+    """The step that :func:`to_step` was given."""
+    return Step(
+        observations=from_observations(reply.observations),
+        rewards=from_map(reply.rewards),
+        components={item.agent: from_map(item.parts) for item in reply.components},
+        done=reply.done,
+        stop_reason=reply.stop_reason,
+        truncated=reply.truncated,
+        success=reply.success if reply.HasField("success") else None,
+        metrics=from_map(reply.metrics),
+    )
+
+
+def _encodable(text: str) -> str:
+    """The text itself; halves of characters, which UTF-8 cannot carry, are replaced."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text

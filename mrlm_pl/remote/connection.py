@@ -1,0 +1,263 @@
+"""A client's connection to one server: one stream for all sessions, operations in batches, re-connection, keep-alive.
+
+Every operation may be sent again: opening has a key, a step its turn. So when the stream breaks, whatever is unanswered
+is sent again on the next one, and nothing is done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from mrlm_pl.event_loop import EventLoopThread
+from mrlm_pl.remote import environment_pb2 as pb
+from mrlm_pl.remote import environment_pb2_grpc
+from mrlm_pl.remote.security import PLAIN, Identity, read_token, with_token
+
+T = TypeVar("T")
+MAX_BATCH = 256
+RECONNECT_SECONDS = 1.5
+"""A server that cannot be reached for so long is gone, and its sessions with it."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_FINAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
+
+
+class StatusError(Exception):
+    """What a server, or the way to it, answered in place of a reply."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(f"{code.name}: {text}")
+        self.code, self.text = code, text
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is and how to talk to it.
+
+    Args:
+        target: ``HOST:PORT``.
+        token_file: file with the token; None takes ``MRLM_TOKEN``.
+        identity: for TLS.
+        message_mb: size of the largest message, in MiB.
+    """
+
+    target: str
+    token_file: str | None = None
+    identity: Identity = PLAIN
+    message_mb: int = 16
+
+
+class Connection:
+    """A connection; all methods run on its event loop.
+
+    Args:
+        address: of the server.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._ids = itertools.count(1)
+        self._pending: dict[int, tuple[pb.Operation, asyncio.Future[Any]]] = {}
+        self._unsent: list[pb.Operation] = []
+        self._wake = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self.leases: dict[str, float] = {}
+        size = address.message_mb << 20
+        options = [
+            ("grpc.max_receive_message_length", size),
+            ("grpc.max_send_message_length", size),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 15_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 500),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        credentials = address.identity.for_client()
+        self._metadata = with_token(read_token(address.token_file))
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address.target, options=options)
+        else:
+            self._channel = grpc.aio.secure_channel(address.target, credentials, options=options)
+        self._stub = environment_pb2_grpc.EnvironmentServiceStub(self._channel)
+
+    async def operation(self, timeout: float, **request: Any) -> Any:
+        """The reply to an operation, such as ``step=StepRequest(...)``.
+
+        Raises:
+            StatusError: it was refused, the server is gone, or there was no answer in time.
+        """
+        operation = pb.Operation(id=next(self._ids), **request)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending[operation.id] = (operation, future)
+        self._unsent.append(operation)
+        self._wake.set()
+        if self._runner is None or self._runner.done():
+            self._runner = asyncio.ensure_future(self._run())
+        try:
+            return await asyncio.wait_for(future, timeout)
+        except asyncio.TimeoutError as error:
+            text = f"{self.address.target} did not answer within {timeout:g} s"
+            raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, text) from error
+        finally:
+            self._pending.pop(operation.id, None)
+
+    async def unary(self, method: str, request: Any, timeout: float) -> Any:
+        """The reply of a method outside of the stream; the server is waited for.
+
+        Raises:
+            StatusError: as for :meth:`operation`.
+        """
+        try:
+            call = getattr(self._stub, method)
+            return await call(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            text = f"{self.address.target}: {error.details()}"
+            raise StatusError(error.code(), text) from error
+
+    def hold(self, session: str, lease_seconds: float) -> None:
+        """Keep a session's lease alive until it is released."""
+        self.leases[session] = lease_seconds
+        if self._keeper is None or self._keeper.done():
+            self._keeper = asyncio.ensure_future(self._keep())
+
+    def release(self, session: str) -> None:
+        """Keep it no longer."""
+        self.leases.pop(session, None)
+
+    async def close(self) -> None:
+        """End the connection; what is unanswered fails."""
+        for task in (self._runner, self._keeper):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        self._fail(grpc.StatusCode.CANCELLED, "the connection was closed")
+        await self._channel.close()
+
+    async def _run(self) -> None:
+        """Keep a stream to the server while anything is unanswered."""
+        pause, broken = FIRST_PAUSE, None
+        while self._pending:
+            started = time.monotonic()
+            answered = False
+            try:
+                async for reply in self._stub.Exchange(self._requests(), metadata=self._metadata):
+                    answered, broken, pause = True, None, FIRST_PAUSE
+                    for result in reply.results:
+                        self._settle(result)
+                problem = StatusError(grpc.StatusCode.UNAVAILABLE, "the server ended the stream")
+            except grpc.aio.AioRpcError as error:
+                problem = StatusError(error.code(), error.details() or "the stream broke")
+            except Exception as error:  # a server that talks nonsense makes the library raise all kinds of errors
+                problem = StatusError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+            broken = broken or (time.monotonic() if answered else started)
+            if problem.code in _FINAL or time.monotonic() - broken + pause > RECONNECT_SECONDS:
+                self._fail(problem.code, f"{self.address.target}: {problem.text}")
+                broken = None
+                continue
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _requests(self) -> AsyncIterator[pb.BatchRequest]:
+        """All that is unanswered, then whatever comes, in batches."""
+        self._unsent = [operation for operation, _ in self._pending.values()]
+        while True:
+            while self._unsent:
+                batch, self._unsent = self._unsent[:MAX_BATCH], self._unsent[MAX_BATCH:]
+                yield pb.BatchRequest(operations=[operation for operation in batch if operation.id in self._pending])
+            self._wake.clear()
+            if not self._unsent:
+                await self._wake.wait()
+
+    def _settle(self, result: pb.Result) -> None:
+        found = self._pending.get(result.id)
+        if found is None or found[1].done():
+            return  # nobody waits for it any more
+        operation, future = found
+        if result.code:
+            code = _CODES.get(result.code, grpc.StatusCode.UNKNOWN)
+            future.set_exception(StatusError(code, result.message))
+        elif result.WhichOneof("reply") != operation.WhichOneof("request"):
+            text = f"{self.address.target} answered a request of another kind"
+            future.set_exception(StatusError(grpc.StatusCode.INTERNAL, text))
+        else:
+            future.set_result(getattr(result, result.WhichOneof("reply")))
+
+    def _fail(self, code: grpc.StatusCode, text: str) -> None:
+        for _, future in list(self._pending.values()):
+            if not future.done():
+                future.set_exception(StatusError(code, text))
+        self._pending.clear()
+
+    async def _keep(self) -> None:
+        while self.leases:
+            await asyncio.sleep(max(min(self.leases.values()) / 3, 0.05))
+            names = list(self.leases)
+            for start in range(0, len(names), 1000):
+                request = pb.KeepAliveRequest(sessions=names[start : start + 1000])
+                with suppress(StatusError):  # whoever steps the session next is told
+                    reply = await self.operation(10.0, keep_alive=request)
+                    for session in reply.unknown:
+                        self.leases.pop(session, None)
+
+
+class _Process:
+    """What one process shares: an event loop in a thread, and a connection for each address."""
+
+    def __init__(self) -> None:
+        self.id = os.getpid()
+        self.loop = EventLoopThread()
+        self.connections: dict[Address, Connection] = {}
+
+
+_lock = threading.Lock()
+_process: _Process | None = None
+
+
+def _shared() -> _Process:
+    global _process
+    with _lock:
+        if _process is None or _process.id != os.getpid():  # a forked process has none of its parent's threads
+            _process = _Process()
+        return _process
+
+
+def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Run a coroutine on the event loop of all connections."""
+    return _shared().loop.submit(coroutine)
+
+
+async def connection(address: Address) -> Connection:
+    """The connection to an address; to be awaited on the loop of :func:`submit`."""
+    connections = _shared().connections
+    if address not in connections:
+        connections[address] = Connection(address)
+    return connections[address]
+
+
+def client_name() -> str:
+    """A name for this process, by which servers share out their time."""
+    return f"{os.uname().nodename}:{os.getpid()}"
+
+
+def _forget_after_fork() -> None:
+    global _process, _lock
+    _process, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

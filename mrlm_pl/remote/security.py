@@ -1,0 +1,163 @@
+"""Who may call: tokens, TLS, and the rule that nothing is served beyond this machine without a token."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from mrlm_pl.errors import ConfigurationError
+
+TOKEN_VARIABLE = "MRLM_TOKEN"
+_HEADER = "authorization"
+_OPEN_TO_ALL = "/grpc.health.v1.Health/"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Keys of one end of a connection, as PEM files.
+
+    Args:
+        certificate: of this end.
+        key: of the certificate.
+        authority: certificates that the other end's must be signed by; a server that has one wants a certificate of
+            every client.
+    """
+
+    certificate: str | None = None
+    key: str | None = None
+    authority: str | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing, so that the connection is not encrypted."""
+        return not (self.certificate or self.key or self.authority)
+
+    def for_server(self) -> grpc.ServerCredentials | None:
+        """Credentials of a server, or None without TLS.
+
+        Raises:
+            ConfigurationError: a file is missing, or the certificate or its key is.
+        """
+        if self.empty:
+            return None
+        if not (self.certificate and self.key):
+            raise ConfigurationError("tls: a server needs both tls_certificate and tls_key")
+        pair = (_file(self.key, "tls_key"), _file(self.certificate, "tls_certificate"))
+        authority = _file(self.authority, "tls_authority") if self.authority else None
+        return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+
+    def for_client(self) -> grpc.ChannelCredentials | None:
+        """Credentials of a client, or None without TLS.
+
+        Raises:
+            ConfigurationError: a file is missing.
+        """
+        if self.empty:
+            return None
+        read = [
+            _file(path, name) if path else None
+            for path, name in (
+                (self.authority, "tls_authority"),
+                (self.key, "tls_key"),
+                (self.certificate, "tls_certificate"),
+            )
+        ]
+        return grpc.ssl_channel_credentials(*read)
+
+
+PLAIN = Identity()
+"""No TLS."""
+
+
+def read_token(path: str | None) -> str | None:
+    """The token in a file, else that of the environment variable ``MRLM_TOKEN``, else None.
+
+    Raises:
+        ConfigurationError: the file is missing or empty.
+    """
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    token = _file(path, "token_file").decode().strip()
+    if not token:
+        raise ConfigurationError(f"token_file: {path!r} is empty")
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on can be reached from this machine only.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("::1")
+    (True, True, False, True)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def with_token(token: str | None) -> tuple[tuple[str, str], ...]:
+    """The metadata that a call carries."""
+    return ((_HEADER, f"Bearer {token}"),) if token else ()
+
+
+class TokenCheck(grpc.aio.ServerInterceptor):
+    """Refuses calls without the token, except those that ask for the server's health.
+
+    Args:
+        token: what calls must carry.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """The handler, or one that refuses; see ``grpc.aio.ServerInterceptor``."""
+        method: str = handler_call_details.method
+        metadata = dict(handler_call_details.invocation_metadata)
+        given = str(metadata.get(_HEADER, "")).encode()
+        handler = await continuation(handler_call_details)
+        if method.startswith(_OPEN_TO_ALL) or hmac.compare_digest(given, self._expected):
+            return handler
+        return _refusing(handler)
+
+
+def _refusing(handler: Any) -> Any:
+    """A handler of the same kind that refuses every call."""
+    reason = "the token is missing or wrong; give it with token_file or in MRLM_TOKEN"
+
+    async def refuse(request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+
+    async def refuse_stream(request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+        yield  # makes it a stream
+
+    if handler is None:
+        return grpc.unary_unary_rpc_method_handler(refuse)
+    if handler.request_streaming and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(refuse_stream)
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(refuse_stream)
+    if handler.request_streaming:
+        return grpc.stream_unary_rpc_method_handler(refuse)
+    return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def _file(path: str, name: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{name}: {path!r} cannot be read: {error.strerror}") from error

@@ -1,0 +1,155 @@
+"""A server process: the service with its workers, health, reflection and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.remote import environment_pb2, environment_pb2_grpc
+from mrlm_pl.remote.hosted import Offer
+from mrlm_pl.remote.security import PLAIN, Identity, TokenCheck, is_loopback
+from mrlm_pl.remote.service import EnvironmentService, Limits
+from mrlm_pl.remote.workers import Workers
+
+logger = logging.getLogger(__name__)
+
+SERVICE = environment_pb2.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
+SWEEP_SECONDS = 0.5
+_MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a server listens and whom it lets in.
+
+    Args:
+        host: address to listen on.
+        port: 0 takes a free one.
+        token: that calls must carry; needed beyond this machine.
+        identity: for TLS.
+
+    Raises:
+        ConfigurationError: it is reachable from other machines and has no token.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = None
+    identity: Identity = PLAIN
+
+    def __post_init__(self) -> None:
+        if not is_loopback(self.host) and not self.token:
+            raise ConfigurationError(
+                f"host: {self.host!r} is reachable from other machines, and there is no token; put one into MRLM_TOKEN "
+                "or a file named by token_file, or serve on 127.0.0.1"
+            )
+
+
+class EnvironmentServer:
+    """Environments behind gRPC. Start, serve and stop it on one event loop.
+
+    Args:
+        offer: the environments.
+        endpoint: where it listens.
+        limits: what it allows.
+        threads: that call environments.
+        queue: calls that may wait.
+    """
+
+    def __init__(
+        self,
+        offer: Offer,
+        endpoint: Endpoint = Endpoint(),
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        threads: int = 8,
+        queue: int = 10_000,
+    ) -> None:
+        self.offer, self.endpoint, self.limits = offer, endpoint, limits
+        self.workers = Workers(threads, queue)
+        self.service = EnvironmentService(offer, self.workers, limits)
+        self.port = 0
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen; ``port`` is then the port.
+
+        Raises:
+            ConfigurationError: the port is taken, or a key cannot be read.
+        """
+        size = self.limits.message_mb * _MEBIBYTE
+        server = grpc.aio.server(
+            interceptors=[TokenCheck(self.endpoint.token)] if self.endpoint.token else [],
+            options=[
+                ("grpc.max_receive_message_length", size),
+                ("grpc.max_send_message_length", size),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ],
+        )
+        environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(self.service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        address = f"{self.endpoint.host}:{self.endpoint.port}"
+        credentials = self.endpoint.identity.for_server()
+        try:
+            if credentials is None:
+                self.port = server.add_insecure_port(address)
+            else:
+                self.port = server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise ConfigurationError(f"port: cannot listen on {address} ({error}); is it taken? Use another") from error
+        await server.start()
+        await self._tell_health(health_pb2.HealthCheckResponse.SERVING)
+        self._server = server
+        self._sweeper = asyncio.ensure_future(self._sweep())
+
+    async def serve(self) -> None:
+        """Wait until it is stopped."""
+        assert self._server is not None, "start it first"
+        await self._server.wait_for_termination()
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Open no more sessions, wait for those that are live, at most so long, then stop."""
+        self.service.draining = True
+        await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_seconds
+        while len(self.service.sessions) and loop.time() < deadline:
+            await asyncio.sleep(0.05)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End all sessions and close the port; may be called twice."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        for session in self.service.sessions:
+            self.service.end(session, "the server was stopped")
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeper
+        await server.stop(1.0)
+        self.workers.close()
+        self.offer.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            await self.service.expire()
+
+    async def _tell_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+        for name in ("", SERVICE):
+            await self._health.set(name, status)

@@ -1,0 +1,374 @@
+"""The service: opens, steps and ends sessions, one by one, in batches or over a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from mrlm_pl.environment import Environment, Observations, Step
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
+from mrlm_pl.remote import environment_pb2 as pb
+from mrlm_pl.remote import environment_pb2_grpc
+from mrlm_pl.remote.codec import (
+    from_actions,
+    from_map,
+    from_task,
+    to_observations,
+    to_step,
+    to_task,
+    to_tools,
+)
+from mrlm_pl.remote.hosted import Offer, UnknownEnvironmentError
+from mrlm_pl.remote.sessions import Session, SessionTable, UnknownSessionError
+from mrlm_pl.remote.workers import QueueFullError, Workers
+
+logger = logging.getLogger(__name__)
+
+Code = grpc.StatusCode
+MAX_TASKS = 1000
+MAX_IN_FLIGHT = 4096
+MAX_RESULTS = 256
+KEPT_KEYS = 100_000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server allows.
+
+    Args:
+        lease_seconds: a session without a call for so long is ended.
+        step_seconds: that one call of an environment may take.
+        sessions: live at once.
+        message_mb: size of one message, in MiB.
+    """
+
+    lease_seconds: float = 120.0
+    step_seconds: float = 60.0
+    sessions: int = 20_000
+    message_mb: int = 16
+
+
+class RefusalError(Exception):
+    """A request that is not served: the status and the reason."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
+    """The gRPC service over an offer of environments.
+
+    Args:
+        offer: the environments.
+        workers: threads that call them.
+        limits: what is allowed.
+    """
+
+    def __init__(self, offer: Offer, workers: Workers, limits: Limits) -> None:
+        self.offer, self.workers, self.limits = offer, workers, limits
+        self.sessions = SessionTable()
+        self.draining = False
+        self.steps_total = self.expired_total = self.failed_total = 0
+        self._opened: OrderedDict[str, asyncio.Future[pb.OpenReply]] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    # The requests, however they arrive.
+
+    async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
+        """A new session, or the one that was opened with the same key before."""
+        if not request.key:
+            return await self._open(request)
+        opened = self._opened.get(request.key)
+        if opened is None:
+            opened = self._opened[request.key] = asyncio.ensure_future(self._open(request))
+            opened.add_done_callback(lambda done: self._forget_failure(request.key, done))
+            while len(self._opened) > KEPT_KEYS:
+                self._opened.popitem(last=False)
+        return await asyncio.shield(opened)
+
+    async def step(self, request: pb.StepRequest) -> pb.StepReply:
+        """The answer to a turn; the same turn again has the same answer, whether it is under way or done."""
+        session = self.sessions.find(request.session)
+        if session.busy is not None and request.turn == session.turn:
+            return await asyncio.shield(session.busy)
+        if session.reply is not None and request.turn == session.turn - 1:
+            return session.reply
+        if request.turn != session.turn:
+            raise RefusalError(
+                Code.FAILED_PRECONDITION, f"the session is at turn {session.turn}, and the request is of {request.turn}"
+            )
+        if session.busy is not None:
+            raise RefusalError(Code.FAILED_PRECONDITION, "another turn of the session is under way")
+        actions = from_actions(request.actions)
+        # Not the task of this call: if the caller goes away, the turn is made all the same, for its retry.
+        session.busy = asyncio.ensure_future(self._make_step(session, actions))
+        return await asyncio.shield(session.busy)
+
+    async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
+        """Renews leases; tells which sessions are gone."""
+        unknown = []
+        for identifier in request.sessions:
+            try:
+                self.sessions.find(identifier)
+            except UnknownSessionError:
+                unknown.append(identifier)
+        return pb.KeepAliveReply(unknown=unknown)
+
+    async def close(self, request: pb.CloseRequest) -> pb.CloseReply:
+        """Ends a session; one that is gone is no error, so that this may be asked again."""
+        for session in self.sessions:
+            if session.id == request.session:
+                self.end(session, "it was closed")
+        return pb.CloseReply()
+
+    def end(self, session: Session, reason: str) -> None:
+        """Forget a session and close its environment in the background."""
+        if not self.sessions.end(session, reason):
+            return
+        if session.busy is not None:
+            session.busy.cancel()
+        task = asyncio.ensure_future(self._close(session))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def expire(self) -> None:
+        """End the sessions whose lease has run out."""
+        for session in self.sessions.expired():
+            self.expired_total += 1
+            self.end(session, f"its lease of {session.lease_seconds:g} s ran out without a call")
+
+    async def _open(self, request: pb.OpenRequest) -> pb.OpenReply:
+        if self.draining:
+            raise RefusalError(Code.UNAVAILABLE, "the server is going down and opens no session; use another")
+        if len(self.sessions) >= self.limits.sessions:
+            raise RefusalError(
+                Code.RESOURCE_EXHAUSTED, f"{self.limits.sessions} sessions are live, as many as the server allows"
+            )
+        task, settings = from_task(request.task), from_map(request.settings)
+
+        def make() -> Environment:
+            return self.offer.template(request.environment, settings).copy()
+
+        environment: Environment = await self._blocking(request.client, make)
+        try:
+            observations: Observations = await self._call(request.client, environment.reset, task)
+            tools = await self._blocking(
+                request.client, lambda: {agent: environment.tools(agent) for agent in environment.agents}
+            )
+        except BaseException:
+            await self._call(request.client, environment.close)
+            raise
+        lease = request.lease_seconds or self.limits.lease_seconds
+        session = Session(
+            self.sessions.new_id(), environment, request.environment, request.client, min(lease, 24 * 3600.0)
+        )
+        self.sessions.add(session)
+        return pb.OpenReply(
+            session=session.id,
+            lease_seconds=session.lease_seconds,
+            observations=to_observations(observations),
+            tools=[pb.AgentTools(agent=agent, tools=to_tools(found)) for agent, found in tools.items() if found],
+        )
+
+    async def _make_step(self, session: Session, actions: dict[str, Any]) -> pb.StepReply:
+        try:
+            step: Step = await self._call(session.client, session.environment.step, actions)
+            reply = to_step(session.id, session.turn, step)
+        except TimeoutError:
+            self.failed_total += 1
+            session.busy = None
+            self.end(session, f"turn {session.turn} took longer than {self.limits.step_seconds:g} s")
+            raise
+        finally:
+            session.busy = None
+            session.touch()
+        session.turn += 1
+        session.reply = reply
+        self.steps_total += 1
+        return reply
+
+    async def _close(self, session: Session) -> None:
+        try:
+            await self._call(session.client, session.environment.close)
+        except Exception as error:  # whatever an environment does at its end is of no more use to anybody
+            logger.warning("closing a session of %s: %s", session.name, error)
+
+    async def _call(self, client: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        if inspect.iscoroutinefunction(method):
+            return await asyncio.wait_for(method(*arguments), self.limits.step_seconds)
+        return await self._blocking(client, lambda: method(*arguments))
+
+    async def _blocking(self, client: str, function: Callable[[], Any]) -> Any:
+        return await self.workers.run(client, function, self.limits.step_seconds)
+
+    def _forget_failure(self, key: str, done: asyncio.Future[pb.OpenReply]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._opened.pop(key, None)
+
+    # How they arrive.
+
+    async def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenReply:  # noqa: N802 (names of the protocol)
+        return await _answered(self.open(request), context)
+
+    async def Step(self, request: pb.StepRequest, context: Any) -> pb.StepReply:  # noqa: N802
+        return await _answered(self.step(request), context)
+
+    async def KeepAlive(self, request: pb.KeepAliveRequest, context: Any) -> pb.KeepAliveReply:  # noqa: N802
+        return await _answered(self.keep_alive(request), context)
+
+    async def Close(self, request: pb.CloseRequest, context: Any) -> pb.CloseReply:  # noqa: N802
+        return await _answered(self.close(request), context)
+
+    async def Batch(self, request: pb.BatchRequest, context: Any) -> pb.BatchReply:  # noqa: N802
+        return pb.BatchReply(results=await asyncio.gather(*(self._result(item) for item in request.operations)))
+
+    async def Exchange(  # noqa: N802
+        self, requests: AsyncIterator[pb.BatchRequest], context: Any
+    ) -> AsyncIterator[pb.BatchReply]:
+        results: asyncio.Queue[pb.Result | None] = asyncio.Queue()
+        allowed = asyncio.Semaphore(MAX_IN_FLIGHT)  # a client that does not read its answers is not read either
+        under_way: set[asyncio.Task[None]] = set()
+
+        async def answer(operation: pb.Operation) -> None:
+            results.put_nowait(await self._result(operation))
+
+        async def read() -> None:
+            try:
+                async for batch in requests:
+                    for operation in batch.operations:
+                        await allowed.acquire()
+                        task = asyncio.ensure_future(answer(operation))
+                        under_way.add(task)
+                        task.add_done_callback(under_way.discard)
+                while under_way:
+                    await asyncio.wait(under_way)
+            finally:
+                results.put_nowait(None)
+
+        reading = asyncio.ensure_future(read())
+        try:
+            while True:
+                found = [await results.get()]
+                while len(found) < MAX_RESULTS and not results.empty():
+                    found.append(results.get_nowait())
+                finished = None in found
+                ready = [result for result in found if result is not None]
+                if ready:
+                    yield pb.BatchReply(results=ready)
+                    for _ in ready:
+                        allowed.release()
+                if finished:
+                    return
+        finally:
+            reading.cancel()
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
+        return await _answered(self._describe(request), context)
+
+    async def GetTasks(self, request: pb.TasksRequest, context: Any) -> pb.TasksReply:  # noqa: N802
+        return await _answered(self._tasks(request), context)
+
+    async def ListSessions(self, request: pb.ListSessionsRequest, context: Any) -> pb.ListSessionsReply:  # noqa: N802
+        return await _answered(self._list(request), context)
+
+    async def _describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
+        names = [request.environment] if request.environment else sorted(self.offer.factories)
+        settings = from_map(request.settings)
+        described = []
+        for name in names:
+            template: Environment = await self._blocking("", lambda name=name: self.offer.template(name, settings))  # type: ignore[misc]
+            summary = (inspect.getdoc(type(template)) or "").split("\n", 1)[0]
+            described.append(pb.EnvironmentDescription(name=name, agents=template.agents, summary=summary))
+        return pb.DescribeReply(environments=described)
+
+    async def _tasks(self, request: pb.TasksRequest) -> pb.TasksReply:
+        if request.start < 0 or not 0 <= request.count <= MAX_TASKS:
+            raise RefusalError(
+                Code.INVALID_ARGUMENT,
+                f"start is {request.start} and count {request.count}; they must be 0 or above, count up to {MAX_TASKS}",
+            )
+        settings = from_map(request.settings)
+
+        def read() -> pb.TasksReply:
+            source = self.offer.source(request.environment, settings, request.split)
+            stop = request.start + request.count
+            stop = stop if source.size is None else min(stop, source.size)
+            tasks = [to_task(source[index]) for index in range(request.start, stop)]
+            return pb.TasksReply(tasks=tasks, size=source.size)
+
+        return await self._blocking("", read)
+
+    async def _list(self, request: pb.ListSessionsRequest) -> pb.ListSessionsReply:
+        found = [session for session in self.sessions if request.environment in ("", session.name)]
+        shown = found[: request.limit] if request.limit > 0 else found
+        return pb.ListSessionsReply(sessions=[_session(session) for session in shown], total=len(found))
+
+    async def _result(self, operation: pb.Operation) -> pb.Result:
+        kind = operation.WhichOneof("request")
+        handlers: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "open": self.open,
+            "step": self.step,
+            "keep_alive": self.keep_alive,
+            "close": self.close,
+        }
+        try:
+            if kind is None:
+                raise RefusalError(Code.INVALID_ARGUMENT, "the operation is of no kind")
+            reply = await handlers[kind](getattr(operation, kind))
+        except (Exception, asyncio.CancelledError) as error:
+            refusal = refusal_of(error)
+            return pb.Result(id=operation.id, code=refusal.code.value[0], message=refusal.reason)
+        return pb.Result(id=operation.id, **{kind: reply})
+
+
+def refusal_of(error: BaseException) -> RefusalError:
+    """The status and the text with which an error is told: its class and what it says."""
+    text = f"{type(error).__name__}: {error}"[:2000]
+    if isinstance(error, RefusalError):
+        return error
+    if isinstance(error, (UnknownSessionError, UnknownEnvironmentError)):
+        return RefusalError(Code.NOT_FOUND, str(error))
+    if isinstance(error, (RemoteError, ConfigurationError, IndexError)):
+        return RefusalError(Code.INVALID_ARGUMENT, text)
+    if isinstance(error, EnvironmentContractError):
+        return RefusalError(Code.FAILED_PRECONDITION, text)
+    if isinstance(error, TimeoutError):
+        return RefusalError(Code.DEADLINE_EXCEEDED, text)
+    if isinstance(error, QueueFullError):
+        return RefusalError(Code.RESOURCE_EXHAUSTED, str(error))
+    if isinstance(error, asyncio.CancelledError):
+        return RefusalError(Code.ABORTED, "the session was ended while its turn was made")
+    return RefusalError(Code.ABORTED, text)
+
+
+async def _answered(answer: Awaitable[Any], context: Any) -> Any:
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if context.cancelled():
+            raise
+        refusal = refusal_of(asyncio.CancelledError())
+    except Exception as error:  # an environment may raise anything, and each is told with its class
+        refusal = refusal_of(error)
+    return await context.abort(refusal.code, refusal.reason)  # which raises
+
+
+def _session(session: Session) -> pb.SessionDescription:
+    return pb.SessionDescription(
+        session=session.id,
+        environment=session.name,
+        client=session.client,
+        turn=session.turn,
+        age_seconds=time.monotonic() - session.opened,
+        lease_left_seconds=session.lease_left(),
+        busy=session.busy is not None,
+    )

@@ -1,0 +1,105 @@
+"""The sessions of a server: each an environment instance that plays one episode, leased to a client."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mrlm_pl.environment import Environment
+from mrlm_pl.remote import environment_pb2 as pb
+
+REMEMBERED = 50_000
+"""Ended sessions of which the reason is kept."""
+
+
+@dataclass(eq=False)
+class Session:
+    """An episode under way.
+
+    Args:
+        id: random, so that nobody guesses another's and none comes again.
+        environment: the instance.
+        name: the environment's name.
+        client: who opened it.
+        lease_seconds: how long it lives without a call.
+        turn: the next turn.
+        reply: the last step's answer.
+        busy: the step that is being made.
+    """
+
+    id: str
+    environment: Environment
+    name: str
+    client: str
+    lease_seconds: float
+    opened: float = field(default_factory=time.monotonic)
+    touched: float = field(default_factory=time.monotonic)
+    turn: int = 0
+    reply: pb.StepReply | None = None
+    busy: asyncio.Future[pb.StepReply] | None = None
+
+    def touch(self) -> None:
+        """Renew the lease."""
+        self.touched = time.monotonic()
+
+    def lease_left(self) -> float:
+        """Seconds until it expires; a session that is busy does not."""
+        return self.lease_seconds if self.busy is not None else self.touched + self.lease_seconds - time.monotonic()
+
+
+class UnknownSessionError(Exception):
+    """There is no such session, and why, where that is known."""
+
+
+class SessionTable:
+    """Sessions by their id."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, Session] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        self.opened_total = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._live.values()))
+
+    def new_id(self) -> str:
+        """An id that no session had or will have."""
+        return secrets.token_urlsafe(16)
+
+    def add(self, session: Session) -> None:
+        """Take a session in."""
+        self._live[session.id] = session
+        self.opened_total += 1
+
+    def find(self, identifier: str) -> Session:
+        """The session, its lease renewed.
+
+        Raises:
+            UnknownSessionError: there is none.
+        """
+        session = self._live.get(identifier)
+        if session is None:
+            reason = self._ended.get(identifier, "it was never opened here, or the server was started again")
+            raise UnknownSessionError(f"session {identifier[:40]!r} is unknown: {reason}")
+        session.touch()
+        return session
+
+    def end(self, session: Session, reason: str) -> bool:
+        """Forget a session but for the reason; False if that was done before."""
+        if self._live.pop(session.id, None) is None:
+            return False
+        self._ended[session.id] = reason
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+        return True
+
+    def expired(self) -> list[Session]:
+        """Sessions whose lease has run out."""
+        return [session for session in self._live.values() if session.lease_left() <= 0]
