@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from mrlm_pl.cli.parser import CommandParser
 from mrlm_pl.cli.plugins import environments_by_name, import_environment, nearest
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.remote.connection import Address
+from mrlm_pl.remote.controller import SEPARATOR, ControllerServer, Membership
 from mrlm_pl.remote.hosted import Factory, Offer
 from mrlm_pl.remote.metrics import serve_metrics
 from mrlm_pl.remote.security import Identity, read_token
@@ -35,6 +38,19 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = serve_parser().parse_args(list(arguments))
     logging.basicConfig(level=logging.INFO, format="mrlm: %(message)s", stream=sys.stderr)
+    identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
+    endpoint = Endpoint(options.host, int(options.port), read_token(options.token_file), identity)
+    limits = Limits(options.lease_seconds, options.step_seconds, options.max_sessions, options.message_mb)
+    server = (
+        ControllerServer(endpoint, limits, options.token_file)
+        if options.controller
+        else _environment_server(options, endpoint, limits)
+    )
+    asyncio.run(_serve(server, options, identity))
+    return 0
+
+
+def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:
     settings = read_settings(options.settings)
     names = list(dict.fromkeys([*_names(options.environments), *settings]))
     if not names:
@@ -44,13 +60,8 @@ def run(arguments: Sequence[str]) -> int:
         made = factory({})  # a mistake in its settings is told now
         made.close()
         logger.info("environment %s: agents %s", name, ", ".join(made.agents))
-    identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
-    endpoint = Endpoint(options.host, options.port, read_token(options.token_file), identity)
-    limits = Limits(options.lease_seconds, options.step_seconds, options.max_sessions, options.message_mb)
     offer = Offer(factories, options.processes, options.step_seconds)
-    server = EnvironmentServer(offer, endpoint, limits, options.threads, options.queue)
-    asyncio.run(_serve(server, options.grace_seconds, options.metrics_port))
-    return 0
+    return EnvironmentServer(offer, endpoint, limits, options.threads, options.queue)
 
 
 def serve_parser() -> CommandParser:
@@ -59,6 +70,9 @@ def serve_parser() -> CommandParser:
     add = parser.add_argument
     add("--environments", type=str, default="", help="Names, with commas between them.")
     add("--settings", type=str, help="YAML file with arguments of environments by name; its names are hosted as well.")
+    add("--controller", type=bool, default=False, help="Host nothing, but lead clients to workers that join.")
+    add("--join", type=str, help="HOST:PORT of a controller, to be a worker of it.")
+    add("--advertise", type=str, help="HOST:PORT at which clients reach this worker; else the one listened on.")
     add("--allow_settings", type=bool, default=False, help="Let clients override arguments, paths among them.")
     add("--host", type=str, default="127.0.0.1", help="Address to listen on.")
     add("--port", type=NonNegativeInt, default=50051, help="Port to listen on; 0 takes a free one, which is told.")
@@ -122,10 +136,16 @@ def _factory(name: str, settings: Mapping[str, Any], allow_settings: bool) -> Fa
     return make
 
 
-async def _serve(server: EnvironmentServer, grace_seconds: float, metrics_port: int) -> None:
-    if metrics_port:
-        serve_metrics(server, metrics_port)
+async def _serve(server: EnvironmentServer, options: Any, identity: Identity) -> None:
+    if options.metrics_port:
+        serve_metrics(server, options.metrics_port)
     await server.start()
+    membership = None
+    if options.join:
+        server.service.sessions.prefix = f"{secrets.token_hex(6)}{SEPARATOR}"
+        controller = Address(options.join, options.token_file, identity, options.message_mb)
+        membership = Membership(server, controller, options.advertise or f"{server.endpoint.host}:{server.port}")
+        await membership.start()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -135,4 +155,6 @@ async def _serve(server: EnvironmentServer, grace_seconds: float, metrics_port: 
     logger.info("going down: %d sessions are live", len(server.service.sessions))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)  # a second signal ends the process at once
-    await server.drain(grace_seconds)
+    await server.drain(options.grace_seconds)
+    if membership is not None:
+        await membership.stop()

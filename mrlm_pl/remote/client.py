@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import secrets
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -25,12 +27,22 @@ from mrlm_pl.remote.codec import (
     to_map,
     to_task,
 )
-from mrlm_pl.remote.connection import Address, Connection, StatusError, client_name, connection, submit
+from mrlm_pl.remote.connection import (
+    CONTROLLER_SECONDS,
+    Address,
+    Connection,
+    StatusError,
+    client_name,
+    connection,
+    submit,
+)
 from mrlm_pl.remote.security import Identity
 
 T = TypeVar("T")
 ASK_SECONDS = 30.0
 TASKS_AT_ONCE = 64
+REACH_SECONDS = 3.0
+ASK_AGAIN_SECONDS = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 _ELSEWHERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
 """Statuses after which another server, or the same one later, may open the session."""
@@ -173,9 +185,14 @@ class RemoteEnvironment(Environment):
                     problem = error
                     if error.code not in _ELSEWHERE:
                         raise _told(error, f"environment {self.name!r}") from error
-                else:
-                    server.hold(reply.session, reply.lease_seconds)
-                    return reply, address
+                    continue
+                if reply.direct:
+                    server.patience = CONTROLLER_SECONDS
+                    worker = replace(address, target=reply.direct)
+                    if await _reaches(worker, reply.session):
+                        server, address = await connection(worker), worker
+                server.hold(reply.session, reply.lease_seconds)
+                return reply, address
             assert problem is not None
             if asyncio.get_running_loop().time() + pause > deadline:
                 raise _told(problem, f"no server opened a session within {self.open_seconds:g} s") from problem
@@ -258,6 +275,7 @@ class RemoteTasks(TaskSource):
 
 
 _turns = itertools.count()
+_reached: dict[Address, tuple[bool, float]] = {}
 
 
 def _in_turn(addresses: Sequence[Address]) -> list[Address]:
@@ -269,6 +287,21 @@ def _in_turn(addresses: Sequence[Address]) -> list[Address]:
 async def _on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine on the connections' loop, awaited on whatever loop this is."""
     return await asyncio.wrap_future(submit(coroutine))
+
+
+async def _reaches(worker: Address, session: str) -> bool:
+    """Whether the network leads to a worker and its session; asked once in a while."""
+    known, asked = _reached.get(worker, (False, -math.inf))
+    now = asyncio.get_running_loop().time()
+    if not known and now - asked > ASK_AGAIN_SECONDS:
+        server = await connection(worker)
+        try:
+            reply = await server.operation(REACH_SECONDS, keep_alive=pb.KeepAliveRequest(sessions=[session]))
+            known = not reply.unknown
+        except StatusError:
+            known = False
+        _reached[worker] = known, now
+    return known
 
 
 def _close_in_background(place: Address, session: str) -> None:

@@ -30,6 +30,9 @@ MAX_BATCH = 256
 RECONNECT_SECONDS = 1.5
 """A server that cannot be reached for so long is gone, and its sessions with it."""
 
+CONTROLLER_SECONDS = 20.0
+"""The same of a controller, whose sessions live on its workers while it is started again."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 GOODBYE_SECONDS = 2.0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -77,6 +80,7 @@ class Connection:
         self._runner: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self.leases: dict[str, float] = {}
+        self.patience = RECONNECT_SECONDS
         size = address.message_mb << 20
         options = [
             ("grpc.max_receive_message_length", size),
@@ -131,6 +135,10 @@ class Connection:
             text = f"{self.address.target}: {error.details()}"
             raise StatusError(error.code(), text) from error
 
+    def join(self, reports: AsyncIterator[pb.WorkerReport]) -> AsyncIterator[pb.WorkerOrder]:
+        """A controller's answers to a worker's reports."""
+        return environment_pb2_grpc.ControllerServiceStub(self._channel).Join(reports, metadata=self._metadata)
+
     def hold(self, session: str, lease_seconds: float) -> None:
         """Keep a session's lease alive until it is released."""
         self.leases[session] = lease_seconds
@@ -168,7 +176,7 @@ class Connection:
             except Exception as error:  # a server that talks nonsense makes the library raise all kinds of errors
                 problem = StatusError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
             broken = broken or (time.monotonic() if answered else started)
-            if problem.code in _FINAL or time.monotonic() - broken + pause > RECONNECT_SECONDS:
+            if problem.code in _FINAL or time.monotonic() - broken + pause > self.patience:
                 self._fail(problem.code, f"{self.address.target}: {problem.text}")
                 broken = None
                 continue

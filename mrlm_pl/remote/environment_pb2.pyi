@@ -189,16 +189,18 @@ class OpenRequest(_message.Message):
     def __init__(self, environment: _Optional[str] = ..., settings: _Optional[_Union[Map, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., client: _Optional[str] = ..., key: _Optional[str] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
 
 class OpenReply(_message.Message):
-    __slots__ = ("session", "lease_seconds", "observations", "tools")
+    __slots__ = ("session", "lease_seconds", "observations", "tools", "direct")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
     session: str
     lease_seconds: float
     observations: _containers.RepeatedCompositeFieldContainer[AgentMessages]
     tools: _containers.RepeatedCompositeFieldContainer[AgentTools]
-    def __init__(self, session: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., observations: _Optional[_Iterable[_Union[AgentMessages, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[AgentTools, _Mapping]]] = ...) -> None: ...
+    direct: str
+    def __init__(self, session: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., observations: _Optional[_Iterable[_Union[AgentMessages, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[AgentTools, _Mapping]]] = ..., direct: _Optional[str] = ...) -> None: ...
 
 class AgentAction(_message.Message):
     __slots__ = ("agent", "message")
@@ -341,3 +343,45 @@ class ListSessionsReply(_message.Message):
     sessions: _containers.RepeatedCompositeFieldContainer[SessionDescription]
     total: int
     def __init__(self, sessions: _Optional[_Iterable[_Union[SessionDescription, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
+
+class WorkerReport(_message.Message):
+    __slots__ = ("worker", "address", "environments", "sessions", "capacity", "waiting", "draining")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    address: str
+    environments: _containers.RepeatedCompositeFieldContainer[EnvironmentDescription]
+    sessions: int
+    capacity: int
+    waiting: int
+    draining: bool
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., environments: _Optional[_Iterable[_Union[EnvironmentDescription, _Mapping]]] = ..., sessions: _Optional[int] = ..., capacity: _Optional[int] = ..., waiting: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class WorkerOrder(_message.Message):
+    __slots__ = ("drain",)
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    drain: bool
+    def __init__(self, drain: _Optional[bool] = ...) -> None: ...
+
+class ListWorkersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerDescription(_message.Message):
+    __slots__ = ("report", "silent_seconds")
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    report: WorkerReport
+    silent_seconds: float
+    def __init__(self, report: _Optional[_Union[WorkerReport, _Mapping]] = ..., silent_seconds: _Optional[float] = ...) -> None: ...
+
+class ListWorkersReply(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerDescription]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerDescription, _Mapping]]] = ...) -> None: ...

@@ -441,3 +441,122 @@ class EnvironmentService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class ControllerServiceStub:
+    """Workers dial in here; clients use the same EnvironmentService as everywhere, and are led to a worker.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Join = channel.stream_stream(
+                '/mrlm.remote.v1.ControllerService/Join',
+                request_serializer=mrlm__pl_dot_remote_dot_environment__pb2.WorkerReport.SerializeToString,
+                response_deserializer=mrlm__pl_dot_remote_dot_environment__pb2.WorkerOrder.FromString,
+                _registered_method=True)
+        self.ListWorkers = channel.unary_unary(
+                '/mrlm.remote.v1.ControllerService/ListWorkers',
+                request_serializer=mrlm__pl_dot_remote_dot_environment__pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=mrlm__pl_dot_remote_dot_environment__pb2.ListWorkersReply.FromString,
+                _registered_method=True)
+
+
+class ControllerServiceServicer:
+    """Workers dial in here; clients use the same EnvironmentService as everywhere, and are led to a worker.
+    """
+
+    def Join(self, request_iterator, context):
+        """A worker reports itself at once and then its load; each report is answered. It is gone when the stream ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListWorkers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ControllerServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Join': grpc.stream_stream_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=mrlm__pl_dot_remote_dot_environment__pb2.WorkerReport.FromString,
+                    response_serializer=mrlm__pl_dot_remote_dot_environment__pb2.WorkerOrder.SerializeToString,
+            ),
+            'ListWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkers,
+                    request_deserializer=mrlm__pl_dot_remote_dot_environment__pb2.ListWorkersRequest.FromString,
+                    response_serializer=mrlm__pl_dot_remote_dot_environment__pb2.ListWorkersReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'mrlm.remote.v1.ControllerService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('mrlm.remote.v1.ControllerService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class ControllerService:
+    """Workers dial in here; clients use the same EnvironmentService as everywhere, and are led to a worker.
+    """
+
+    @staticmethod
+    def Join(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/mrlm.remote.v1.ControllerService/Join',
+            mrlm__pl_dot_remote_dot_environment__pb2.WorkerReport.SerializeToString,
+            mrlm__pl_dot_remote_dot_environment__pb2.WorkerOrder.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mrlm.remote.v1.ControllerService/ListWorkers',
+            mrlm__pl_dot_remote_dot_environment__pb2.ListWorkersRequest.SerializeToString,
+            mrlm__pl_dot_remote_dot_environment__pb2.ListWorkersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

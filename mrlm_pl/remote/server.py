@@ -98,7 +98,7 @@ class EnvironmentServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ],
         )
-        environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(self.service, server)
+        self.register(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         address = f"{self.endpoint.host}:{self.endpoint.port}"
@@ -114,6 +114,10 @@ class EnvironmentServer:
         await self._tell_health(health_pb2.HealthCheckResponse.SERVING)
         self._server = server
         self._sweeper = asyncio.ensure_future(self._sweep())
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the services."""
+        environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(self.service, server)
 
     async def serve(self) -> None:
         """Wait until it is stopped."""

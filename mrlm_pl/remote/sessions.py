@@ -56,9 +56,14 @@ class UnknownSessionError(Exception):
 
 
 class SessionTable:
-    """Sessions by their id."""
+    """Sessions by their id.
 
-    def __init__(self) -> None:
+    Args:
+        prefix: with which ids begin.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
         self._live: dict[str, Session] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
         self.opened_total = 0
@@ -70,8 +75,8 @@ class SessionTable:
         return iter(list(self._live.values()))
 
     def new_id(self) -> str:
-        """An id that no session had or will have."""
-        return secrets.token_urlsafe(16)
+        """An id that no session had or will have; it begins with the worker's, where there is one."""
+        return f"{self.prefix}{secrets.token_urlsafe(16)}"
 
     def add(self, session: Session) -> None:
         """Take a session in."""
