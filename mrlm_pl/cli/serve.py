@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
 def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:
     settings = read_settings(options.settings)
     names = list(dict.fromkeys([*_names(options.environments), *settings]))
-    if not names:
+    if not names and not options.policies:
         raise ConfigurationError("environments: name at least one, as in `--environments math,code`")
     factories = {name: _factory(name, settings.get(name, {}), options.allow_settings) for name in names}
     for name, factory in factories.items():
@@ -61,7 +61,27 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
         made.close()
         logger.info("environment %s: agents %s", name, ", ".join(made.agents))
     offer = Offer(factories, options.processes, options.step_seconds)
-    return EnvironmentServer(offer, endpoint, limits, options.threads, options.queue)
+    policies = _policy_service(options.policies, options.device) if options.policies else None
+    return EnvironmentServer(offer, endpoint, limits, options.threads, options.queue, policies)
+
+
+def _policy_service(models: dict[str, str], device: str) -> Any:
+    """The service of policies, their models loaded; only here is torch needed."""
+    from mrlm_pl.engines import InProcessEngine
+    from mrlm_pl.policy import Policy
+    from mrlm_pl.remote.policy_service import PolicyService
+
+    engine = InProcessEngine()
+    for name, model in models.items():
+        policy = Policy(model=model)
+        policy.load()
+        try:
+            policy.model.to(device).eval()
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
+        engine.load(name, policy.model, 0)
+        logger.info("policy %s: %s on %s", name, model, device)
+    return PolicyService(engine, models)
 
 
 def serve_parser() -> CommandParser:
@@ -70,6 +90,8 @@ def serve_parser() -> CommandParser:
     add = parser.add_argument
     add("--environments", type=str, default="", help="Names, with commas between them.")
     add("--settings", type=str, help="YAML file with arguments of environments by name; its names are hosted as well.")
+    add("--policies", type=dict[str, str], default={}, help="Models to generate with, by names: '{judge: MODEL}'.")
+    add("--device", type=str, default="cpu", help="Where these models are, as torch names it.")
     add("--controller", type=bool, default=False, help="Host nothing, but lead clients to workers that join.")
     add("--join", type=str, help="HOST:PORT of a controller, to be a worker of it.")
     add("--advertise", type=str, help="HOST:PORT at which clients reach this worker; else the one listened on.")

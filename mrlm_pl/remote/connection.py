@@ -100,6 +100,7 @@ class Connection:
         else:
             self._channel = grpc.aio.secure_channel(address.target, credentials, options=options)
         self._stub = environment_pb2_grpc.EnvironmentServiceStub(self._channel)
+        self._policies = environment_pb2_grpc.PolicyServiceStub(self._channel)
 
     async def operation(self, timeout: float, **request: Any) -> Any:
         """The reply to an operation, such as ``step=StepRequest(...)``.
@@ -128,8 +129,18 @@ class Connection:
         Raises:
             StatusError: as for :meth:`operation`.
         """
+        return await self._called(getattr(self._stub, method), request, timeout)
+
+    async def policy(self, method: str, request: Any, timeout: float) -> Any:
+        """The reply of a method of the policy service.
+
+        Raises:
+            StatusError: as for :meth:`operation`.
+        """
+        return await self._called(getattr(self._policies, method), request, timeout)
+
+    async def _called(self, call: Any, request: Any, timeout: float) -> Any:
         try:
-            call = getattr(self._stub, method)
             return await call(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             text = f"{self.address.target}: {error.details()}"

@@ -385,3 +385,87 @@ class ListWorkersReply(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerDescription]
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerDescription, _Mapping]]] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_p", "top_k", "max_tokens")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+
+class SampleRequest(_message.Message):
+    __slots__ = ("token_ids", "policy", "seed", "sampling", "stop_ids", "session")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    policy: str
+    seed: str
+    sampling: Sampling
+    stop_ids: _containers.RepeatedScalarFieldContainer[int]
+    session: str
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[str] = ..., seed: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ...) -> None: ...
+
+class Sample(_message.Message):
+    __slots__ = ("token_ids", "logprobs", "finish_reason", "version", "engine")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    finish_reason: str
+    version: int
+    engine: str
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., finish_reason: _Optional[str] = ..., version: _Optional[int] = ..., engine: _Optional[str] = ...) -> None: ...
+
+class SampleBatch(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[SampleRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[SampleRequest, _Mapping]]] = ...) -> None: ...
+
+class SampleReplies(_message.Message):
+    __slots__ = ("samples",)
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    samples: _containers.RepeatedCompositeFieldContainer[Sample]
+    def __init__(self, samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("session_prefix",)
+    SESSION_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    session_prefix: str
+    def __init__(self, session_prefix: _Optional[str] = ...) -> None: ...
+
+class ReleaseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribePoliciesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PolicyDescription(_message.Message):
+    __slots__ = ("name", "model", "version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    version: int
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class DescribePoliciesReply(_message.Message):
+    __slots__ = ("policies",)
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    policies: _containers.RepeatedCompositeFieldContainer[PolicyDescription]
+    def __init__(self, policies: _Optional[_Iterable[_Union[PolicyDescription, _Mapping]]] = ...) -> None: ...

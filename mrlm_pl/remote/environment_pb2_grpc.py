@@ -560,3 +560,164 @@ class ControllerService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class PolicyServiceStub:
+    """Policies that generate for others: token ids in, sampled tokens with their log-probabilities out.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.DescribePolicies = channel.unary_unary(
+                '/mrlm.remote.v1.PolicyService/DescribePolicies',
+                request_serializer=mrlm__pl_dot_remote_dot_environment__pb2.DescribePoliciesRequest.SerializeToString,
+                response_deserializer=mrlm__pl_dot_remote_dot_environment__pb2.DescribePoliciesReply.FromString,
+                _registered_method=True)
+        self.Sample = channel.unary_unary(
+                '/mrlm.remote.v1.PolicyService/Sample',
+                request_serializer=mrlm__pl_dot_remote_dot_environment__pb2.SampleBatch.SerializeToString,
+                response_deserializer=mrlm__pl_dot_remote_dot_environment__pb2.SampleReplies.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/mrlm.remote.v1.PolicyService/Release',
+                request_serializer=mrlm__pl_dot_remote_dot_environment__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=mrlm__pl_dot_remote_dot_environment__pb2.ReleaseReply.FromString,
+                _registered_method=True)
+
+
+class PolicyServiceServicer:
+    """Policies that generate for others: token ids in, sampled tokens with their log-probabilities out.
+    """
+
+    def DescribePolicies(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sample(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PolicyServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'DescribePolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribePolicies,
+                    request_deserializer=mrlm__pl_dot_remote_dot_environment__pb2.DescribePoliciesRequest.FromString,
+                    response_serializer=mrlm__pl_dot_remote_dot_environment__pb2.DescribePoliciesReply.SerializeToString,
+            ),
+            'Sample': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sample,
+                    request_deserializer=mrlm__pl_dot_remote_dot_environment__pb2.SampleBatch.FromString,
+                    response_serializer=mrlm__pl_dot_remote_dot_environment__pb2.SampleReplies.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=mrlm__pl_dot_remote_dot_environment__pb2.ReleaseRequest.FromString,
+                    response_serializer=mrlm__pl_dot_remote_dot_environment__pb2.ReleaseReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'mrlm.remote.v1.PolicyService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('mrlm.remote.v1.PolicyService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class PolicyService:
+    """Policies that generate for others: token ids in, sampled tokens with their log-probabilities out.
+    """
+
+    @staticmethod
+    def DescribePolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mrlm.remote.v1.PolicyService/DescribePolicies',
+            mrlm__pl_dot_remote_dot_environment__pb2.DescribePoliciesRequest.SerializeToString,
+            mrlm__pl_dot_remote_dot_environment__pb2.DescribePoliciesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sample(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mrlm.remote.v1.PolicyService/Sample',
+            mrlm__pl_dot_remote_dot_environment__pb2.SampleBatch.SerializeToString,
+            mrlm__pl_dot_remote_dot_environment__pb2.SampleReplies.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mrlm.remote.v1.PolicyService/Release',
+            mrlm__pl_dot_remote_dot_environment__pb2.ReleaseRequest.SerializeToString,
+            mrlm__pl_dot_remote_dot_environment__pb2.ReleaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -61,6 +62,7 @@ class EnvironmentServer:
         limits: what it allows.
         threads: that call environments.
         queue: calls that may wait.
+        policies: a :class:`~mrlm_pl.remote.policy_service.PolicyService` to serve as well; None has none.
     """
 
     def __init__(
@@ -70,10 +72,12 @@ class EnvironmentServer:
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         threads: int = 8,
         queue: int = 10_000,
+        policies: Any = None,
     ) -> None:
         self.offer, self.endpoint, self.limits = offer, endpoint, limits
         self.workers = Workers(threads, queue)
         self.service = EnvironmentService(offer, self.workers, limits)
+        self.policies = policies
         self.port = 0
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
@@ -118,6 +122,8 @@ class EnvironmentServer:
     def register(self, server: grpc.aio.Server) -> None:
         """Add the services."""
         environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(self.service, server)
+        if self.policies is not None:
+            environment_pb2_grpc.add_PolicyServiceServicer_to_server(self.policies, server)
 
     async def serve(self) -> None:
         """Wait until it is stopped."""

@@ -1,0 +1,183 @@
+"""Policies behind gRPC: the service over an engine, and the engine that calls it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
+from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
+from mrlm_pl.remote import environment_pb2 as pb
+from mrlm_pl.remote import environment_pb2_grpc
+from mrlm_pl.remote.connection import Address, StatusError, connection, submit
+from mrlm_pl.remote.security import Identity
+
+MAX_REQUESTS = 1024
+"""Turns of one call."""
+
+
+class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
+    """Generates for callers; the calls are made one after the other, each as one batch of the engine.
+
+    A request has its seed, so asking again gives the same tokens.
+
+    Args:
+        engine: with the policies loaded.
+        policies: name of the model behind each policy.
+    """
+
+    def __init__(self, engine: Engine, policies: Mapping[str, str]) -> None:
+        self.engine, self.policies = engine, dict(policies)
+        self._one_at_a_time = asyncio.Lock()
+
+    async def Sample(self, request: pb.SampleBatch, context: Any) -> pb.SampleReplies:  # noqa: N802 (of the protocol)
+        if len(request.requests) > MAX_REQUESTS:
+            text = f"{len(request.requests)} turns in one call; at most {MAX_REQUESTS} are taken"
+            return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        try:
+            asked = [_from_request(item) for item in request.requests]
+            unknown = sorted({item.policy for item in asked} - self.policies.keys())
+            if unknown:
+                return await context.abort(
+                    grpc.StatusCode.NOT_FOUND,
+                    f"there is no policy {unknown[0][:100]!r} here; there are {', '.join(sorted(self.policies))}",
+                )
+            async with self._one_at_a_time:
+                samples = await self.engine.sample(asked)
+        except (ConfigurationError, EngineError, ValueError) as error:
+            return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{type(error).__name__}: {error}")
+        return pb.SampleReplies(samples=[_to_sample(sample) for sample in samples])
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
+        if request.session_prefix:
+            self.engine.release(request.session_prefix)
+        return pb.ReleaseReply()
+
+    async def DescribePolicies(  # noqa: N802
+        self, request: pb.DescribePoliciesRequest, context: Any
+    ) -> pb.DescribePoliciesReply:
+        described = [pb.PolicyDescription(name=name, model=model) for name, model in self.policies.items()]
+        return pb.DescribePoliciesReply(policies=described)
+
+
+class RemoteEngine(Engine):
+    """An engine whose policies are on a server (``mrlm serve --policies NAME=MODEL``); their weights stay as they are.
+
+    Args:
+        address: ``HOST:PORT``.
+        token_file: file with the token; without it, the environment variable ``MRLM_TOKEN``.
+        identity: for TLS.
+        seconds: that one call may take.
+    """
+
+    def __init__(
+        self, address: str, token_file: str | None = None, identity: Identity | None = None, seconds: float = 300.0
+    ) -> None:
+        self.address = Address(address, token_file, identity or Identity())
+        self.seconds = seconds
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """One sample per request; see :meth:`Engine.sample`.
+
+        Raises:
+            EngineError: the server refuses the requests.
+            RemoteError: the server cannot be reached.
+        """
+        found: list[Sample] = []
+        for start in range(0, len(requests), MAX_REQUESTS):
+            batch = pb.SampleBatch(requests=[_to_request(item) for item in requests[start : start + MAX_REQUESTS]])
+            reply = await asyncio.wrap_future(submit(self._ask("Sample", batch)))
+            found += [_from_sample(sample) for sample in reply.samples]
+        if len(found) != len(requests):
+            raise RemoteError(f"{self.address.target} answered {len(requests)} turns with {len(found)} samples")
+        return found
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        """Refuses: the weights are the server's.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError(f"policy {policy!r} is on {self.address.target}; its weights cannot be set from here")
+
+    def policies(self) -> dict[str, str]:
+        """Name of the model behind each policy of the server.
+
+        Raises:
+            RemoteError: the server cannot be reached.
+        """
+        reply = submit(self._ask("DescribePolicies", pb.DescribePoliciesRequest())).result()
+        return {item.name: item.model for item in reply.policies}
+
+    def release(self, session_prefix: str) -> None:
+        """Forget caches, in the background; see :meth:`Engine.release`."""
+        submit(self._release(session_prefix))
+
+    async def _release(self, session_prefix: str) -> None:
+        try:
+            await self._ask("Release", pb.ReleaseRequest(session_prefix=session_prefix))
+        except (EngineError, RemoteError):
+            return  # caches are bounded; a server that is gone has none
+
+    async def _ask(self, method: str, request: Any) -> Any:
+        server = await connection(self.address)
+        try:
+            return await server.policy(method, request, self.seconds)
+        except StatusError as error:
+            if error.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
+                raise EngineError(error.text) from error
+            raise RemoteError(str(error)) from error
+
+
+def _to_request(request: SampleRequest) -> pb.SampleRequest:
+    sampling = request.sampling
+    return pb.SampleRequest(
+        token_ids=request.token_ids,
+        policy=request.policy,
+        seed=str(request.seed),
+        sampling=pb.Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens,
+        ),
+        stop_ids=request.stop_ids,
+        session=request.session,
+    )
+
+
+def _from_request(request: pb.SampleRequest) -> SampleRequest:
+    given = request.sampling
+    return SampleRequest(
+        token_ids=tuple(request.token_ids),
+        policy=request.policy,
+        seed=int(request.seed),
+        sampling=Sampling(given.temperature, given.top_p, given.top_k, given.max_tokens),
+        stop_ids=tuple(request.stop_ids),
+        session=request.session,
+    )
+
+
+def _to_sample(sample: Sample) -> pb.Sample:
+    return pb.Sample(
+        token_ids=sample.token_ids,
+        logprobs=sample.logprobs,
+        finish_reason=sample.finish_reason,
+        version=sample.version,
+        engine=sample.engine,
+    )
+
+
+def _from_sample(sample: pb.Sample) -> Sample:
+    if sample.finish_reason not in ("stop", "length") or len(sample.token_ids) != len(sample.logprobs):
+        raise RemoteError(f"a sample that is not of the protocol: it ended by {sample.finish_reason!r:.40}")
+    return Sample(
+        tuple(sample.token_ids),
+        tuple(sample.logprobs),
+        "stop" if sample.finish_reason == "stop" else "length",
+        sample.version,
+        sample.engine,
+    )
