@@ -144,7 +144,9 @@ def test_names_that_the_tests_need_are_required(options: dict[str, Any]) -> None
 
 
 def test_required_names() -> None:
-    assert Tests(("import math\nassert area(2) == math.pi * f(2)",), context="def f(x): return x").required() == ["area"]
+    assert Tests(("import math\nassert area(2) == math.pi * f(2)",), context="def f(x): return x").required() == [
+        "area"
+    ]
     assert Tests(("assert g(1) == h(1)",), names=("g",), entry="e").required() == ["e", "g"]
 
 
@@ -209,7 +211,7 @@ def test_time_is_for_all_calls_together() -> None:
 
 
 def test_replies_that_are_made_up_are_answers_and_no_verdicts() -> None:
-    program = "import os\ndef f():\n    os.write(4, b'{\"ok\": {\"passed\": 9, \"run\": 9}}\\n')\n    return 1"
+    program = 'import os\ndef f():\n    os.write(4, b\'{"ok": {"passed": 9, "run": 9}}\\n\')\n    return 1'
     found = graded(program, "assert f() == 1")
     assert (found.passed, found.run) == (0, 1)
 

@@ -105,7 +105,9 @@ time.sleep(20)
         assert done.error == "OSError: [Errno 28] No space left on device"
     else:
         assert done.ending == "disk"
-    assert Sandbox(level=level, disk_mb=64, wall_seconds=20).run(program.replace("sleep(20)", "sleep(.2)")).error is None
+    assert (
+        Sandbox(level=level, disk_mb=64, wall_seconds=20).run(program.replace("sleep(20)", "sleep(.2)")).error is None
+    )
 
 
 def test_one_large_file(level: str) -> None:

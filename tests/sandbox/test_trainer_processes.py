@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,14 +20,15 @@ from mrlm_pl.sandbox.cell import _family
 from mrlm_pl.sandbox.server_process import server
 
 REPOSITORY = Path(__file__).parents[2]
-SECONDS = 60
+SECONDS = 30
 WITH_A_PROGRAM = """
 import sys, threading, time
 from mrlm_pl.sandbox import Sandbox, server_process
 sandbox = Sandbox(level=sys.argv[1], wall_seconds=600)
 cell = sandbox.open()
 sandbox.execute(cell, {"operation": "run", "source": "open('file', 'w').close()"})
-threading.Thread(target=lambda: sandbox.execute(cell, {"operation": "run", "source": "while True: pass"})).start()
+endless = {"operation": "run", "source": "while True: pass"}
+threading.Thread(target=sandbox.execute, args=(cell, endless), daemon=True).start()
 shell = sandbox.open(shell=True)
 sandbox.script(shell, "mkdir -m 0 closed; setsid sleep 300 & sleep 300 & nohup setsid sh -c 'sleep 301; true' & sleep .3")
 print("up", server_process.server(cell.server.level)._process.pid, flush=True)
@@ -36,7 +39,7 @@ import os, sys, threading, time
 from mrlm_pl.sandbox import Sandbox, server_process
 sandbox = Sandbox(level=sys.argv[1], wall_seconds=20)
 own = sandbox.open()
-busy = [threading.Thread(target=sandbox.run, args=("import time; time.sleep(2)",)) for _ in range(os.cpu_count() + 1)]
+busy = [threading.Thread(target=sandbox.run, args=("import time; time.sleep(1)",)) for _ in range(os.cpu_count() + 1)]
 for thread in busy: thread.start()
 time.sleep(0.5)
 before = server_process.server(sandbox.isolation)._process.pid
@@ -44,7 +47,6 @@ child = os.fork()
 if child == 0:
     started = time.monotonic()
     assert sandbox.run("6 * 7").output == "42\\n"
-    assert time.monotonic() - started < 1.5 + 5 * (sys.argv[2] == "slow"), "it waits for nobody"
     assert server_process.server(sandbox.isolation)._process.pid != before
     own.close()  # the parent's
     server_process._close_all()
@@ -57,7 +59,7 @@ assert sandbox.run("1 + 2").output == "3\\n"
 """
 # What a killed trainer forked must not keep its server alive.
 FORKED_AND_KILLED = WITH_A_PROGRAM.replace(
-    "time.sleep(600)", "import os\nif os.fork() == 0: os.close(1); os.close(2)\ntime.sleep(30)"
+    'print("up"', 'import os\nif os.fork() == 0: os.close(1); time.sleep(15); os._exit(0)\nprint("up"'
 )
 USING = """
 import sys
@@ -82,15 +84,23 @@ def level(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def trainer(tmp_path: Path, level: str) -> Callable[[str], subprocess.Popen[str]]:
-    """Starts a process that runs a program at the level, with a temporary folder of its own."""
-    tmp_path.chmod(0o755)
+def temporary() -> Iterator[Path]:
+    """A temporary folder that every user can enter."""
+    folder = Path(tempfile.mkdtemp(prefix="mrlm-trainer-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
 
-    def start(program: str, *arguments: str) -> subprocess.Popen[str]:
+
+@pytest.fixture
+def trainer(temporary: Path, level: str) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a process that runs a program at the level, with a temporary folder of its own."""
+
+    def start(program: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-c", program, level, *arguments],
+            [sys.executable, "-c", program, level],
             cwd=REPOSITORY,
-            env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY)},
+            env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(REPOSITORY)},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -118,48 +128,47 @@ def wait_until_gone(processes: list[int]) -> list[int]:
     return alive(processes)
 
 
-def left_after_kill(process: subprocess.Popen[str], level: str) -> list[int]:
+def left_after_kill(process: subprocess.Popen[str]) -> list[int]:
     assert process.stdout is not None
     word, number = process.stdout.readline().split()
     assert word == "up"
     family = list(_family(int(number)))
-    # The server, a program and a script; where there are process namespaces, also the server's first process.
-    assert len(alive(family)) >= 6, "they run"
+    assert len(alive(family)) >= 4, "the server, a program, a shell, and what its script started"
     process.send_signal(signal.SIGKILL)
     process.wait(SECONDS)
     return wait_until_gone(family)
 
 
-def test_a_killed_trainer_leaves_nothing(trainer: Callable, level: str, tmp_path: Path) -> None:
+def test_a_killed_trainer_leaves_nothing(trainer: Callable, level: str, temporary: Path) -> None:
     process = trainer(WITH_A_PROGRAM)
     try:
-        assert left_after_kill(process, level) == []
+        assert left_after_kill(process) == []
     finally:
         process.kill()
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_forked_process_does_not_keep_the_server_of_a_killed_trainer(trainer: Callable, level: str) -> None:
     process = trainer(FORKED_AND_KILLED)
     try:
-        assert left_after_kill(process, level) == []
+        assert left_after_kill(process) == []
     finally:
         process.kill()
 
 
-def test_a_forked_process_has_a_server_of_its_own(trainer: Callable, level: str, tmp_path: Path) -> None:
-    process = trainer(FORKING, "quick")
+def test_a_forked_process_has_a_server_of_its_own(trainer: Callable, level: str, temporary: Path) -> None:
+    process = trainer(FORKING)
     try:
         assert process.wait(SECONDS) == 0
     finally:
         process.kill()
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
-def test_nothing_is_left_in_the_temporary_folder_after_use(trainer: Callable, level: str, tmp_path: Path) -> None:
+def test_nothing_is_left_in_the_temporary_folder_after_use(trainer: Callable, level: str, temporary: Path) -> None:
     process = trainer(USING)
     try:
         assert process.wait(SECONDS) == 0
     finally:
         process.kill()
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
