@@ -30,7 +30,8 @@ sandbox.execute(cell, {"operation": "run", "source": "open('file', 'w').close()"
 endless = {"operation": "run", "source": "while True: pass"}
 threading.Thread(target=sandbox.execute, args=(cell, endless), daemon=True).start()
 shell = sandbox.open(shell=True)
-sandbox.script(shell, "mkdir -m 0 closed; setsid sleep 300 & sleep 300 & nohup setsid sh -c 'sleep 301; true' & sleep .3")
+started = "setsid sleep 300 & sleep 300 & nohup setsid sh -c 'sleep 301; true' &"
+sandbox.script(shell, f"mkdir -m 0 closed; {started} sleep .3")
 print("up", server_process.server(cell.server.level)._process.pid, flush=True)
 time.sleep(600)
 """

@@ -8,7 +8,6 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-
 MAX_LINE = 4 << 20
 """Bytes of a reply; a child that sends more is ended."""
 
