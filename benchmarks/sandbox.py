@@ -1,4 +1,4 @@
-"""Executions per second and start latency of each sandbox level against plain ``subprocess``, and many episodes at once.
+"""Executions per second and start latency of each sandbox level against plain ``subprocess``; many episodes at once.
 
     python benchmarks/sandbox.py [--executions 60] [--rounds 5] [--episodes 16] [--json FILE]
 
