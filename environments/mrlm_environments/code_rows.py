@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 import sys
 from collections.abc import Mapping
@@ -90,7 +91,7 @@ def _read(row: Mapping[str, Any]) -> dict[str, Any]:
     if "test_list" in row:
         return _mbpp(row)
     prompt, entry = str(row["prompt"]), str(row["entry_point"])
-    if not entry.isidentifier():
+    if not entry.isidentifier() or keyword.iskeyword(entry):
         raise ValueError(f"entry_point {entry!r} is no name of a function")
     if "pairs" in row:
         tests = [_test_of_pair(entry, pair) for pair in row["pairs"]]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 CodeKind = Literal["number", "text", "list"]
 MAX_DIFFICULTY = 3
 TESTS = 5
+MAX_DRAWS = 1000
 ENTRY = "f"
 
 
@@ -83,7 +84,8 @@ def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
     number = rng.randint(rule.low, min(rule.high, 9) if difficulty == 1 else rule.high)
     description, expression = rule.description.format(a=number), rule.expression.format(a=number)
     if difficulty == MAX_DIFFICULTY:
-        step, factor = rng.randrange(len(_NUMERIC_CODE)), rng.randint(2, 9)
+        step = rng.randrange(len(_NUMERIC_CODE))
+        factor = rng.choice([value for value in range(2, 10) if value != number])  # (x+4)-4 would be no task
         example = _value(expression, _argument(Random(0), kind))
         if isinstance(example, bool):
             description = f"{factor} if {description.removeprefix('whether ')}, else 0"
@@ -98,11 +100,12 @@ def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
 
 def _pairs(rng: Random, kind: CodeKind, number: int, expression: str) -> list[list[Any]]:
     """Arguments and values that neither a constant function nor the identity agrees with."""
-    while True:
+    for _ in range(MAX_DRAWS):
         arguments = [_argument(rng, kind, near=number) for _ in range(TESTS)]
         values = [_value(expression, argument) for argument in arguments]
         if arguments != values and any(value != values[0] for value in values):
             return [[[argument], value] for argument, value in zip(arguments, values, strict=True)]
+    raise AssertionError(f"no arguments tell {expression} from a constant and from x")
 
 
 def _argument(rng: Random, kind: CodeKind, near: int = 5) -> Any:
