@@ -178,8 +178,9 @@ class ShellEnvironment(SingleAgentEnvironment):
         if time.monotonic() > self._deadline:
             return "[not run: the scripts before it took too long]"
         done = self._script(self._cell, call.arguments["script"])
-        if self._cell.ending is not None:
-            self.close()
+        if self._cell.ending is None:
+            return told(done, SHOWN_CHARACTERS)
+        self.close()
         return told(done, SHOWN_CHARACTERS, "The system is gone.")
 
     def _judged(self, call: ToolCall) -> Outcome:
