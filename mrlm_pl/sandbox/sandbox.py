@@ -109,8 +109,12 @@ class Sandbox:
             )
         return found
 
-    def open(self, *, shell: bool = False) -> Cell:
+    def open(self, *, shell: bool = False, requests: int = 1) -> Cell:
         """A locked-down child that answers requests; close it.
+
+        Args:
+            shell: it runs scripts.
+            requests: how many requests of full length its processor time is enough for; scripts have their own.
 
         Raises:
             SandboxError: it cannot be made.
@@ -119,7 +123,7 @@ class Sandbox:
         settings = CellSettings(
             number=host.next_number(),
             memory_mb=self.memory_mb,
-            cpu_seconds=math.ceil(self.wall_seconds) + 1,
+            cpu_seconds=math.ceil(self.wall_seconds * requests) + 1,
             disk_mb=self.disk_mb,
             files=MAX_FILES,
             processes=SHELL_TASKS if shell else PYTHON_TASKS,
