@@ -221,6 +221,7 @@ for number in range(2048):
 print(json.dumps([sorted(os.environ), os.environ["HOME"], os.getcwd(), found]))
 """
     try:
+        assert Path(f"/proc/{host._process.pid}/environ").read_bytes() == b"", "what is unset still lies in memory"
         settings = CellSettings(host.next_number(), 512, 10, 64, 4096, 32, shell=False)
         with Cell(host, settings, 65536, 20.0) as cell:
             cell.request({"operation": "run", "source": program}, time.monotonic() + 20)
