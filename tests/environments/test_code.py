@@ -86,10 +86,11 @@ def test_the_parts_of_a_reward() -> None:
         f"{RIGHT}\nraise SystemExit",
         "double = 1 +",
         "x" * 200_000,
+        "#" * 100_000 + f"\n{RIGHT}",
         f"{RIGHT}\nx = '\0'",
         f"{RIGHT}\nx = '\ud800'",
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_a_program_that_is_missing_or_cannot_be_loaded_costs(program: str) -> None:
     step = graded(program)
