@@ -82,7 +82,7 @@ def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
     """The calls that an assistant's message asks for, in order.
 
     >>> requested_calls(Message("assistant", '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'))
-    (ToolCall(id='call_0', name='add', arguments={'a': 1}),)
+    (ToolCall(id='call00000', name='add', arguments={'a': 1}),)
     >>> requested_calls(Message("assistant", "<tool_call>{oops</tool_call>"))[0].fault
     'it is not JSON'
     """
@@ -128,7 +128,7 @@ def call_of(value: object, number: int, text: str) -> ToolCall | MalformedCall:
     if not isinstance(arguments, dict):
         return MalformedCall(text, 'its "arguments" are not an object')
     identifier = value.get("id")
-    return ToolCall(identifier if isinstance(identifier, str) else f"call_{number}", value["name"], arguments)
+    return ToolCall(identifier if isinstance(identifier, str) else f"call{number:05d}", value["name"], arguments)
 
 
 def argument_fault(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | None:

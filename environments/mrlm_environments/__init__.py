@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mrlm_environments.mcp_tools import McpTools
     from mrlm_environments.sandboxed_tools import PythonRepl, Shell
     from mrlm_environments.shell import ShellEnvironment
+    from mrlm_environments.sql import SqlEnvironment
     from mrlm_environments.tools import ToolEnvironment
     from mrlm_environments.web_search import WebSearch
 
@@ -27,6 +28,7 @@ __all__ = [
     "PythonRepl",
     "Shell",
     "ShellEnvironment",
+    "SqlEnvironment",
     "ToolEnvironment",
     "WebSearch",
 ]
@@ -41,6 +43,7 @@ _HOME = {
     "PythonRepl": "sandboxed_tools",
     "Shell": "sandboxed_tools",
     "ShellEnvironment": "shell",
+    "SqlEnvironment": "sql",
     "ToolEnvironment": "tools",
     "WebSearch": "web_search",
 }

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mrlm_pl.episode import Message
+from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import PolicyError
+from mrlm_pl.policy.tool_form import PROBE_CALL, PROBE_TOOL, CallForm, find_call_form
+from mrlm_pl.tools import described
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for message in messages %}{{ message['role'].capitalize() }}: {{ message['content'] }}"
@@ -53,8 +55,55 @@ class ChatFormat:
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generation_prompt: bool
     ) -> str:
         """The text of a conversation; with ``generation_prompt``, up to where the assistant begins to speak."""
+        return self._applied([self._shown(message) for message in messages], tools, generation_prompt)
+
+    def describes_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
+        """Whether the template tells the model of its tools, in a form whose calls can be read."""
+        if self.call_form is None:
+            return False
+        text = self.render([Message("user", "x")], tools, generation_prompt=True)
+        return all(tool["function"]["name"] in text for tool in tools)
+
+    def read_calls(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> tuple[ToolCall, ...]:
+        """The tool calls that a sampled turn asks for in the template's own form."""
+        if self.call_form is None:
+            return ()
+        kept = [token for token in token_ids if token not in self.stop_ids]
+        text = self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.call_form.read(text, tools)
+
+    @cached_property
+    def call_form(self) -> CallForm | None:
+        """How the template writes tool calls, or None if it does not, or not so that they could be read."""
+
+        def render(messages: list[Message], generation_prompt: bool) -> str:
+            return self._applied([message.to_chat() for message in messages], [PROBE_TOOL], generation_prompt)
+
+        return find_call_form(render)
+
+    @cached_property
+    def _takes_results(self) -> bool:
+        """Whether the template takes the answers of tools after a reply whose text holds the calls."""
+        answer = Message("tool", _SENTINEL, tool_call_id=PROBE_CALL.id, name=PROBE_CALL.name)
+        messages = [Message("user", "x"), Message("assistant", "y"), answer, Message("assistant", "z"), answer]
+        try:
+            text = self._applied([message.to_chat() for message in messages], [PROBE_TOOL], True)
+        except Exception:  # templates raise errors of their own classes
+            return False
+        return text.count(_SENTINEL) == 2
+
+    def _shown(self, message: Message) -> dict[str, Any]:
+        """A message as the template gets it: a reply's text, which holds its calls; answers of tools in some form."""
+        shown = message.to_chat()
+        if message.role == "assistant":
+            shown.pop("tool_calls", None)
+        elif message.role == "tool" and not self._takes_results:
+            return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
+        return shown
+
+    def _applied(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], generation_prompt: bool) -> str:
         return self.tokenizer.apply_chat_template(
-            [message.to_chat() for message in messages],
+            messages,
             tools=list(tools) or None,
             chat_template=self.template,
             add_generation_prompt=generation_prompt,
@@ -134,6 +183,10 @@ class Conversation:
 
     def observe(self, messages: Sequence[Message]) -> None:
         """Append new messages and the template's generation prompt, so that the agent can speak."""
+        if self.tools and not self.row.messages and not self.chat.describes_tools(self.tools):
+            first = messages[0]
+            told = Message(first.role, f"{described(self.tools)}\n\n{first.content}")
+            messages = [told, *messages[1:]]
         history = [*self.row.messages, *messages]
         prompt = self.chat.render(history, self.tools, generation_prompt=True)
         if not self.row.token_ids:
@@ -151,10 +204,14 @@ class Conversation:
         self._prompt_text = prompt
 
     def act(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> Message:
-        """Append a sampled turn and return it as the assistant's message (its stop token is not part of the text)."""
+        """Append a sampled turn and return it as the assistant's message (its stop token is not part of the text).
+
+        Where there are tools, calls in the template's own form are in its ``tool_calls``, and in its text as well.
+        """
         self.row.extend(token_ids, logprobs)
         ended = bool(token_ids) and token_ids[-1] in self.chat.stop_ids
-        message = Message("assistant", self.chat.decode(token_ids[:-1] if ended else token_ids))
+        calls = self.chat.read_calls(token_ids, self.tools) if self.tools else ()
+        message = Message("assistant", self.chat.decode(token_ids[:-1] if ended else token_ids), calls)
         self.row.messages = [*self.row.messages, message]
         return message
 

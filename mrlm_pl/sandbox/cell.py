@@ -13,11 +13,11 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from mrlm_pl.errors import SandboxError
+from mrlm_pl.sandbox.inside.channel import MAX_LINE
 from mrlm_pl.sandbox.inside.confinement import MEBIBYTE, CellSettings
 from mrlm_pl.sandbox.removal import tree_size
 from mrlm_pl.sandbox.server_process import ServerProcess
 
-MAX_REPLY = 4 * MEBIBYTE
 MAX_PRINTED = 16 * MEBIBYTE
 """Bytes of output after which a program is ended; long before, the rest is thrown away."""
 
@@ -149,7 +149,7 @@ class Cell:
                 line = bytes(self._buffer[:end])
                 del self._buffer[: end + 1]
                 return _parsed(line)
-            if len(self._buffer) > MAX_REPLY:
+            if len(self._buffer) > MAX_LINE:
                 raise CellEndedError("output")
             left = deadline - time.monotonic()
             if left <= 0:

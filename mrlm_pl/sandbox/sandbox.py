@@ -183,7 +183,20 @@ class Sandbox:
         return Execution(output, cut, error, ending, status, seconds, cell.server.level.title)
 
 
-_slots = threading.BoundedSemaphore(max(os.cpu_count() or 2, 2))
+def _new_slots() -> threading.BoundedSemaphore:
+    return threading.BoundedSemaphore(max(os.cpu_count() or 2, 2))
+
+
+_slots = _new_slots()
+
+
+def _free_slots() -> None:
+    """A forked process has none of the threads that hold a slot, so nobody there would give it back."""
+    global _slots
+    _slots = _new_slots()
+
+
+os.register_at_fork(after_in_child=_free_slots)
 
 
 @contextmanager

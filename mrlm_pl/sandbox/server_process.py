@@ -103,11 +103,13 @@ class ServerProcess:
         return next(self._numbers)
 
     def kill(self, number: int, ended: threading.Event) -> None:
-        """End a cell and remove what it wrote.
+        """End a cell and remove what it wrote; nothing in a copy by fork, as the cell belongs to the parent.
 
         Raises:
             SandboxError: it does not end.
         """
+        if self.owner != os.getpid():
+            return
         if not ended.is_set():
             with self._lock, suppress(OSError):  # a server that is gone has taken its cells with it
                 self._link.send(json.dumps({"kill": number}).encode())
@@ -140,6 +142,10 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def forget(self) -> None:
+        """Let go of the server in a forked process: it ends with its owner, not with the last copy of the link."""
+        self._link.close()
 
     def _receive(self) -> dict[str, Any] | None:
         try:
@@ -212,6 +218,9 @@ def _after_fork() -> None:
     """A forked process starts servers of its own; the lock may have been held by a thread that it does not have."""
     global _lock
     _lock = threading.Lock()
+    for found in _servers.values():
+        found.forget()
+    _servers.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

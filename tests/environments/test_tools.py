@@ -58,7 +58,7 @@ def test_a_call_is_answered_and_the_answer_ends() -> None:
     observed = environment.reset(a_task())
     assert observed["agent"] == (Message("user", "17*23+4=?"),)
     step = environment.step({"agent": Message("assistant", CALL)})
-    assert step.observations["agent"] == (Message("tool", "395", tool_call_id="call_0", name="calculator"),)
+    assert step.observations["agent"] == (Message("tool", "395", tool_call_id="call00000", name="calculator"),)
     step = environment.step({"agent": Message("assistant", ANSWER)})
     assert (step.done, step.success, step.stop_reason) == (True, True, "answered")
     assert step.metrics == {"tool_calls": 1.0, "tool_errors": 0.0}

@@ -57,7 +57,8 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
     def proxy(name: str) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
             asked = {"name": name, "arguments": encode(list(arguments), _refuse), "named": encode(named, _refuse)}
-            channel.send({"ask": asked})
+            # The candidate may have made them: it must not be able to end the tests by their size.
+            channel.send({"ask": asked}, within_limit=True)
             answer = channel.receive()
             if "gone" in answer:
                 raise CandidateGone

@@ -1,0 +1,326 @@
+"""MySQL's functions and its comparison of texts, for SQLite.
+
+Only functions that depend on their arguments alone are here, so that an episode can be replayed: there is no clock and
+no random number. Arguments are SQLite's values; a NULL makes the result NULL unless a function says otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sqlite3
+import unicodedata
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+import regex
+
+COLLATION = "mysql"
+MAX_TEXT = 100_000
+"""Longest text or blob, in bytes; SQLite refuses longer ones, and so do the functions here."""
+
+MAX_STEPS = 5_000_000
+"""Bound on the product of two lengths where a function's work or result grows with it."""
+
+PATTERN_SECONDS = 0.5
+MAX_PATTERN = 500
+DATE_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d", "%Y/%m/%d", "%Y%m%d")
+_UNITS = {"DAY": 1, "WEEK": 7}
+_MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
+
+BUILT_IN = frozenset(
+    (
+        *("abs", "avg", "coalesce", "count", "group_concat", "hex", "ifnull", "iif", "length", "ltrim", "max", "min"),
+        *("nullif", "replace", "round", "rtrim", "substr", "substring", "sum", "total", "trim", "typeof", "char"),
+        *("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead"),
+        *("first_value", "last_value", "nth_value"),
+    )
+)
+"""SQLite's own functions that may be called: none reads a file, a clock or a random number."""
+
+
+def folded(text: str) -> str:
+    """The text without case and accents, which is how MySQL's default collation compares.
+
+    >>> folded("É") == folded("e"), folded("2–1") == folded("2-1")
+    (True, False)
+    """
+    return _folded_short(text) if len(text) <= 200 else _folded(text)
+
+
+def _folded(text: str) -> str:
+    letters = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(letter for letter in letters if not unicodedata.combining(letter))
+
+
+_folded_short = lru_cache(maxsize=4096)(_folded)  # sorting asks for the same texts again and again
+
+
+def number_text(value: Any) -> Any:
+    """A number as MySQL stores it in a text column: without a fraction where it has none.
+
+    >>> number_text(31.0), number_text(2.5), number_text("31.0")
+    ('31', '2.5', '31.0')
+    """
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return str(value) if isinstance(value, int) else value
+
+
+def text(value: Any) -> str:
+    """Any value but NULL as text."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(number_text(value))
+
+
+def like(pattern: Any, value: Any, escape: Any = "\\") -> int | None:
+    r"""Whether a value is LIKE a pattern, in time that grows with the product of their lengths.
+
+    >>> like("A%\\%", "á 50%"), like("a_", "abc"), like("%b%b%", "abcb")
+    (1, 0, 1)
+    """
+    if pattern is None or value is None:
+        return None
+    tokens = _like_tokens(folded(text(pattern)), text(escape))
+    letters = folded(text(value))
+    if len(tokens) * len(letters) > MAX_STEPS:
+        raise ValueError("the LIKE pattern and the text are too long")
+    position = place = 0
+    wildcard, resume = -1, 0
+    while place < len(letters):
+        if position < len(tokens) and tokens[position] == "%%":
+            wildcard, resume = position, place
+            position += 1
+        elif position < len(tokens) and tokens[position] in ("__", letters[place]):
+            position, place = position + 1, place + 1
+        elif wildcard >= 0:
+            resume += 1
+            position, place = wildcard + 1, resume
+        else:
+            return 0
+    return int(all(token == "%%" for token in tokens[position:]))
+
+
+def _like_tokens(pattern: str, escape: str) -> list[str]:
+    """Letters, and the doubled signs that stand for wildcards."""
+    tokens: list[str] = []
+    letters = iter(pattern)
+    for letter in letters:
+        if letter == escape:
+            tokens.append(next(letters, letter))
+        elif letter in "%_":
+            tokens += [letter * 2] if tokens[-1:] != ["%%"] or letter == "_" else []
+        else:
+            tokens.append(letter)
+    return tokens
+
+
+def _pattern(value: Any) -> str:
+    if len(text(value)) > MAX_PATTERN:
+        raise ValueError(f"a regular expression may have {MAX_PATTERN} characters")
+    return text(value)
+
+
+def _matches(pattern: Any, value: Any) -> int:
+    return int(_found(value, pattern) is not None)
+
+
+def _found(value: Any, pattern: Any) -> str | None:
+    match = regex.search(_pattern(pattern), text(value), regex.IGNORECASE, timeout=PATTERN_SECONDS)
+    return match.group() if match else None
+
+
+def _replaced(value: Any, pattern: Any, by: Any) -> str:
+    letters, new = text(value), text(by)
+    if len(letters) * len(new) > MAX_STEPS:
+        raise ValueError("the text and its replacement are too long")
+    return regex.sub(_pattern(pattern), lambda _: new, letters, flags=regex.IGNORECASE, timeout=PATTERN_SECONDS)
+
+
+def _place(value: Any, *of: Any) -> int:
+    """Number of the first of some values that equals this one, from 1, or 0."""
+    return next((number for number, one in enumerate(of, 1) if folded(text(one)) == folded(text(value))), 0)
+
+
+def moment(value: Any) -> datetime | None:
+    """The date that a text names in one of MySQL's forms, or None."""
+    for form in DATE_FORMATS:
+        try:
+            return datetime.strptime(text(value).strip().replace("T", " "), form)
+        except ValueError:
+            continue
+    return None
+
+
+def _date(value: Any, *changes: Any) -> str | None:
+    """The date, after changes such as ``1 DAY`` or ``-2 MONTH``."""
+    when = moment(value)
+    for change in changes:
+        amount, _, unit = text(change).strip().partition(" ")
+        unit = unit.upper().rstrip("S")
+        if when is None:
+            return None
+        if unit in _UNITS:
+            when += timedelta(days=int(amount) * _UNITS[unit])
+        else:
+            months = when.year * 12 + when.month - 1 + int(amount) * _MONTHS[unit]
+            last = 31 if months % 12 + 1 == 12 else (datetime(months // 12, months % 12 + 2, 1) - timedelta(days=1)).day
+            when = when.replace(year=months // 12, month=months % 12 + 1, day=min(when.day, last))
+    return None if when is None else when.strftime("%Y-%m-%d")
+
+
+def _part(name: str) -> Callable[[Any], Any]:
+    def of(value: Any) -> Any:
+        when = moment(value)
+        return None if when is None else getattr(when, name)
+
+    return of
+
+
+def _parsed_date(value: Any, form: Any) -> str | None:
+    try:
+        when = datetime.strptime(text(value).strip(), text(form))
+    except ValueError:
+        return None
+    return when.strftime("%Y-%m-%d" if when.time() == datetime.min.time() else "%Y-%m-%d %H:%M:%S")
+
+
+def _formatted_date(form: Any, value: Any) -> str | None:
+    when = moment(value)
+    return None if when is None else when.strftime(text(form))
+
+
+def _day_number(value: Any) -> int | None:
+    when = moment(value)
+    return None if when is None else when.toordinal()
+
+
+def _joined(separator: Any, *values: Any) -> str | None:
+    return None if separator is None else text(separator).join(text(value) for value in values if value is not None)
+
+
+def _before(value: Any, separator: Any, count: Any) -> str:
+    """What comes before the count-th separator, or after it from the right when the count is negative."""
+    if not text(separator) or not int(count):
+        return ""
+    parts, count = text(value).split(text(separator)), int(count)
+    return text(separator).join(parts[:count] if count > 0 else parts[count:])
+
+
+def _padded(left: bool) -> Callable[[Any, Any, Any], str | None]:
+    def pad(value: Any, width: Any, filling: Any) -> str | None:
+        letters, width, filling = text(value), min(int(width), MAX_TEXT), text(filling)
+        missing = width - len(letters)
+        if width < 0 or (missing > 0 and not filling):
+            return None
+        fill = (filling * (missing // len(filling) + 1))[:missing] if missing > 0 else ""
+        return fill + letters if left else (letters + fill)[:width]
+
+    return pad
+
+
+def _repeated(value: Any, count: Any) -> str:
+    if len(text(value)) * int(count) > MAX_TEXT:
+        raise ValueError(f"a text may have {MAX_TEXT} bytes")
+    return text(value) * int(count)
+
+
+def _middle(value: Any, start: Any, length: Any) -> str:
+    letters, start = text(value), int(start)
+    begin = start - 1 if start > 0 else len(letters) + start
+    return letters[begin : begin + max(0, int(length))] if start and begin >= 0 else ""
+
+
+def _number(value: Any) -> float:
+    """A value's number: of a text the beginning that is one, else 0."""
+    if isinstance(value, (int, float)):
+        return value
+    found = regex.match(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text(value))
+    return float(found.group()) if found else 0.0
+
+
+def _root(value: Any) -> float | None:
+    return math.sqrt(_number(value)) if _number(value) >= 0 else None
+
+
+def _truncated(value: Any, digits: Any) -> float:
+    scale = 10.0 ** max(-300, min(300, int(digits)))
+    return math.trunc(_number(value) * scale) / scale
+
+
+def _sign(value: Any) -> int:
+    return (_number(value) > 0) - (_number(value) < 0)
+
+
+def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*values: Any) -> Any:
+        return None if any(value is None for value in values) else function(*values)
+
+    return call
+
+
+_STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
+    "upper": (1, lambda value: text(value).upper()),
+    "lower": (1, lambda value: text(value).lower()),
+    "text_left": (2, lambda value, count: text(value)[: max(0, int(count))]),
+    "text_right": (2, lambda value, count: text(value)[-int(count) :] if int(count) > 0 else ""),
+    "mid": (3, _middle),
+    "instr": (2, lambda value, part: folded(text(value)).find(folded(text(part))) + 1),
+    "substring_index": (3, _before),
+    "lpad": (3, _padded(True)),
+    "rpad": (3, _padded(False)),
+    "repeat": (2, _repeated),
+    "reverse": (1, lambda value: text(value)[::-1]),
+    "field": (-1, _place),
+    "find_in_set": (2, lambda value, of: _place(value, *text(of).split(","))),
+    "ascii": (1, lambda value: text(value).encode()[0] if text(value) else 0),
+    "md5": (1, lambda value: hashlib.md5(text(value).encode(), usedforsecurity=False).hexdigest()),
+    "floor": (1, lambda value: math.floor(_number(value))),
+    "ceil": (1, lambda value: math.ceil(_number(value))),
+    "sqrt": (1, _root),
+    "power": (2, lambda base, exponent: math.pow(_number(base), _number(exponent))),
+    "sign": (1, _sign),
+    "truncate": (2, _truncated),
+    "number_to_str": (2, lambda value, digits: f"{_number(value):,.{min(30, max(0, int(digits)))}f}"),
+    "octet_length": (1, lambda value: len(text(value).encode())),
+    "regexp": (2, _matches),
+    "regexp_replace": (3, _replaced),
+    "regexp_substr": (2, _found),
+    "date": (-1, _date),
+    "year": (1, _part("year")),
+    "month": (1, _part("month")),
+    "day": (1, _part("day")),
+    "str_to_date": (2, _parsed_date),
+    "strftime": (2, _formatted_date),
+    "julianday": (1, _day_number),
+}
+_OWN: dict[str, tuple[int, Callable[..., Any]]] = {
+    "number_text": (1, number_text),
+    "concat_ws": (-1, _joined),
+}
+ALLOWED = BUILT_IN | _STRICT.keys() | _OWN.keys() | {"like"}
+"""Names of all functions that a statement may call."""
+
+
+def install(connection: sqlite3.Connection, expired: Callable[[], bool]) -> None:
+    """Give a connection the functions and the collation.
+
+    Args:
+        connection: an open connection.
+        expired: whether the statement's time is over. SQLite sorts without asking, so the collation asks for it.
+    """
+    for name, (count, function) in _STRICT.items():
+        connection.create_function(name, count, _strict(function), deterministic=True)
+    for name, (count, function) in _OWN.items():
+        connection.create_function(name, count, function, deterministic=True)
+    for count in (2, 3):
+        connection.create_function("like", count, like, deterministic=True)
+
+    def compare(first: str, second: str) -> int:
+        if expired():
+            return 0
+        one, other = folded(first), folded(second)
+        return (one > other) - (one < other)
+
+    connection.create_collation(COLLATION, compare)
