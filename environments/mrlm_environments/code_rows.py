@@ -35,7 +35,9 @@ def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
     try:
         made = _read(row)
         tests_of(made).required()
-        asserted = [node for test in made["tests"] for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Assert)]
+        asserted = [
+            node for test in made["tests"] for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Assert)
+        ]
         if not asserted:
             raise ValueError("its tests assert nothing")
     except (KeyError, TypeError, ValueError, SyntaxError) as error:

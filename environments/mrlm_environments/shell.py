@@ -150,7 +150,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         if self._turns == self.max_turns:
             self.close()
             return Outcome({"solved": 0.0}, stop_reason="max_turns", truncated=True, success=False)
-        return Outcome({}, observation=answers or [Message("user", _HOW)])
+        return Outcome({"solved": 0.0}, observation=answers or [Message("user", _HOW)])
 
     def close(self) -> None:
         """End the episode's system; may be called twice."""

@@ -86,10 +86,11 @@ def test_the_parts_of_a_reward() -> None:
         f"{RIGHT}\nraise SystemExit",
         "double = 1 +",
         "x" * 200_000,
+        "#" * 100_000 + f"\n{RIGHT}",
         f"{RIGHT}\nx = '\0'",
         f"{RIGHT}\nx = '\ud800'",
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_a_program_that_is_missing_or_cannot_be_loaded_costs(program: str) -> None:
     step = graded(program)
@@ -155,7 +156,10 @@ def double(x):
 @pytest.mark.parametrize(
     "program",
     [ALWAYS_EQUAL, FRAMES, PATCHED, FORGED, PRINTED, "import os\ndef double(x): os._exit(0)"]
-    + [f"import sys\ndef double(x): {code}" for code in ("sys.exit(0)", "raise SystemExit(0)", "raise KeyboardInterrupt")]
+    + [
+        f"import sys\ndef double(x): {code}"
+        for code in ("sys.exit(0)", "raise SystemExit(0)", "raise KeyboardInterrupt")
+    ]
     + ["def double(x): raise AssertionError", "def double(x): return NotImplemented", "def double(x): return double"],
     ids=range(12),
 )
@@ -169,7 +173,10 @@ def test_leaving_after_a_right_answer_earns_nothing() -> None:
     program = "import os\ncalls = []\ndef double(x):\n    calls.append(x)\n    {0}\n    return x * 2"
     assert earned(program.format("len(calls) < 2 or os._exit(0)")) == 0.0
     assert earned(program.format("len(calls) < 4 or os._exit(0)")) == 0.0
-    steps = {**HUMANEVAL, "test": "def check(f):\n" + "".join(f"    x = f('ab')\n    assert x == 'b{n}'\n" for n in "abcd")}
+    steps = {
+        **HUMANEVAL,
+        "test": "def check(f):\n" + "".join(f"    x = f('ab')\n    assert x == 'b{n}'\n" for n in "abcd"),
+    }
     once = "calls = []\ndef unshift(s):\n    calls.append(s)\n    if len(calls) > 1: raise ValueError\n    return 'ba'"
     assert earned(once, steps) == 0.25, "an error that ends the tests hides none of them"
 

@@ -3,32 +3,31 @@ from __future__ import annotations
 import gc
 import json
 import os
-import re
-import sys
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from mrlm_environments.code import CodeEnvironment
 from mrlm_environments.shell import SHOWN_CHARACTERS, ShellEnvironment
-from mrlm_environments.shell_tasks import COMPARISONS, generate_data, matches, task_data
+from mrlm_environments.shell_tasks import matches, task_data
 
-from mrlm_pl.environment import Step, Task, split_of
+from mrlm_pl.environment import Step, Task
 from mrlm_pl.environment_check import HOSTILE_REPLIES, SPAM, check_environment
 from mrlm_pl.episode import Message, ToolCall
-from mrlm_pl.errors import ConfigurationError, DataError, SandboxError
+from mrlm_pl.errors import ConfigurationError, SandboxError
+from mrlm_pl.hosting import EnvironmentHosts
 from mrlm_pl.sandbox import Isolation, Sandbox
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 QUICK = Sandbox(minimum="namespaces", wall_seconds=1.0)
 COUNT = {
     "description": "How many files are in ~/d?",
     "create": {"init": "mkdir ~/d; touch ~/d/a ~/d/b ~/d/c"},
-    "evaluation": {"check": [None, {"language": "python", "file": "check/integer-match.py"}], "example": "ls ~/d|wc -l"},
+    "evaluation": {
+        "check": [None, {"language": "python", "file": "check/integer-match.py"}],
+        "example": "ls ~/d|wc -l",
+    },
 }
 
 
@@ -93,7 +92,7 @@ def test_a_question_is_looked_into_and_answered() -> None:
     first, last = play([bash("ls ~/d"), answer(" 3\n")])
     (message,) = first.observations["agent"]
     assert (message.role, message.content, message.name) == ("tool", "a\nb\nc", "bash_action")
-    assert first.rewards["agent"] == 0.0
+    assert first.components["agent"] == {"solved": 0.0}
     assert (last.rewards["agent"], last.success, last.stop_reason, last.truncated) == (1.0, True, "answered", False)
     assert not solved([answer("4")])
     assert not solved([answer("")])
@@ -202,8 +201,8 @@ def test_checks_by_program() -> None:
     row = checked({"language": "bash", "code": "printf one"}, receives)
     assert solved([answer("-c it's")], row)
     assert not solved([answer("other")], row)
-    row = checked(None, {"language": "bash", "code": '[ "$1" = a ] && [ "$2" = "b" ] && echo c'}, {"code": '[ $3 = c ]'},
-                  example="printf b")  # fmt: skip
+    second = {"language": "bash", "code": '[ "$1" = a ] && [ "$2" = "b" ] && echo c'}
+    row = checked(None, second, {"code": "[ $3 = c ]"}, example="printf b")
     assert solved([answer("a")], row), "each check receives the answer and the outputs before it"
     assert not solved([answer("b")], row)
 
@@ -230,7 +229,9 @@ def test_a_system_that_ended_fails_its_checks() -> None:
     passes = checked({"language": "bash", "code": "true"})
     assert solved([FINISH], passes)
     small = Sandbox(minimum="namespaces", wall_seconds=4.0, memory_mb=96)
-    hog = "python3 -c 'x=bytearray(60<<20)\nimport time; time.sleep(3)' & python3 -c 'x=bytearray(60<<20)\nimport time\n"
+    hog = (
+        "python3 -c 'x=bytearray(60<<20)\nimport time; time.sleep(3)' & python3 -c 'x=bytearray(60<<20)\nimport time\n"
+    )
     steps = play([bash(hog + "time.sleep(3)'"), bash("echo x"), FINISH], passes, sandbox=small)
     assert seen(steps[0]) == ["[ended: it used too much memory. The system is gone.]"]
     assert seen(steps[1]) == ["[the system was ended]"]
@@ -277,32 +278,16 @@ def test_programs_in_the_background() -> None:
 
 
 def test_a_system_that_cannot_be_set_up_is_an_error() -> None:
+    brief = Sandbox(minimum="namespaces", wall_seconds=0.4)
     for field in ({"create": {"init": "sleep 60"}}, {"start": "sleep 60"}):
-        environment = ShellEnvironment(sandbox=QUICK)
+        environment = ShellEnvironment(sandbox=brief)
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(SandboxError, match="sleep 60"):
             environment.reset(task_of({**COUNT, **field}))
         assert len(os.listdir("/proc/self/fd")) == before
     slow = {**COUNT, "evaluation": {"check": [None, {"file": "in"}], "example": "sleep 60"}}
     with pytest.raises(SandboxError, match="How many files"):
-        play([answer("3")], slow, sandbox=QUICK)
-
-
-@pytest.mark.parametrize(
-    ("name", "right", "wrong"),
-    [
-        ("integer-match", [("3", "3"), (" 3\n", "3"), ("+3", "03"), ("-1", "-1")],
-         [("3", "4"), ("", ""), ("x", "x"), ("3.0", "3"), ("3 files", "3"), ("", "3"), ("9" * 99, "9" * 99)]),
-        ("size-match", [("1K", "1024"), ("1 MB", "1024KB"), ("1.5k", "1536"), ("20", "20 bytes"), ("1GiB", "1024M")],
-         [("1K", "1000"), ("", ""), ("x", "x"), ("1X", "1X"), ("-1", "-1")]),
-        ("string-match", [("a b", " a b\n"), ("a\r\nb", "a\nb")], [("a", "b"), ("", ""), (" ", ""), ("a", "ab")]),
-        ("containing", [("it is b.txt", "b.txt\n"), ("a", "a")], [("b", "b.txt"), ("x", ""), ("", "x"), ("", "")]),
-        ("in", [("b", "a\nb\nc"), ("a", "a")], [("", "a"), (" ", "a"), ("d", "a"), ("", "")]),
-    ],
-)  # fmt: skip
-def test_comparisons(name: str, right: list[tuple[str, str]], wrong: list[tuple[str, str]]) -> None:
-    assert [COMPARISONS[name](*pair) for pair in right] == [True] * len(right)
-    assert [COMPARISONS[name](*pair) for pair in wrong] == [False] * len(wrong)
+        play([answer("3")], slow, sandbox=brief)
 
 
 def test_scripts_in_python_are_run_as_such() -> None:
@@ -314,90 +299,6 @@ def test_scripts_in_python_are_run_as_such() -> None:
     steps = play([bash("cat ~/it*"), answer("1")], row)
     assert seen(steps[0]) == ["1"]
     assert steps[-1].success
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"evaluation": {}}, "check"),
-        ({"evaluation": {"check": []}}, "anything would pass"),
-        ({"evaluation": {"check": [{"file": "check/in.py"}], "example": "ls"}}, "null"),
-        ({"evaluation": {"check": [None, {"file": "in"}]}}, "no.*example|example.*none"),
-        ({"evaluation": {"check": [{"file": "check/own.py"}]}}, "own.py"),
-        ({"evaluation": {"check": ["in"]}}, "AttributeError"),
-        ({"evaluation": {"check": [{"language": "c++", "code": "x"}]}}, r"c\+\+"),
-        ({"evaluation": {"match": {}}}, "answer"),
-        ({"evaluation": {"match": " "}}, "empty"),
-        ({"evaluation": {"match": {"regex": "("}}}, "unterminated|error"),
-        ({"create": {"init": {"file": "a.sh"}}}, r"a\.sh"),
-        ({"create": {"init": {"language": "c++", "code": "x"}}}, r"c\+\+"),
-        ({"create": "default"}, "default"),
-        ({"start": 5}, "int"),
-        ({"evaluation": None}, "NoneType"),
-    ],
-    ids=range(15),
-)
-def test_bad_rows_are_named(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(DataError, match=r"'my\.json', row 4 .*a row is") as caught:
-        task_data({**COUNT, **change}, 4, "my.json")
-    assert re.search(told, str(caught.value))
-
-
-def test_rows_of_a_file(tmp_path: Path) -> None:
-    rows = [{**COUNT, "description": f"Task {n}"} for n in range(60)]
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps(rows))
-    environment = ShellEnvironment(data=str(path))
-    asked = {split: {task.data["description"] for task in environment.tasks(split)} for split in ("train", "test")}
-    assert asked["train"]
-    assert not asked["train"] & asked["test"]
-    assert all(split_of(json.dumps(row)) == "train" for row in rows if row["description"] in asked["train"])
-    path.write_text(json.dumps([*rows, {"description": "x"}]))
-    with pytest.raises(DataError, match=r"rows\.json.*61.*evaluation"):
-        ShellEnvironment(data=str(path)).tasks("train")
-
-
-def test_generated_tasks_are_solved_by_their_reference() -> None:
-    environment = ShellEnvironment()
-    tasks = {task.data["description"][:14]: task for task in map(environment.tasks("train").__getitem__, range(60))}
-    assert len(tasks) == 5, "one of each kind"
-    for task in tasks.values():
-        gold = environment.gold(task)
-        assert gold is not None
-        environment.reset(task)
-        steps = [environment.step({"agent": Message("assistant", reply)}) for reply in gold["agent"]]
-        assert steps[-1].rewards["agent"] == 1.0, task.data
-        environment.reset(task)
-        assert environment.step({"agent": Message("assistant", FINISH)}).rewards["agent"] == 0.0
-    environment.close()
-
-
-def test_generated_answers_by_counting_here() -> None:
-    """What is asked is computed a second time from the text of the script that sets the system up."""
-    environment, found = ShellEnvironment(), set()
-    for index in range(60):
-        data = generate_data(Random(index))
-        question, init = data["description"], data["init"].split("\n")[1:]
-        if "How many files" in question:
-            suffix = question.rpartition(" in ")[2].removesuffix("?")
-            expected = sum(line.endswith(suffix) for line in init)
-        elif "sum of" in question:
-            expected = sum(int(line.split()[1]) for line in init)
-        elif "How many lines" in question:
-            expected = sum(line.split()[1] == f"'{question.split()[-1].removesuffix('?')}" for line in init)
-        else:
-            continue
-        kind = question[:14]
-        if kind not in found:
-            assert environment._reference(data).strip() == str(expected), data
-            found.add(kind)
-    assert len(found) == 3
-
-
-def test_splits_share_no_question() -> None:
-    environment = ShellEnvironment()
-    asked = {s: {environment.tasks(s)[n].data["description"] for n in range(200)} for s in ("train", "test")}
-    assert not asked["train"] & asked["test"]
 
 
 def test_hostile_and_spamming_policies_earn_nothing() -> None:
@@ -488,43 +389,20 @@ def test_one_system_at_a_time() -> None:
     environment.close()
 
 
-def test_sandboxed_environments_in_host_processes() -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from test_rollout import ScriptedEngine, seats
-
-    from mrlm_pl.rollout import EpisodePlayer, EpisodeSpec
-
-    environments = {"shell": ShellEnvironment(max_turns=2), "code": CodeEnvironment()}
-    tasks = [environments[name].tasks("train")[0] for name in ("shell", "code") * 2]
-    specs = [EpisodeSpec(f"e{n}", task, "g", seed=n) for n, task in enumerate(tasks)]
-    player = EpisodePlayer(environments, seats("agent"), ScriptedEngine(), processes=1)
-    episodes = player.play_blocking(specs)
-    player.close()
-    assert [episode.error for episode in episodes] == [None] * 4
-    assert [episode.reward for episode in episodes] == [0.0, -0.5] * 2, "a digit is neither a call nor a program"
-    assert [episode.stop_reason for episode in episodes] == ["max_turns", "invalid_program"] * 2
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="AgentBench's tasks are not beside the repository (../shared/data)")
-@pytest.mark.parametrize(
-    "take", [pytest.param(15, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)  # fmt: skip
-def test_references_of_agentbench_are_right(take: int) -> None:
-    """The agent runs the reference in its own system and answers with what it prints."""
-    path = str(DATA / "agentbench_os_train_sample.json")
-    environment = ShellEnvironment(data={"train": path, "test": path})
-    failed = []
-    tasks = list(environment.tasks("test"))[::take]
-    for task in tasks:
-        environment.reset(task)
-        cell = environment._cell
-        assert cell is not None
-        printed = environment.sandbox.script(cell, task.data["reference"]).output
-        if not environment.step({"agent": Message("assistant", answer(printed))}).success:
-            failed.append(task.data["description"])
-    environment.close()
-    assert len(tasks) in (10, 150)
-    # It adds up the sizes of the files in /var/log, which is empty: its reference prints nothing, which is never right.
-    known = 'You need to find the total disk space used by all ".log" files in the "/var/log" directory and its '
-    assert [text for text in failed if not text.startswith(known)] == []
-    assert len(failed) == (1 if take == 1 else 0)
+def test_sandboxed_environments_in_a_host_process() -> None:
+    hosts = EnvironmentHosts(1, timeout=60.0)
+    try:
+        for template, reply, earned in (
+            (ShellEnvironment(), answer("3"), 1.0),
+            (CodeEnvironment(), "def f(x): return None", 0.0),
+        ):
+            task = task_of(COUNT) if template.name == "shell" else template.tasks("train")[0]
+            episodes = [hosts.host(template).copy() for _ in range(2)]
+            for hosted in episodes:
+                hosted.reset(task)
+            for hosted in episodes:
+                step = hosted.step({"agent": Message("assistant", reply)})
+                assert (step.done, step.rewards["agent"]) == (True, earned)
+                hosted.close()
+    finally:
+        hosts.close()
