@@ -74,8 +74,9 @@ class CodeEnvironment(SingleAgentEnvironment):
 
         Raises:
             DataError: a row is none of the known formats.
-            ConfigurationError: the split is unknown or empty.
+            ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
         """
+        _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["prompt"])
         if split not in self._data_tasks:
