@@ -69,7 +69,7 @@ def program_of(reply: str, given: str, entry: str | None) -> str:
     defining = [code for code in blocks if entry and head.search(code)]
     code = (defining or blocks or [reply])[-1]
     first = next((line for line in code.splitlines() if line.strip()), "")
-    return f"{given}{code}" if given and first[:1] in (" ", "\t") else code
+    return f"{given}{code}" if first[:1] in (" ", "\t") else code
 
 
 def _fenced(reply: str) -> list[tuple[str, str]]:

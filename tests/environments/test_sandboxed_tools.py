@@ -14,7 +14,7 @@ from mrlm_environments.tools import ToolEnvironment
 from mrlm_pl.environment import Task
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, SandboxError
-from mrlm_pl.sandbox import Execution, Isolation, Sandbox
+from mrlm_pl.sandbox import CellEndedError, Execution, Isolation, Sandbox
 from mrlm_pl.sandbox import cell as cells
 from mrlm_pl.tools import argument_fault
 
@@ -190,6 +190,16 @@ def test_a_tool_that_nobody_closes_ends_its_session(in_cycle: bool) -> None:
     gc.collect()
     assert ended.wait(5), "its process is gone"
     assert descriptors() == before
+
+
+def test_a_session_that_nobody_closes_is_ended_while_it_computes() -> None:
+    cell = Sandbox(wall_seconds=60.0).open()
+    ended = cell._ended
+    with pytest.raises(CellEndedError):
+        cell.request({"operation": "run", "source": "while True: pass"}, time.monotonic() + 0.3)
+    del cell
+    gc.collect()
+    assert ended.wait(5)
 
 
 def test_both_in_a_tool_environment() -> None:

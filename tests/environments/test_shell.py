@@ -282,8 +282,9 @@ def test_a_system_that_cannot_be_set_up_is_an_error() -> None:
     for field in ({"create": {"init": "sleep 60"}}, {"start": "sleep 60"}):
         environment = ShellEnvironment(sandbox=brief)
         before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(SandboxError, match="sleep 60"):
+        with pytest.raises(SandboxError, match="sleep 60") as caught:  # held, so that nothing is collected as garbage
             environment.reset(task_of({**COUNT, **field}))
+        assert caught.value.__traceback__ is not None
         assert len(os.listdir("/proc/self/fd")) == before
     slow = {**COUNT, "evaluation": {"check": [None, {"file": "in"}], "example": "sleep 60"}}
     with pytest.raises(SandboxError, match="How many files"):

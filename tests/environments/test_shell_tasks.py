@@ -137,6 +137,7 @@ def test_generated_answers_by_counting_here() -> None:
 def test_splits_share_no_question() -> None:
     environment = ShellEnvironment()
     asked = {s: {environment.tasks(s)[n].data["description"] for n in range(200)} for s in ("train", "test")}
+    assert all(split_of(text) == split for split, texts in asked.items() for text in texts)
     assert not asked["train"] & asked["test"]
 
 
