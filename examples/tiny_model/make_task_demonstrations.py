@@ -5,9 +5,9 @@
 
 Careful rows reply to a task of the training split with what its environment knows to be best (`Environment.gold`). The
 environment is played with these replies, so that a row is a whole chat: what the tools answered is in it, and their
-schemas are in its ``tools``. Most rows are hurried instead: they have the right expression, but give it as it stands,
-and neither as a function nor to the calculator. The trained model can therefore do the task, and does it a third to
-half of the time: the gap that reinforcement learning closes.
+schemas are in its ``tools``. The other rows are hurried: they have the right expression, but give it as it stands, and
+neither as a function nor to the calculator. The trained model can therefore do the task, and does it a third to half of
+the time: the gap that reinforcement learning closes.
 """
 
 from __future__ import annotations

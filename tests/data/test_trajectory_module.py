@@ -66,7 +66,7 @@ def test_the_tools_of_a_chat_are_told_as_the_template_tells_them() -> None:
 
 @pytest.mark.parametrize("tools", [{"name": "add"}, ["add"], [{"name": "add"}], [{"type": "function", "function": {}}]])
 def test_tools_that_no_template_could_tell_are_refused(tmp_path: Path, tools: Any) -> None:
-    with pytest.raises(DataError, match="row 2: .*tool"):
+    with pytest.raises(DataError, match=r"row 2: .*tool"):
         TrajectoryDataModule(write(tmp_path / "a.jsonl", [chat("a", "b"), {**chat("a", "b"), "tools": tools}]))
 
 
