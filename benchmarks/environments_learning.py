@@ -4,7 +4,8 @@
 
 For each environment the recipe runs once (demonstrations, then a course of supervised fine-tuning from builtin:tiny,
 with seed 0), and GRPO from its policy once for each seed. 400 held-out episodes, drawn by that seed, are played before
-and after; intervals are at 95 % and respect repeated tasks. CPU seconds are those of all processes, evaluations included.
+and after; intervals are at 95 % and respect repeated tasks. CPU seconds are those of all processes,
+evaluations included.
 """
 
 from __future__ import annotations
