@@ -11,7 +11,7 @@ from mrlm_environments.code_tasks import ENTRY, KINDS, MAX_DIFFICULTY, CodeKind,
 from mrlm_pl.data.rows import read_split
 from mrlm_pl.environment import DatasetTasks, Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.sandbox import Grade, Sandbox, grade
+from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
 from mrlm_pl.tools import clipped
 
 ALL_PASSED, INVALID = 1.0, -0.5
@@ -21,8 +21,9 @@ MAX_PROGRAM_CHARACTERS = 100_000
 class CodeEnvironment(SingleAgentEnvironment):
     """One programming task, one program as answer.
 
-    The reward is the share of hidden tests that pass, plus 1.0 if all do; -0.5 for a program that is missing, does not
-    parse, fails when it is loaded or takes too long: from -0.5 to 2.0. The program is the last fenced block of the
+    The reward is the share of hidden tests that pass, plus 1.0 if all do; 0 for a program that ends its process while
+    it is tested, whatever it answered before; -0.5 for one that is missing, does not parse, fails when it is loaded or
+    takes too long: from -0.5 to 2.0. The program is the last fenced block of the
     reply that defines the function, else the last fenced block, else the whole reply.
 
     It runs in the sandbox, and the tests in another process, so that it can only answer calls; see docs/sandbox.md.
@@ -73,8 +74,9 @@ class CodeEnvironment(SingleAgentEnvironment):
 
         Raises:
             DataError: a row is none of the known formats.
-            ConfigurationError: the split is unknown or empty.
+            ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
         """
+        _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["prompt"])
         if split not in self._data_tasks:
@@ -107,7 +109,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         found = grade(self.sandbox, program, tests_of(data))
         valid = found.loaded and found.ending != "time"
         components = {
-            "tests": found.share if valid else 0.0,
+            "tests": found.share if found.loaded and found.ending is None else 0.0,
             "all_passed": ALL_PASSED * found.solved,
             "invalid": 0.0 if valid else INVALID,
         }
@@ -117,7 +119,7 @@ class CodeEnvironment(SingleAgentEnvironment):
             observation=None if last else _feedback(found),
             stop_reason="answered" if valid else "invalid_program",
             success=found.solved,
-            metrics={"valid": float(valid), "isolation": float(self.sandbox.isolation)},
+            metrics={"valid": float(valid), "isolation": float(Isolation.of(found.isolation))},
         )
 
     def _generate(self, rng: Random) -> Mapping[str, Any]:
@@ -139,4 +141,6 @@ def _feedback(found: Grade) -> str:
         return "The program took too long. Try again."
     if not found.loaded:
         return f"The program could not be loaded: {clipped(found.fault or 'it ended', 500)}\nTry again."
+    if found.ending is not None:
+        return "The program ended its process while it was tested. Try again."
     return f"{found.passed} of {found.run} tests passed. Try again."

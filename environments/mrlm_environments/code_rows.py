@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 import sys
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from mrlm_pl.sandbox import Tests, bound_names
 FIELDS = ("prompt", "text")
 """Where a row's text stands, whichever it has."""
 
-_FENCED = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_FENCE = "```"
+_PYTHON = ("", "python", "py", "python3")
 
 
 def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
@@ -24,15 +26,20 @@ def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
       ``check(candidate)``), ``canonical_solution`` (the function's body).
     - MBPP: ``text`` or ``prompt``, ``test_list`` (assert statements), ``code``, and ``test_setup_code`` or
       ``test_imports``.
-    - Own: ``prompt``, ``entry_point``, ``pairs`` (a list of [arguments, expected value]), and optionally ``solution``
-      (a whole program) and ``given`` (code that program and tests may rely on).
+    - Own: ``prompt``, ``entry_point``, ``pairs`` (a list of [list of arguments, expected value]), and optionally
+      ``solution`` (a whole program) and ``given`` (code that program and tests may rely on).
 
     Raises:
-        DataError: it is none of them, or its tests are no Python; with the row's number.
+        DataError: it is none of them, or its tests are no Python or test nothing; with the row's number.
     """
     try:
         made = _read(row)
         tests_of(made).required()
+        asserted = [
+            node for test in made["tests"] for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Assert)
+        ]
+        if not asserted:
+            raise ValueError("its tests assert nothing")
     except (KeyError, TypeError, ValueError, SyntaxError) as error:
         raise DataError(
             f"code data {source!r}, row {number} of the split: {type(error).__name__}: {error}; a row has "
@@ -57,19 +64,39 @@ def program_of(reply: str, given: str, entry: str | None) -> str:
     >>> program_of("    return 2 * x", "def f(x):\\n", "f")
     'def f(x):\\n    return 2 * x'
     """
-    blocks = [code for language, code in _FENCED.findall(reply) if language.lower() in ("", "python", "py", "python3")]
-    defining = [code for code in blocks if entry and re.search(rf"^(?:def|class)\s+{entry}\b", code, re.MULTILINE)]
+    blocks = [code for language, code in _fenced(reply) if language in _PYTHON]
+    head = re.compile(rf"^(?:async def|def|class)[ \t]+{re.escape(entry or '')}\b", re.MULTILINE)
+    defining = [code for code in blocks if entry and head.search(code)]
     code = (defining or blocks or [reply])[-1]
     first = next((line for line in code.splitlines() if line.strip()), "")
-    return f"{given}{code}" if given and first[:1] in (" ", "\t") else code
+    return f"{given}{code}" if first[:1] in (" ", "\t") else code
+
+
+def _fenced(reply: str) -> list[tuple[str, str]]:
+    """Language and code of each fenced block; the last one may lack its end. Code loses its fence's indentation."""
+    blocks: list[tuple[str, list[str]]] = []
+    indentation: str | None = None
+    # By lines, as a regular expression that allows spaces around the language takes quadratic time on spaces.
+    for line in reply.split("\n"):
+        text = line.strip()
+        if indentation is None and text.startswith(_FENCE):
+            indentation = line[: len(line) - len(line.lstrip())]
+            blocks.append(((text[len(_FENCE) :].split() or [""])[0].lower(), []))
+        elif text.startswith(_FENCE):
+            indentation = None
+        elif indentation is not None:
+            blocks[-1][1].append(f"{line.removeprefix(indentation)}\n")
+    return [(language, "".join(lines)) for language, lines in blocks]
 
 
 def _read(row: Mapping[str, Any]) -> dict[str, Any]:
     if "test_list" in row:
         return _mbpp(row)
     prompt, entry = str(row["prompt"]), str(row["entry_point"])
+    if not entry.isidentifier() or keyword.iskeyword(entry):
+        raise ValueError(f"entry_point {entry!r} is no name of a function")
     if "pairs" in row:
-        tests = [f"assert {entry}(*{list(arguments)!r}) == {value!r}" for arguments, value in row["pairs"]]
+        tests = [_test_of_pair(entry, pair) for pair in row["pairs"]]
         given = str(row.get("given") or "")
         return {"prompt": prompt, "given": given, "entry": entry, "tests": tests, "solution": row.get("solution")}
     body = row.get("canonical_solution")
@@ -80,6 +107,14 @@ def _read(row: Mapping[str, Any]) -> dict[str, Any]:
         "tests": [str(row["test"])],
         "solution": None if body is None else f"{prompt}{body}",
     }
+
+
+def _test_of_pair(entry: str, pair: Any) -> str:
+    arguments, value = pair
+    if not isinstance(arguments, (list, tuple)):
+        raise TypeError(f"the arguments {arguments!r:.80} of a pair are no list")
+    ast.literal_eval(repr([arguments, value]))  # what cannot be written as Python, such as NaN, cannot be compared
+    return f"assert {entry}(*{list(arguments)!r}) == {value!r}"
 
 
 def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 CodeKind = Literal["number", "text", "list"]
 MAX_DIFFICULTY = 3
 TESTS = 5
+MAX_DRAWS = 1000
 ENTRY = "f"
 
 
@@ -47,24 +48,24 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
     ),
     "text": (
         _Rule("x repeated {a} times", "x*{a}", 2, 9),
-        _Rule("x without its first {a} letters", "x[{a}:]", 1, 9),
-        _Rule("the first {a} letters of x", "x[:{a}]", 1, 9),
-        _Rule("the last {a} letters of x", "x[-{a}:]", 1, 9),
-        _Rule("the length of x plus {a}", "len(x)+{a}"),
-        _Rule("whether x has more than {a} letters", "len(x)>{a}", 1, 9),
-        _Rule("x reversed, {a} times", "x[::-1]*{a}", 2, 9),
-        _Rule("x in upper case, {a} times", "x.upper()*{a}", 2, 9),
+        _Rule("x without its first {a} letters", "x[{a}:]", 2, 9),
+        _Rule("the first {a} letters of x", "x[:{a}]", 2, 9),
+        _Rule("the last {a} letters of x", "x[-{a}:]", 2, 9),
+        _Rule("{a} plus the length of x", "len(x)+{a}"),
+        _Rule("whether x has more than {a} letters", "len(x)>{a}", 3, 9),
+        _Rule("x reversed and then repeated {a} times", "x[::-1]*{a}", 2, 9),
+        _Rule("x in upper case, repeated {a} times", "x.upper()*{a}", 2, 9),
     ),
     "list": (
-        _Rule("the sum of x plus {a}", "sum(x)+{a}"),
-        _Rule("the largest of x plus {a}", "max(x)+{a}"),
-        _Rule("the smallest of x minus {a}", "min(x)-{a}"),
+        _Rule("{a} plus the sum of x", "sum(x)+{a}"),
+        _Rule("{a} plus the largest of x", "max(x)+{a}"),
+        _Rule("the smallest of x, minus {a}", "min(x)-{a}"),
         _Rule("how often {a} is in x", "x.count({a})"),
         _Rule("whether {a} is in x", "{a} in x"),
         _Rule("the items of x above {a}", "[v for v in x if v>{a}]"),
         _Rule("the items of x below {a}", "[v for v in x if v<{a}]"),
-        _Rule("the items of x times {a}", "[{a}*v for v in x]"),
-        _Rule("x sorted, without its first {a} items", "sorted(x)[{a}:]", 1, 5),
+        _Rule("the items of x, each times {a}", "[{a}*v for v in x]"),
+        _Rule("x sorted, without its first {a} items", "sorted(x)[{a}:]", 2, 5),
     ),
 }
 _NUMERIC_RESULTS = ("{b} times ({r})", "({r}) plus {b}", "({r}) minus {b}")
@@ -83,23 +84,36 @@ def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
     number = rng.randint(rule.low, min(rule.high, 9) if difficulty == 1 else rule.high)
     description, expression = rule.description.format(a=number), rule.expression.format(a=number)
     if difficulty == MAX_DIFFICULTY:
-        step, factor = rng.randrange(len(_NUMERIC_CODE)), rng.randint(2, 9)
-        if isinstance(_value(expression, _argument(Random(0), kind)), int):
+        step = rng.randrange(len(_NUMERIC_CODE))
+        factor = rng.choice([value for value in range(2, 10) if value != number])  # (x+4)-4 would be no task
+        example = _value(expression, _argument(Random(0), kind))
+        if isinstance(example, bool):
+            description = f"{factor} if {description.removeprefix('whether ')}, else 0"
+            expression = f"{factor} if {expression} else 0"
+        elif isinstance(example, int):
             description = _NUMERIC_RESULTS[step].format(r=description, b=factor)
             expression = _NUMERIC_CODE[step].format(e=expression, b=factor)
         else:
             description, expression = f"the length of ({description})", f"len({expression})"
-    arguments = [_argument(rng, kind, near=number) for _ in range(TESTS)]
-    pairs = [[[argument], _value(expression, argument)] for argument in arguments]
-    return CodeTask(description, f"def {ENTRY}(x): return {expression}", pairs)
+    return CodeTask(description, f"def {ENTRY}(x): return {expression}", _pairs(rng, kind, number, expression))
+
+
+def _pairs(rng: Random, kind: CodeKind, number: int, expression: str) -> list[list[Any]]:
+    """Arguments and values that neither a constant function nor the identity agrees with."""
+    for _ in range(MAX_DRAWS):
+        arguments = [_argument(rng, kind, near=number) for _ in range(TESTS)]
+        values = [_value(expression, argument) for argument in arguments]
+        if arguments != values and any(value != values[0] for value in values):
+            return [[[argument], value] for argument, value in zip(arguments, values, strict=True)]
+    raise AssertionError(f"no arguments tell {expression} from a constant and from x")
 
 
 def _argument(rng: Random, kind: CodeKind, near: int = 5) -> Any:
     if kind == "number":
         return rng.choice((rng.randint(-99, 99), near + rng.randint(-2, 2)))
     if kind == "text":
-        return "".join(rng.choice("abcdefghij") for _ in range(rng.randint(3, 12)))
-    return [rng.choice((rng.randint(-99, 99), near)) for _ in range(rng.randint(3, 8))]
+        return "".join(rng.choice("abcdefghij") for _ in range(rng.randint(1, 12)))
+    return [rng.choice((rng.randint(-99, 99), near, near + rng.randint(-2, 2))) for _ in range(rng.randint(3, 8))]
 
 
 def _value(expression: str, argument: Any) -> Any:

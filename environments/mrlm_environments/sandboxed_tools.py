@@ -12,6 +12,7 @@ from mrlm_pl.tools import Tool, clipped
 
 MAX_SOURCE = 100_000
 OUTPUT_CHARACTERS = 2_000
+SESSION_CALLS = 8
 _ENDINGS = {
     "time": "it took too long",
     "output": "it printed too much",
@@ -26,7 +27,8 @@ class PythonRepl(Tool):
     """Runs lines of Python in a session that lasts for the episode; the value of a last expression is printed.
 
     Args:
-        sandbox: how the session is confined; ``wall_seconds`` is for each call.
+        sandbox: how the session is confined; ``wall_seconds`` is for each call, and the whole session has the processor
+            time of eight calls of this length.
     """
 
     schema = ToolSchema(
@@ -56,7 +58,7 @@ class PythonRepl(Tool):
         """
         with running():
             if self._cell is None:
-                self._cell = self.sandbox.open()
+                self._cell = self.sandbox.open(requests=SESSION_CALLS)
             done = self.sandbox.execute(self._cell, {"operation": "run", "source": arguments["code"]})
         if done.ending is not None:
             self.close()
@@ -67,6 +69,10 @@ class PythonRepl(Tool):
         if self._cell is not None:
             self._cell.close()
             self._cell = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings; a session is not copied."""
+        return {**self.__dict__, "_cell": None}
 
 
 class Shell(Tool):
@@ -117,6 +123,10 @@ class Shell(Tool):
         if self._cell is not None:
             self._cell.close()
             self._cell = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings; a system is not copied."""
+        return {**self.__dict__, "_cell": None}
 
 
 def told(done: Execution, limit: int, consequence: str = "") -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from mrlm_environments.sandboxed_tools import told
@@ -27,7 +29,8 @@ from mrlm_pl.tools import MalformedCall, ToolCall, argument_fault, requested_cal
 SHOWN_CHARACTERS = 800
 MAX_SCRIPT = 100_000
 SOLVED = 1.0
-_CHECKERS = {"bash": "bash -c", "python": "python3 -c"}
+_CHECKERS = {"bash": "bash -c", "python": "python3 -I -c"}
+"""How a check program is run. ``-I``: else it would import modules that the agent left in its home folder."""
 
 
 def _schema(name: str, description: str, argument: str | None) -> ToolSchema:
@@ -60,7 +63,8 @@ class ShellEnvironment(SingleAgentEnvironment):
         data: in place of generated tasks, rows in AgentBench's format: a file or a hub name, or a mapping from splits
             to these.
         max_turns: replies that the agent may give.
-        sandbox: how scripts are confined; ``wall_seconds`` is for each script. Namespaces are needed.
+        sandbox: how scripts are confined; ``wall_seconds`` is for each script, and a reply begins no further script
+            when its scripts have taken this long together. Namespaces are needed.
         system_prompt: a system message before the task.
 
     Raises:
@@ -99,7 +103,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         """
         _ = self.sandbox.isolation  # a machine that cannot run the tasks says so at the start
         if self.data is None:
-            return SeededTasks(self.name, split, generate_data, lambda data: data["description"] + data["init"])
+            return SeededTasks(self.name, split, generate_data, lambda data: data["description"])
         if split not in self._data_tasks:
             rows = read_split(self.data, split, ("description", "evaluation"), json.dumps)
             data = [task_data(row, number, self.data) for number, row in enumerate(rows, start=1)]
@@ -136,6 +140,7 @@ class ShellEnvironment(SingleAgentEnvironment):
     def reply(self, message: Message) -> Outcome:
         """Run the scripts of one reply, or judge its answer; see :meth:`SingleAgentEnvironment.reply`."""
         self._turns += 1
+        self._deadline = time.monotonic() + self.sandbox.wall_seconds
         answers: list[Message] = []
         for call in requested_calls(message):
             fault = self._fault(call)
@@ -145,13 +150,17 @@ class ShellEnvironment(SingleAgentEnvironment):
         if self._turns == self.max_turns:
             self.close()
             return Outcome({"solved": 0.0}, stop_reason="max_turns", truncated=True, success=False)
-        return Outcome({}, observation=answers or [Message("user", _HOW)])
+        return Outcome({"solved": 0.0}, observation=answers or [Message("user", _HOW)])
 
     def close(self) -> None:
         """End the episode's system; may be called twice."""
         if self._cell is not None:
             self._cell.close()
             self._cell = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings and the episode's counters; a system is not copied."""
+        return {**self.__dict__, "_cell": None}
 
     def _fault(self, call: ToolCall | MalformedCall) -> str | None:
         if isinstance(call, MalformedCall):
@@ -166,15 +175,19 @@ class ShellEnvironment(SingleAgentEnvironment):
         assert isinstance(call, ToolCall)
         if self._cell is None:
             return "[the system was ended]"
+        if time.monotonic() > self._deadline:
+            return "[not run: the scripts before it took too long]"
         done = self._script(self._cell, call.arguments["script"])
-        if self._cell.ending is not None:
-            self.close()
+        if self._cell.ending is None:
+            return told(done, SHOWN_CHARACTERS)
+        self.close()
         return told(done, SHOWN_CHARACTERS, "The system is gone.")
 
     def _judged(self, call: ToolCall) -> Outcome:
         data = self._task.data
         answer = call.arguments.get("answer", "")
-        right = matches(answer, data["match"]) if data["match"] is not None else self._passes(answer)
+        rule = data["match"]
+        right = self._passes(answer) if rule is None else matches(answer, rule, self.sandbox)
         self.close()
         return Outcome({"solved": SOLVED * right}, stop_reason="answered", success=right)
 
@@ -212,13 +225,14 @@ class ShellEnvironment(SingleAgentEnvironment):
 
     def _system(self, data: Mapping[str, Any]) -> Cell:
         """A fresh system, after the task's scripts have set it up."""
-        cell = self.sandbox.open(shell=True)
-        for script in (data["init"], data["start"]):
-            done = self._script(cell, script) if script else None
-            if done is not None and done.ending is not None:
-                cell.close()
-                raise SandboxError(f"a script that sets the system up was ended ({done.ending}): {script[:200]!r}")
-        cell.output()
+        with ExitStack() as stack:
+            cell = stack.enter_context(self.sandbox.open(shell=True))
+            for script in filter(None, (data["init"], data["start"])):
+                done = self._script(cell, script)
+                if done.ending is not None:
+                    raise SandboxError(f"a script that sets the system up was ended ({done.ending}): {script[:200]!r}")
+            cell.output()
+            stack.pop_all()
         return cell
 
     def _script(self, cell: Cell, script: str) -> Execution:

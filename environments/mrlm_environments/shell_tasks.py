@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
 from mrlm_pl.errors import DataError
+from mrlm_pl.sandbox import Sandbox
 
 ROW_FORMAT = "{description, create: {init}, start, evaluation: {match} or {check, example}}"
 _UNITS = {"": 1, "B": 1, "BYTE": 1, "BYTES": 1}
@@ -45,16 +47,17 @@ COMPARISONS: dict[str, Callable[[str, str], bool]] = {
 empty text, which the published ``in`` and ``string-match`` allow."""
 
 
-def matches(answer: str, rule: Mapping[str, Any]) -> bool:
+def matches(answer: str, rule: Mapping[str, Any], sandbox: Sandbox) -> bool:
     """Whether an answer meets a ``match`` rule: an exact text, or a regular expression for all of it.
 
-    >>> matches(" 42\\n", {"answer": "42"}), matches("v1.2", {"regex": r"v[0-9.]+"}), matches("x v1", {"regex": r"v1"})
-    (True, True, False)
+    >>> matches(" 42\\n", {"answer": "42"}, Sandbox()), matches("x v1", {"regex": r"v[0-9.]+"}, Sandbox())
+    (True, False)
     """
     text = answer.strip() if rule.get("strip", True) else answer
-    if "regex" in rule:
-        return re.fullmatch(rule["regex"], text) is not None
-    return text == str(rule["answer"])
+    if "regex" not in rule:
+        return text == str(rule["answer"])
+    # In the sandbox: with some patterns, an answer can be made that takes for ever.
+    return sandbox.run(f"import re; re.fullmatch({rule['regex']!r}, {text!r}) is not None").output == "True\n"
 
 
 def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
@@ -65,10 +68,12 @@ def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
     """
     try:
         create = row.get("create") or {}
+        if not isinstance(create, Mapping):
+            raise TypeError(f"create is {create!r:.80}, not an object with init")
         evaluation = row["evaluation"]
         made: dict[str, Any] = {
             "description": str(row["description"]),
-            "init": _script(create.get("init")) if isinstance(create, Mapping) else "",
+            "init": _script(create.get("init")),
             "start": _script(row.get("start")),
             "match": None,
             "checks": [],
@@ -76,13 +81,17 @@ def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
         }
         if "match" in evaluation:
             rule = evaluation["match"]
-            made["match"] = {"answer": rule} if isinstance(rule, str) else dict(rule)
+            made["match"] = _rule({"answer": rule} if isinstance(rule, str) else dict(rule))
         else:
             checks = evaluation["check"]
             made["checks"] = [_check(item) for item in (checks if isinstance(checks, list) else [checks])]
+            if not made["checks"]:
+                raise ValueError("there is no check, so that anything would pass")
+            if isinstance(made["checks"][0], str):
+                raise ValueError(f"{made['checks'][0]} comes first; put null, which runs the example, before it")
             if None in made["checks"] and not made["reference"]:
                 raise ValueError("a check runs the example, and there is none")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
         raise DataError(
             f"shell data {source!r}, row {number} of the split: {type(error).__name__}: {error}; a row is {ROW_FORMAT}"
         ) from error
@@ -128,11 +137,28 @@ def generate_data(rng: Random) -> dict[str, Any]:
     }
 
 
+def _rule(rule: dict[str, Any]) -> dict[str, Any]:
+    if "regex" in rule:
+        re.compile(rule["regex"])
+    elif not str(rule["answer"]).strip():
+        raise ValueError("match expects an empty answer")
+    return rule
+
+
+def _language(value: Mapping[str, Any]) -> str:
+    language = value.get("language", "bash")
+    if language not in ("bash", "python"):
+        raise ValueError(f"scripts and checks are in bash or python, not {language!r}")
+    return language
+
+
 def _script(value: Any) -> str:
+    """Text of a script for ``bash``."""
     if value is None or isinstance(value, str):
         return value or ""
     if "code" in value:
-        return str(value["code"])
+        python = _language(value) == "python"
+        return f"python3 -c {shlex.quote(str(value['code']))}" if python else str(value["code"])
     raise ValueError(f"the script {value!r} is in a file; put its text into the row as `code`")
 
 
@@ -143,7 +169,6 @@ def _check(item: Any) -> Any:
     name = str(item.get("file", "")).rpartition("/")[2].removesuffix(".py")
     if name in COMPARISONS:
         return name
-    language = item.get("language", "bash")
-    if language not in ("bash", "python"):
-        raise ValueError(f"checks are in bash or python, not {language!r}")
-    return {"language": language, "code": _script(item)}
+    if "code" not in item:
+        raise ValueError(f"the check {item!r} is in a file; put its text into the row as `code`")
+    return {"language": _language(item), "code": str(item["code"])}

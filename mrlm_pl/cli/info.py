@@ -1,4 +1,4 @@
-"""``mrlm info``: versions, devices, and the algorithms, environments and callbacks that can be named."""
+"""``mrlm info``: versions, devices, the sandbox, and the algorithms, environments and callbacks that can be named."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def collect() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
         "devices": devices(),
+        "sandbox": sandbox(),
         "algorithms": _describe(subclasses(Algorithm)),
         "data": _describe(subclasses(LightningDataModule)),
         "environments": [{"name": named[cls], **_entry(cls)} for cls in sorted(named, key=lambda cls: named[cls])],
@@ -62,6 +63,18 @@ def devices() -> list[str]:
     if torch.backends.mps.is_available():
         found.append("mps")
     return found
+
+
+def sandbox() -> dict[str, Any]:
+    """The ``level`` at which untrusted code runs here, None without one, and why each stronger one is ``missing``."""
+    from mrlm_pl.errors import SandboxError
+    from mrlm_pl.sandbox import strongest
+
+    try:
+        level, reasons = strongest()
+    except SandboxError as refused:
+        return {"level": None, "missing": {"limits": str(refused)}}
+    return {"level": level.title, "missing": {stronger.title: reason for stronger, reason in reasons.items()}}
 
 
 def _describe(classes: Iterable[type]) -> list[dict[str, Any]]:
@@ -87,6 +100,8 @@ def _plain(facts: dict[str, Any]) -> str:
     lines = [f"python        {facts['python']} on {facts['platform']}"]
     lines += [f"{name:<13} {number or 'not installed'}" for name, number in facts["packages"].items()]
     lines += [f"device        {name}" for name in facts["devices"]]
+    lines.append(f"sandbox       {facts['sandbox']['level'] or 'none: untrusted code cannot be run'}")
+    lines += [f"              {name} is missing: {reason}" for name, reason in facts["sandbox"]["missing"].items()]
     for kind in ("algorithms", "data", "environments", "callbacks"):
         lines.append(f"\n{kind}:" if facts[kind] else f"\n{kind}: none")
         lines += [f"  {item['name']:<24} {item['summary']} [{item['package']}]" for item in facts[kind]]

@@ -59,8 +59,26 @@ def messages_fault(messages: Any) -> str | None:
     return None
 
 
+def tools_fault(tools: Any) -> str | None:
+    """What is wrong with the tools of a data row, or None; there may be none."""
+    if tools is None:  # parquet fills it in
+        return None
+    if not isinstance(tools, list):
+        return f"tools is {tools!r:.80}; it must be a list of schemas"
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return f'{tool!r:.80} is not a tool; write {{"type": "function", "function": {{"name": ..., ...}}}}'
+    return None
+
+
 def chat_rows(
-    given: Sequence[Message], shown: Sequence[Message], chat: ChatFormat, policy: str, unended: Sequence[int] = ()
+    given: Sequence[Message],
+    shown: Sequence[Message],
+    chat: ChatFormat,
+    policy: str,
+    unended: Sequence[int] = (),
+    tools: Sequence[dict[str, Any]] = (),
 ) -> list[Trajectory]:
     """Token rows of a chat, several where the chat template rewrites history; the assistant's part of ``shown`` acts.
 
@@ -70,8 +88,9 @@ def chat_rows(
         chat: of the learner.
         policy: name of the learner.
         unended: numbers in ``shown`` of messages that were cut, and do not teach to end there.
+        tools: schemas of the tools that the agent had, as :meth:`ToolSchema.to_chat` gives them.
     """
-    conversation = Conversation(chat)
+    conversation = Conversation(chat, tools)
     pending = list(given)
     for number, message in enumerate(shown):
         if message.role == "assistant":

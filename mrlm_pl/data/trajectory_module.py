@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrlm_pl.batch import PolicyBatch, collate_rows, padded_masks
-from mrlm_pl.data.chat_rows import chat_rows, messages_fault, messages_of, played_rows, read_examples, text_row
+from mrlm_pl.data.chat_rows import (
+    chat_rows,
+    messages_fault,
+    messages_of,
+    played_rows,
+    read_examples,
+    text_row,
+    tools_fault,
+)
 from mrlm_pl.data.fixed_data import DataSplit, FixedDataModule
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import DataError
@@ -29,6 +37,9 @@ class TrajectoryDataModule(FixedDataModule):
     - an episode, as ``mrlm collect`` and runs write them: the turns of all agents. The sampled tokens are kept as they
       are when the learner has the tokenizer and the chat template of the model that played. Failed episodes are left
       out.
+
+    A chat may bring ``tools``, a list of schemas (``{"type": "function", "function": {"name": ..., ...}}``): the chat
+    template tells them as it does when an agent has these tools.
 
     Rows are packed: a batch is one sequence without padding for the model families that allow it.
 
@@ -114,7 +125,7 @@ def demonstration_rows(example: Mapping[str, Any] | Episode, chat: ChatFormat, p
         return [text_row(example["prompt"], example["completion"], chat, policy)]
     given = messages_of(example.get("prompt", ()))
     shown = messages_of(example["messages"] if "messages" in example else example["completion"])
-    return chat_rows(given, shown, chat, policy)
+    return chat_rows(given, shown, chat, policy, tools=example.get("tools") or ())
 
 
 def _read(source: str, split: str, filter_reward: float | None) -> Sequence[Mapping[str, Any] | Episode]:
@@ -142,7 +153,7 @@ def _fault(row: Mapping[str, Any]) -> str | None:
         lists = [row["prompt"], row["completion"]]
     else:
         return "it lacks the field 'messages'" if "prompt" not in row else "it lacks the field 'completion'"
-    fault = next(filter(None, map(messages_fault, lists)), None)
+    fault = next(filter(None, map(messages_fault, lists)), None) or tools_fault(row.get("tools"))
     if fault:
         return fault
     if not any(message["role"] == "assistant" for message in lists[-1]):

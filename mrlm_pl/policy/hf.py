@@ -88,6 +88,8 @@ class Policy(nn.Module):
         self.source = _resolve(model)
         self.config = _read_config(model, self.source)
         self.tokenizer = _read_tokenizer(model, self.source)
+        if chat_template is not None:  # what is trained with is also what the exported folder says
+            self.tokenizer.chat_template = chat_template
         self.model: Any = None
         self.reference: Any = None
         self.value_head: ValueHead | None = None

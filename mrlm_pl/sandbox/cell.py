@@ -7,16 +7,17 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
 from mrlm_pl.errors import SandboxError
+from mrlm_pl.sandbox.inside.channel import MAX_LINE
 from mrlm_pl.sandbox.inside.confinement import MEBIBYTE, CellSettings
 from mrlm_pl.sandbox.removal import tree_size
 from mrlm_pl.sandbox.server_process import ServerProcess
 
-MAX_REPLY = 4 * MEBIBYTE
 MAX_PRINTED = 16 * MEBIBYTE
 """Bytes of output after which a program is ended; long before, the rest is thrown away."""
 
@@ -63,6 +64,11 @@ class Cell:
         finally:
             for descriptor in far:
                 os.close(descriptor)
+        # For a cell that nobody closed, such as one of an environment that was thrown away in the middle of an episode.
+        self._finalizer = weakref.finalize(
+            self, _abandon, server, settings.number, (self._requests, self._replies, self._out)
+        )
+        self._finalizer.atexit = False  # the server ends, and all its cells with it
         self._out_open = True
         self._next_watch = 0.0
         self._process = 0
@@ -99,8 +105,9 @@ class Cell:
 
     def output(self) -> tuple[str, bool]:
         """What was printed since the last call, and whether a part was thrown away."""
-        while self._out_open and self._take_output():
-            pass
+        with suppress(CellEndedError):  # enough to end it: the rest may be endless, and is left to the next request
+            while self._out_open and self._take_output():
+                pass
         text, cut = bytes(self._output).decode("utf-8", "replace"), self._printed > len(self._output)
         self._output.clear()
         self._printed = 0
@@ -114,6 +121,7 @@ class Cell:
         """
         if self._requests < 0:
             return
+        self._finalizer.detach()
         try:
             self.server.kill(self.settings.number, self._ended)
         finally:
@@ -141,7 +149,7 @@ class Cell:
                 line = bytes(self._buffer[:end])
                 del self._buffer[: end + 1]
                 return _parsed(line)
-            if len(self._buffer) > MAX_REPLY:
+            if len(self._buffer) > MAX_LINE:
                 raise CellEndedError("output")
             left = deadline - time.monotonic()
             if left <= 0:
@@ -206,6 +214,12 @@ class Cell:
                 raise CellEndedError("disk")
         spent = time.monotonic() - now
         self._next_watch = now + max(WATCH_SECONDS, 5 * spent)  # watching takes a fifth of the time at most
+
+
+def _abandon(server: ServerProcess, number: int, descriptors: tuple[int, ...]) -> None:
+    server.abandon(number)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

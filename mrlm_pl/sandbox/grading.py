@@ -49,7 +49,7 @@ class Grade:
 
     Args:
         passed: assertions that held.
-        run: assertions that were reached, and one more for each part that an error ended.
+        run: assertions that were reached; of a part that an error ended also those that are written in it, or one more.
         loaded: whether the program was parsed and executed without an error.
         ending: why its process, or the tests, ended before their time, or None.
         fault: the first error, of the program or of a call; None without one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from contextlib import suppress
 
 MAX_COUNTED = 20_000
@@ -18,12 +19,16 @@ def remove_tree(path: str) -> None:
         OSError: something in it cannot be removed.
     """
     try:
-        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        place = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return
-    moved = 0
     try:
-        os.fchmod(top, 0o700)
+        os.chmod(f"/proc/self/fd/{place}", 0o700)
+        top = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=place)
+    finally:
+        os.close(place)
+    fresh, moved = f".{secrets.token_hex(8)}-", 0  # names that nothing in it can have
+    try:
         while entries := _entries(top):
             for name, is_folder in entries:
                 if not is_folder:
@@ -36,7 +41,7 @@ def remove_tree(path: str) -> None:
                         if inner_is_folder:
                             _open_up(inner, folder)  # a folder is renamed by who may write it
                         moved += 1
-                        os.rename(inner, f".moved-{moved}", src_dir_fd=folder, dst_dir_fd=top)
+                        os.rename(inner, f"{fresh}{moved}", src_dir_fd=folder, dst_dir_fd=top)
                 finally:
                     os.close(folder)
                 os.rmdir(name, dir_fd=top)

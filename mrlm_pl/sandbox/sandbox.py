@@ -109,8 +109,12 @@ class Sandbox:
             )
         return found
 
-    def open(self, *, shell: bool = False) -> Cell:
+    def open(self, *, shell: bool = False, requests: int = 1) -> Cell:
         """A locked-down child that answers requests; close it.
+
+        Args:
+            shell: it runs scripts.
+            requests: how many requests of full length its processor time is enough for; scripts have their own.
 
         Raises:
             SandboxError: it cannot be made.
@@ -119,7 +123,7 @@ class Sandbox:
         settings = CellSettings(
             number=host.next_number(),
             memory_mb=self.memory_mb,
-            cpu_seconds=math.ceil(self.wall_seconds) + 1,
+            cpu_seconds=math.ceil(self.wall_seconds * requests) + 1,
             disk_mb=self.disk_mb,
             files=MAX_FILES,
             processes=SHELL_TASKS if shell else PYTHON_TASKS,
@@ -179,7 +183,20 @@ class Sandbox:
         return Execution(output, cut, error, ending, status, seconds, cell.server.level.title)
 
 
-_slots = threading.BoundedSemaphore(max(os.cpu_count() or 2, 2))
+def _new_slots() -> threading.BoundedSemaphore:
+    return threading.BoundedSemaphore(max(os.cpu_count() or 2, 2))
+
+
+_slots = _new_slots()
+
+
+def _free_slots() -> None:
+    """A forked process has none of the threads that hold a slot, so nobody there would give it back."""
+    global _slots
+    _slots = _new_slots()
+
+
+os.register_at_fork(after_in_child=_free_slots)
 
 
 @contextmanager

@@ -103,11 +103,13 @@ class ServerProcess:
         return next(self._numbers)
 
     def kill(self, number: int, ended: threading.Event) -> None:
-        """End a cell and remove what it wrote.
+        """End a cell and remove what it wrote; nothing in a copy by fork, as the cell belongs to the parent.
 
         Raises:
             SandboxError: it does not end.
         """
+        if self.owner != os.getpid():
+            return
         if not ended.is_set():
             with self._lock, suppress(OSError):  # a server that is gone has taken its cells with it
                 self._link.send(json.dumps({"kill": number}).encode())
@@ -115,6 +117,15 @@ class ServerProcess:
             raise SandboxError(f"cell {number} of the sandbox server {self._process.pid} does not end")
         if self._folder:
             remove_tree(self.folder_of(number))
+
+    def abandon(self, number: int) -> None:
+        """Ask for a cell's end without waiting for it; what it wrote to a folder goes with the server.
+
+        Takes no lock, as it is called from the garbage collector, which may run while this thread holds it.
+        """
+        if self.owner == os.getpid():
+            with suppress(OSError):
+                self._link.send(json.dumps({"kill": number}).encode())
 
     def folder_of(self, number: int) -> str:
         """The private folder of a cell; empty where it lives in memory."""
@@ -131,6 +142,10 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def forget(self) -> None:
+        """Let go of the server in a forked process: it ends with its owner, not with the last copy of the link."""
+        self._link.close()
 
     def _receive(self) -> dict[str, Any] | None:
         try:
@@ -203,6 +218,9 @@ def _after_fork() -> None:
     """A forked process starts servers of its own; the lock may have been held by a thread that it does not have."""
     global _lock
     _lock = threading.Lock()
+    for found in _servers.values():
+        found.forget()
+    _servers.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -74,7 +74,15 @@ def test_the_package_never_imports_plugins() -> None:
         assert "mrlm_environments" not in path.read_text() or path.parent.name == "cli", path
 
 
-@pytest.mark.parametrize("module", ["mrlm_pl.episode", "mrlm_pl.environment", "mrlm_pl.data.rows", "mrlm_environments"])
+ENVIRONMENTS = [
+    f"mrlm_environments.{path.stem}"
+    for path in sorted((ROOT / "environments" / "mrlm_environments").glob("*.py"))
+    if path.stem != "__init__"
+]
+LIGHT_MODULES = ["mrlm_pl.episode", "mrlm_pl.environment", "mrlm_pl.data.rows", "mrlm_pl.sandbox", "mrlm_environments"]
+
+
+@pytest.mark.parametrize("module", [*LIGHT_MODULES, *ENVIRONMENTS])
 def test_environments_start_without_torch(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'lightning'}} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,6 +4,9 @@ import json
 
 import torch
 
+from mrlm_pl.errors import SandboxError
+from mrlm_pl.sandbox import Isolation, server_process
+
 
 def test_json_has_versions_devices_and_what_can_be_named(mrlm):
     status, out, _ = mrlm("info", "--json")
@@ -28,3 +31,30 @@ def test_plain_text(mrlm):
     status, out, _ = mrlm("info")
     assert status == 0
     assert "Say the word back. [mrlm_toy]" in out
+
+
+def test_the_sandbox_level_is_named(mrlm):
+    level, reasons = server_process.strongest()
+    _, out, _ = mrlm("info", "--json")
+    assert json.loads(out)["sandbox"] == {"level": level.title, "missing": {k.title: v for k, v in reasons.items()}}
+    _, out, _ = mrlm("info")
+    assert f"sandbox       {level.title}\n" in out
+
+
+def test_missing_sandbox_levels_are_explained(mrlm, monkeypatch):
+    offered = {Isolation.LANDLOCK}
+
+    def server(level):
+        if level not in offered:
+            raise SandboxError(f"no {level.title} on this kernel")
+
+    monkeypatch.setattr(server_process, "server", server)
+    _, out, _ = mrlm("info", "--json")
+    missing = {"namespaces": "no namespaces on this kernel"}
+    assert json.loads(out)["sandbox"] == {"level": "landlock", "missing": missing}
+    _, out, _ = mrlm("info")
+    assert "sandbox       landlock\n              namespaces is missing: no namespaces on this kernel\n" in out
+    offered.clear()
+    _, out, _ = mrlm("info")
+    assert "sandbox       none: untrusted code cannot be run\n" in out
+    assert "no limits on this kernel" in out

@@ -55,6 +55,27 @@ def test_a_prompt_of_messages_is_given_and_only_the_completion_is_trained() -> N
     assert TOKENIZER.decode(trained) == "d<|end|>"
 
 
+def test_the_tools_of_a_chat_are_told_as_the_template_tells_them() -> None:
+    function = {"name": "add", "description": "Sum.", "parameters": {"type": "object"}}
+    row = {**chat("2+2?", "4"), "tools": [{"type": "function", "function": function}]}
+    (built,) = demonstration_rows(row, CHAT, "main")
+    told = '<|system|>{"name": "add", "description": "Sum.", "parameters": {"type": "object"}}\n<|end|>'
+    assert TOKENIZER.decode(built.token_ids) == f"{told}<|user|>2+2?<|end|><|assistant|>4<|end|>"
+    assert sum(built.action_mask) == 2
+
+
+@pytest.mark.parametrize("tools", [{"name": "add"}, ["add"], [{"name": "add"}], [{"type": "function", "function": {}}]])
+def test_tools_that_no_template_could_tell_are_refused(tmp_path: Path, tools: Any) -> None:
+    with pytest.raises(DataError, match=r"row 2: .*tool"):
+        TrajectoryDataModule(write(tmp_path / "a.jsonl", [chat("a", "b"), {**chat("a", "b"), "tools": tools}]))
+
+
+def test_a_row_whose_tools_are_null_has_none(tmp_path: Path) -> None:
+    TrajectoryDataModule(write(tmp_path / "a.jsonl", [{**chat("a", "b"), "tools": None}]))
+    (row,) = demonstration_rows({**chat("a", "b"), "tools": None}, CHAT, "main")
+    assert TOKENIZER.decode(row.token_ids) == "<|user|>a<|end|><|assistant|>b<|end|>"
+
+
 def test_plain_text_is_used_without_a_template() -> None:
     (row,) = demonstration_rows({"prompt": "One, two,", "completion": " three"}, CHAT, "main")
     assert TOKENIZER.decode(row.token_ids) == "One, two, three<|end|>"

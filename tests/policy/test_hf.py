@@ -87,3 +87,15 @@ def test_unknown_models_are_named(name: str, message: str) -> None:
 def test_values_out_of_range_are_refused(model_folder: Path) -> None:
     with pytest.raises(PolicyError, match="learning_rate -1"):
         Policy(str(model_folder), learning_rate=-1)
+
+
+def test_the_exported_folder_speaks_with_the_template_that_the_policy_was_given(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    policy = Policy(str(model_folder), chat_template=template)
+    policy.load()
+    policy.save_pretrained(tmp_path)
+    messages = [{"role": "user", "content": "a"}]
+    assert AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(messages, tokenize=False) == "[a]"
+    assert Policy(str(tmp_path)).chat.template == template

@@ -2,7 +2,8 @@
 
     python tests/sandbox/run_attacks.py FOLDER [LEVEL]
 
-``FOLDER`` is made; ``LEVEL`` is the strongest one that the machine offers if it is left out. Needs no third package.
+``FOLDER`` is made; ``LEVEL`` is the strongest one that the machine offers if it is left out. At level ``limits``, which
+stops few, the dangerous ones are left out; it is still for a machine that nobody needs. Needs no third package.
 """
 
 from __future__ import annotations
@@ -11,24 +12,38 @@ import json
 import os
 import sys
 import time
+from collections import Counter
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-from attacks import ATTACKS, CALLS, HONEST, RUN_TWICE, SHELL_ATTACKS, Attack  # noqa: E402
+from attacks import ATTACKS, CALLS, DANGEROUS, HONEST, RUN_TWICE, SHELL_ATTACKS, Attack  # noqa: E402
 from bait import Bait  # noqa: E402
 
 from mrlm_pl.sandbox import Sandbox, Tests, grade  # noqa: E402
 
 WALL_SECONDS = 1.0
+HONEST_SECONDS = 20.0
+"""Honest programs may take their time where the machine is busy: it is their marks that matter."""
+
 WORKERS = 4
 
 
-def run(folder: Path, sandbox: Sandbox) -> dict[str, Any]:
-    """What got through, what harm was done, honest programs that failed, the level, and the longest time."""
+def run(folder: Path, sandbox: Sandbox, left_out: Collection[str] = ()) -> dict[str, Any]:
+    """What got through, what harm was done, honest programs that failed, the level, and the longest time.
+
+    Args:
+        folder: is made, for the bait.
+        sandbox: where the attacks are run.
+        left_out: names of attacks and honest programs that are not run.
+    """
     os.environ["MRLM_TEST_SECRET"] = "hush"
     tests = Tests(tuple(f"assert add({a}, {b}) == {expected}" for a, b, expected in CALLS))
+    hostile = [attack for attack in (*ATTACKS, *SHELL_ATTACKS) if attack.name not in left_out]
+    honest = [program for program in HONEST if program.name not in left_out]
     with Bait(folder) as bait:
 
         def succeeds(attack: Attack) -> tuple[bool, float]:
@@ -40,22 +55,26 @@ def run(folder: Path, sandbox: Sandbox) -> dict[str, Any]:
             return any(result.solved for result in graded), max(result.seconds for result in graded)
 
         with ThreadPoolExecutor(WORKERS) as pool:
-            hostile = list(pool.map(succeeds, ATTACKS))
-            shell = list(pool.map(succeeds, SHELL_ATTACKS))
-            honest = list(pool.map(succeeds, HONEST))
+            attacked = list(pool.map(succeeds, hostile))
+            sandbox = replace(sandbox, wall_seconds=HONEST_SECONDS)
+            answered = list(pool.map(succeeds, honest))
         time.sleep(0.2)  # a daemon that had survived would show itself
         harm = bait.harm()
-    attacks = (*zip(ATTACKS, hostile, strict=True), *zip(SHELL_ATTACKS, shell, strict=True))
+    through = [attack for attack, (succeeded, _) in zip(hostile, attacked, strict=True) if succeeded]
+    tried, won = (Counter(attack.kind for attack in attacks) for attacks in (hostile, through))
     return {
         "level": sandbox.isolation.title,
-        "attacks": len(ATTACKS) + len(SHELL_ATTACKS),
-        "through": [attack.name for attack, (succeeded, _) in attacks if succeeded],
+        "attacks": len(hostile),
+        "through": [attack.name for attack in through],
+        "through_by_kind": {kind: [won[kind], tried[kind]] for kind in tried},
         "harm": harm,
-        "refused": [attack.name for attack, (succeeded, _) in zip(HONEST, honest, strict=True) if not succeeded],
-        "slowest": max(seconds for _, (_, seconds) in attacks),
+        "refused": [program.name for program, (full, _) in zip(honest, answered, strict=True) if not full],
+        "slowest": max(seconds for _, seconds in attacked),
     }
 
 
 if __name__ == "__main__":
-    levels = dict(zip(("level",), sys.argv[2:3], strict=False))
-    print(json.dumps(run(Path(sys.argv[1]), Sandbox(wall_seconds=WALL_SECONDS, **levels))))  # type: ignore[arg-type]
+    level = dict(zip(("level",), sys.argv[2:3], strict=False))
+    chosen = Sandbox(wall_seconds=WALL_SECONDS, **level)  # type: ignore[arg-type]
+    weak = chosen.isolation.title == "limits"
+    print(json.dumps(run(Path(sys.argv[1]), chosen, DANGEROUS if weak else ())))

@@ -27,6 +27,8 @@ SHELL = "/bin/bash"
 SHELL_TIMED_OUT = 124
 """Status of a script that was ended for its time, as ``timeout`` reports it."""
 
+CANNOT_START = 126
+
 
 def serve(requests: int, replies: int) -> None:
     """Answer requests until the channel is closed."""
@@ -94,8 +96,12 @@ class _Child:
             else:
                 landlock.scope_signals()  # without a process namespace, this process must not be stopped
             os.closerange(3, 64)
-            os.chdir(request["folder"])
-            os.execv(SHELL, [SHELL, "-c", request["script"]])
+            try:
+                os.chdir(request["folder"])
+                os.execv(SHELL, [SHELL, "-c", request["script"]])
+            except (OSError, ValueError) as error:  # too long, not to be encoded, or the folder is gone
+                os.write(2, f"bash: {error}\n".encode("ascii", "backslashreplace"))
+            os._exit(CANNOT_START)
         pause = 0.001
         found, raw = os.waitpid(process, os.WNOHANG)
         while not found and time.monotonic() < deadline:

@@ -8,6 +8,9 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+MAX_LINE = 4 << 20
+"""Bytes of a reply; a child that sends more is ended."""
+
 
 class Channel:
     """Reads requests and writes replies, one JSON object on each line.
@@ -32,11 +35,21 @@ class Channel:
         line, self._buffer = self._buffer.split(b"\n", 1)
         return self._loads(line.decode())
 
-    def send(self, reply: dict[str, Any]) -> None:
-        """Write a reply, after everything that was printed."""
+    def send(self, reply: dict[str, Any], *, within_limit: bool = False) -> None:
+        """Write a reply, after everything that was printed.
+
+        Args:
+            reply: JSON-like data.
+            within_limit: whether to refuse what is longer than ``MAX_LINE``, rather than be ended for it.
+
+        Raises:
+            ValueError: the reply is refused.
+        """
         for stream in (sys.stdout, sys.stderr):
             with suppress(BaseException):  # a candidate may have closed or replaced them; the reply matters
                 stream.flush()
         data = memoryview(self._dumps(reply).encode() + b"\n")
+        if within_limit and len(data) > MAX_LINE:
+            raise ValueError(f"the arguments of a call take {len(data)} bytes; at most {MAX_LINE} can be passed")
         while data:
             data = data[self._write(self._replies, data) :]

@@ -36,6 +36,7 @@ def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
     """
     tally: dict[str, Any] = {"passed": 0, "run": 0, "gone": False, "fault": ""}
     for part in request["tests"]:
+        reached = tally["run"]
         try:
             _run(channel, request, part, tally)
         except CandidateGone:
@@ -43,7 +44,8 @@ def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
             tally["run"] += 1
             break
         except Exception as error:
-            tally["run"] += 1
+            # What the error kept from being reached counts, else one error after the first success would pay.
+            tally["run"] = max(tally["run"] + 1, reached + _asserts(part))
             tally["fault"] = tally["fault"] or f"{type(error).__name__}: {error}"[:500]
     return tally
 
@@ -55,7 +57,8 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
     def proxy(name: str) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
             asked = {"name": name, "arguments": encode(list(arguments), _refuse), "named": encode(named, _refuse)}
-            channel.send({"ask": asked})
+            # The candidate may have made them: it must not be able to end the tests by their size.
+            channel.send({"ask": asked}, within_limit=True)
             answer = channel.receive()
             if "gone" in answer:
                 raise CandidateGone
@@ -91,6 +94,10 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
 def counted(tests: str) -> ast.Module:
     """The tests with each ``assert`` counted, held or not, in place of ending them at the first that does not hold."""
     return ast.fix_missing_locations(_CountAsserts().visit(ast.parse(tests)))
+
+
+def _asserts(tests: str) -> int:
+    return sum(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(tests)))
 
 
 class _CountAsserts(ast.NodeTransformer):

@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 
 from mrlm_pl.sandbox.inside import candidate, confinement, syscalls
 from mrlm_pl.sandbox.inside.confinement import CellSettings
+from mrlm_pl.sandbox.removal import remove_tree
 
 PRELOADED = [
     "abc",
@@ -243,11 +243,17 @@ class _Server:
 
     def _end(self) -> NoReturn:
         """The trainer is gone: so is everything here."""
-        for process in list(self.cells):
+        cells, self.cells = list(self.cells), {}
+        for process in cells:
             self._kill(process)
-        if self.folder:
+        if self.folder:  # else the first process of the namespaces takes all with it
+            for process in cells:
+                with suppress(ChildProcessError):
+                    os.waitpid(process, 0)
+            self._kill_strays()
             os.chdir("/")
-            shutil.rmtree(self.folder, ignore_errors=True)  # a trap of a killed cell may resist; the system clears it
+            with suppress(OSError):  # nobody is left to be told
+                remove_tree(self.folder)
         os._exit(0)
 
 

@@ -95,7 +95,7 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
     if kind == "int":
         return int(content, 16)
     if kind == "float":
-        return float.fromhex(content)
+        return _float(content)
     if kind == "bytes":
         return bytes.fromhex(content)
     if kind == "tuple":
@@ -105,10 +105,20 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
     if kind == "frozenset":
         return frozenset(inner(content))
     if kind == "complex":
-        return complex(*inner(content))
+        real, imaginary = inner(content)
+        return complex(real, imaginary)
     if kind == "dict":
         return dict(inner(pair) for pair in content)
     if kind == "opaque":
         number, name = content
-        return recall(Opaque(int(number), str(name)))
+        if type(number) is not int or type(name) is not str:
+            raise TypeError(f"{number!r:.40}, {name!r:.40} in place of a number and a name")
+        return recall(Opaque(number, name))
     raise ValueError(f"unknown kind {kind!r:.40}")
+
+
+def _float(content: Any) -> float:
+    try:
+        return float.fromhex(content)
+    except OverflowError as error:
+        raise ValueError("a float that is too large") from error

@@ -1,0 +1,343 @@
+"""The sandbox as its users see it: limits, endings, what a program finds inside, and levels."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.errors import ConfigurationError, SandboxError
+from mrlm_pl.sandbox import Cell, CellEndedError, Isolation, Sandbox, server_process
+from mrlm_pl.sandbox import sandbox as sandbox_module
+from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
+from mrlm_pl.sandbox.inside.confinement import CellSettings
+from mrlm_pl.sandbox.server_process import ServerProcess, server
+
+LEVELS = ("namespaces", "landlock", "limits")
+SLACK = 5.0
+"""Seconds that a busy machine may add."""
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> str:
+    """Each level that this machine offers."""
+    try:
+        server(Isolation.of(request.param))
+    except SandboxError as refused:
+        pytest.skip(str(refused))
+    return request.param
+
+
+def cell_of(level: str, **changes: int | bool) -> Cell:
+    host = server(Isolation.of(level))
+    usual = {"memory_mb": 512, "cpu_seconds": 30, "disk_mb": 64, "files": 4096, "processes": 32, "shell": False}
+    return Cell(host, CellSettings(number=host.next_number(), **{**usual, **changes}), 65536, 20.0)
+
+
+def test_output_and_the_last_value_are_shown(level: str) -> None:
+    done = Sandbox(level=level).run("import sys\nprint('out')\nprint('err', file=sys.stderr)\n[6 * 7]")
+    assert done.output == "out\nerr\n[42]\n"
+    assert (done.cut, done.error, done.ending, done.status) == (False, None, None, None)
+    assert done.isolation == level
+    assert 0 < done.seconds < SLACK
+
+
+@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)", "input() or 2 ** 10 ** 10"])
+def test_wall_time(level: str, program: str) -> None:
+    done = Sandbox(level=level, wall_seconds=0.5).run(f"import os; os.dup2(os.pipe()[0], 0)\nprint('up')\n{program}")
+    assert (done.ending, done.output, done.error) == ("time", "up\n", None)
+    assert 0.5 <= done.seconds < 0.5 + SLACK
+
+
+def test_processor_time(level: str) -> None:
+    started = time.monotonic()
+    with cell_of(level, cpu_seconds=1) as cell, pytest.raises(CellEndedError) as ended:
+        cell.request({"operation": "run", "source": "while True: pass"}, started + 60)
+    assert ended.value.ending == "exit"
+    assert time.monotonic() - started > 0.9
+
+
+def test_a_sandbox_bounds_processor_time_a_little_above_wall_time() -> None:
+    done = Sandbox(wall_seconds=2.5).run("import resource; resource.getrlimit(resource.RLIMIT_CPU)")
+    assert done.output == "(4, 4)\n"
+
+
+def test_memory(level: str) -> None:
+    sandbox = Sandbox(level=level, memory_mb=128)
+    assert sandbox.run("len(bytearray(16 << 20))").output == f"{16 << 20}\n"
+    assert sandbox.run("len(bytearray(160 << 20))").error == "MemoryError"
+
+
+def test_memory_of_all_processes_of_a_script(level: str) -> None:
+    script = "for i in 1 2 3 4; do (x=$(head -c 30000000 /dev/zero | tr '\\0' x); sleep 20) & done; wait"
+    done = Sandbox(level=level, memory_mb=64, wall_seconds=20).shell(script)
+    assert done.ending == "memory"
+    assert Sandbox(level=level, memory_mb=256, wall_seconds=20).shell(script.replace("20)", "0.2)")).status == 0
+
+
+def test_output_is_cut(level: str) -> None:
+    done = Sandbox(level=level, output_kb=1).run("print('ä' * 100_000)")
+    assert (done.output, done.cut, done.ending) == ("ä" * 512, True, None)
+    assert Sandbox(level=level, output_kb=1).run("print('x' * 1023)").cut is False
+
+
+def test_a_flood_of_output_ends_a_program(level: str) -> None:
+    done = Sandbox(level=level, wall_seconds=30, output_kb=2).run("while True: print('x' * 60_000)")
+    assert (done.ending, done.cut, len(done.output)) == ("output", True, 2048)
+
+
+def test_disk(level: str) -> None:
+    program = """
+import time
+for number in range(40):
+    with open(f"file{number}", "wb") as file: file.write(bytes([number]) * (1 << 20))
+time.sleep(20)
+"""
+    done = Sandbox(level=level, disk_mb=4, wall_seconds=20).run(program)
+    if level == "namespaces":
+        assert done.error == "OSError: [Errno 28] No space left on device"
+    else:
+        assert done.ending == "disk"
+    assert (
+        Sandbox(level=level, disk_mb=64, wall_seconds=20).run(program.replace("sleep(20)", "sleep(.2)")).error is None
+    )
+
+
+def test_one_large_file(level: str) -> None:
+    done = Sandbox(level=level, disk_mb=2).run("with open('file', 'wb') as file: file.write(bytes(8 << 20))")
+    assert done.ending == "disk" or (done.error or "")[:18] in ("OSError: [Errno 27", "OSError: [Errno 28")
+
+
+def test_number_of_files(level: str) -> None:
+    done = Sandbox(level=level, wall_seconds=20).run(
+        "import time\nfor number in range(9_000): open(str(number), 'w').close()\ntime.sleep(20)"
+    )
+    assert done.ending == "disk" or (done.error or "").startswith("OSError: [Errno 28] No space left on device")
+
+
+def test_open_files_and_threads() -> None:
+    assert "Too many open files" in (Sandbox().run("kept = [open('f', 'w') for _ in range(100)]").error or "")
+    threads = "import threading, time\nfor _ in range(100): threading.Thread(target=time.sleep, args=(1,)).start()"
+    assert "can't start new thread" in (Sandbox().run(threads).error or "")
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
+        ("class E(Exception):\n    def __str__(self): 1 / 0\nraise E", "E: <exception str() failed>"),
+        ("raise ValueError('x' * 10_000)", "x" * 2000),
+    ],
+)
+def test_errors(program: str, error: str) -> None:
+    done = Sandbox().run(program)
+    assert (done.error, done.ending) == (error, None)
+
+
+def test_a_program_that_is_no_python() -> None:
+    assert "SyntaxError: " in (Sandbox().run("def f(:").error or "")
+
+
+@pytest.mark.parametrize(
+    ("program", "ending"),
+    [
+        ("import os; os._exit(0)", "exit"),
+        ("import os; os.close(3); os.close(4)", "exit"),
+        ("import ctypes; ctypes.string_at(0)", "exit"),
+        ("import os; os.write(4, b'no json\\n')", "protocol"),
+        ("import os; os.write(4, b'[1]\\n')", "protocol"),
+        ("import os; os.write(4, b'[' * 100_000 + b'\\n')", "protocol"),
+        ("import os\nwhile True: os.write(4, b'x' * 60_000)", "output"),
+    ],
+)
+def test_endings(level: str, program: str, ending: str) -> None:
+    done = Sandbox(level=level, wall_seconds=20).run(program)
+    assert (done.ending, done.error) == (ending, None)
+
+
+def test_an_ended_cell_stays_ended_and_closes_twice(level: str) -> None:
+    cell = cell_of(level)
+    for _ in range(2):
+        with pytest.raises(CellEndedError) as ended:
+            cell.request({"operation": "run", "source": "import os; os._exit(0)"}, time.monotonic() + 10)
+        assert ended.value.ending == "exit"
+    cell.close()
+    cell.close()
+
+
+def test_a_session_goes_on_and_ends_with_its_cell(level: str) -> None:
+    sandbox = Sandbox(level=level)
+    with sandbox.open() as cell:
+        sandbox.execute(cell, {"operation": "run", "source": "x = 6; open('file', 'w').close()"})
+        assert sandbox.execute(cell, {"operation": "run", "source": "x * 7"}).output == "42\n"
+    assert sandbox.run("import os; ('x' in globals(), os.listdir())").output == "(False, [])\n"
+
+
+def test_scripts(level: str) -> None:
+    done = Sandbox(level=level).shell("echo out; echo err >&2; exit 3")
+    assert (done.output, done.status, done.ending, done.isolation) == ("out\nerr\n", 3, None, level)
+    assert Sandbox(level=level).shell(f"exit {SHELL_TIMED_OUT}").ending is None
+
+
+def test_scripts_that_take_too_long(level: str) -> None:
+    done = Sandbox(level=level, wall_seconds=0.5).shell("echo up; sleep 60 & sleep 60")
+    assert (done.output, done.ending) == ("up\n", "time")
+    assert 0.5 <= done.seconds < 0.5 + SLACK
+
+
+def test_files_of_scripts_last_in_a_cell() -> None:
+    sandbox = Sandbox()
+    if sandbox.isolation is not Isolation.NAMESPACES:
+        pytest.skip("a shell's private system needs namespaces")
+    with sandbox.open(shell=True) as cell:
+        sandbox.script(cell, "echo kept > ~/file; sleep 60 & echo $! > pid")
+        assert sandbox.script(cell, "cat ~/file; kill -0 $(cat pid) && pwd").output == "kept\n/home/student\n"
+    assert sandbox.shell("ls -A ~").output == ""
+
+
+def test_nothing_of_the_host_is_inside(level: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MRLM_TEST_SECRET", "hush")
+    monkeypatch.chdir(tmp_path)
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    host = ServerProcess(Isolation.of(level))
+    program = """
+import json, os
+found = []
+for number in range(2048):
+    try: os.fstat(number)
+    except OSError: continue
+    found.append(number)
+print(json.dumps([sorted(os.environ), os.environ["HOME"], os.getcwd(), found]))
+"""
+    try:
+        assert Path(f"/proc/{host._process.pid}/environ").read_bytes() == b"", "what is unset still lies in memory"
+        settings = CellSettings(host.next_number(), 512, 10, 64, 4096, 32, shell=False)
+        with Cell(host, settings, 65536, 20.0) as cell:
+            cell.request({"operation": "run", "source": program}, time.monotonic() + 20)
+            variables, home, folder, descriptors = json.loads(cell.output()[0])
+    finally:
+        host.close()
+        os.close(read)
+        os.close(write)
+    assert set(variables) <= {"PATH", "LANG", "LC_CTYPE", "HOME", "TMPDIR", "PYTHONDONTWRITEBYTECODE"}
+    assert home == folder
+    assert folder == "/box" if level == "namespaces" else folder.startswith(tempfile.gettempdir())
+    assert descriptors == [0, 1, 2, 3, 4]
+
+
+def test_a_cell_leaves_no_folder(level: str) -> None:
+    with cell_of(level) as cell:
+        cell.request({"operation": "run", "source": "open('file', 'w').close()"}, time.monotonic() + 10)
+        folder = cell.server.folder_of(cell.settings.number)
+        assert os.path.exists(f"{folder}/file") if folder else level == "namespaces"
+    assert not folder or not os.path.exists(folder)
+
+
+def test_many_threads_at_once(level: str) -> None:
+    sandbox = Sandbox(level=level, wall_seconds=20)
+    started = time.monotonic()
+    with ThreadPoolExecutor(16) as pool:
+        done = list(pool.map(lambda n: sandbox.run(f"{n}, sum(range(100_000))"), range(48)))
+    assert [one.output for one in done] == [f"({n}, 4999950000)\n" for n in range(48)]
+    assert time.monotonic() - started < 30
+
+
+def test_programs_wait_for_a_processor() -> None:
+    """With more programs at once than processors, each has a processor for itself while its time runs."""
+    running, most, lock = 0, 0, threading.Lock()
+
+    def one(_: int) -> None:
+        nonlocal running, most
+        with sandbox_module.running():
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.02)
+            with lock:
+                running -= 1
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(one, range(32)))
+    assert most == max(os.cpu_count() or 2, 2)
+
+
+def test_the_server_survives_the_thread_that_started_it(level: str) -> None:
+    started: list[ServerProcess] = []
+    thread = threading.Thread(target=lambda: started.append(ServerProcess(Isolation.of(level))))
+    thread.start()
+    thread.join()
+    (host,) = started
+    time.sleep(0.1)
+    settings = CellSettings(host.next_number(), 512, 10, 64, 4096, 32, shell=False)
+    with Cell(host, settings, 65536, 20.0) as cell:
+        cell.request({"operation": "run", "source": "print('here')"}, time.monotonic() + 20)
+        assert cell.output() == ("here\n", False)
+    host.close()
+    host.close()
+    assert not host.alive
+    with pytest.raises(SandboxError, match="server is gone"):
+        Cell(host, settings, 65536, 20.0)
+
+
+def test_a_new_server_takes_the_place_of_one_that_died(level: str) -> None:
+    server(Isolation.of(level)).close()
+    assert Sandbox(level=level).run("1 + 1").output == "2\n"
+
+
+def test_a_minimum_that_is_not_met_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(level: Isolation) -> ServerProcess:
+        if level is Isolation.NAMESPACES:
+            raise SandboxError("sandbox level 'namespaces' cannot be set up here: unshare: not permitted")
+        return server(level)
+
+    monkeypatch.setattr(server_process, "server", refuse)
+    sandbox_module._strongest_here.cache_clear()
+    try:
+        with pytest.raises(ConfigurationError) as refused:
+            _ = Sandbox(minimum="namespaces").isolation
+        weaker = Sandbox(minimum="limits").isolation
+    finally:
+        sandbox_module._strongest_here.cache_clear()
+    for part in ("sandbox.minimum is 'namespaces'", "unshare: not permitted", "max_user_namespaces", "lower"):
+        assert part in str(refused.value)
+    assert weaker < Isolation.NAMESPACES
+
+
+def test_a_weaker_level_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(
+        sandbox_module, "strongest", lambda: (Isolation.LIMITS, {Isolation.LANDLOCK: "no Landlock here"})
+    )
+    sandbox_module._strongest_here.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert Sandbox().isolation is Isolation.LIMITS
+    sandbox_module._strongest_here.cache_clear()
+    assert "no Landlock here" in caplog.text
+    assert "level 'limits' only" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"wall_seconds": 0}, "sandbox.wall_seconds is 0;"),
+        ({"wall_seconds": float("inf")}, "sandbox.wall_seconds is inf;"),
+        ({"wall_seconds": float("nan")}, "sandbox.wall_seconds is nan;"),
+        ({"memory_mb": 63}, "sandbox.memory_mb is 63; it must be 64"),
+        ({"disk_mb": 0}, "sandbox.disk_mb is 0; it must be 1"),
+        ({"output_kb": 0}, "sandbox.output_kb is 0; it must be 1"),
+        ({"level": "limits", "minimum": "landlock"}, "weaker than sandbox.minimum, 'landlock'"),
+    ],
+)
+def test_settings_out_of_range(options: dict, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        Sandbox(**options)
