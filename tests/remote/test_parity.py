@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from remote_servers import Served, offer
 
 MAX_TURNS = 12
-CHEAP = ["coordination", "math", "math-retries", "sql", "tools"]
+CHEAP = ["coordination", "math", "sql", "tools"]
 SANDBOXED = {"code": 6, "shell": 4}
 """Environments that run programs, and how many seeds are quick."""
 
@@ -36,8 +37,7 @@ def make(name: str) -> Environment:
     makers: dict[str, Callable[[], Environment]] = {
         "code": lambda: CodeEnvironment(max_attempts=2),
         "coordination": CoordinationGame,
-        "math": MathEnvironment,
-        "math-retries": lambda: MathEnvironment(max_attempts=3, steps_bonus=0.2),
+        "math": lambda: MathEnvironment(max_attempts=3, steps_bonus=0.2),
         "shell": ShellEnvironment,
         "sql": SqlEnvironment,
         "tools": ToolEnvironment,
@@ -79,7 +79,9 @@ def record(environment: Environment, task: Task, replies: Replies) -> str:
         order.began(observations)
         for turn in range(MAX_TURNS):
             said = {agent: replies[agent][min(turn, len(replies[agent]) - 1)] for agent in order.due}
-            step = await called(environment.step, {agent: Message("assistant", text) for agent, text in said.items()})
+            actions = {agent: Message("assistant", text) for agent, text in said.items()}
+            order.check_actions(actions)
+            step = await called(environment.step, actions)
             order.stepped(step)
             fields = dict(vars(step))
             shown.append({**fields, "observations": _plain(step.observations)})
@@ -103,13 +105,13 @@ def wire(text: str) -> str:
 
 
 def plays(environment: Environment, task: Task, index: int) -> Iterator[Replies]:
-    """Best, wrong and hostile replies; each task meets another of the hostile ones."""
+    """The best replies, and a wrong or hostile one; each task meets another of them."""
     gold = environment.gold(task)
     if gold is not None:
         yield gold
-    hostile = [wire(reply) for reply in HOSTILE_REPLIES]
-    for reply in ("I do not know: 17.", hostile[index % len(hostile)]):
-        yield dict.fromkeys(environment.agents, [reply, "still 17", reply])
+    others = ["I do not know: 17.", *(wire(reply) for reply in HOSTILE_REPLIES)]
+    reply = others[index % len(others)]
+    yield {agent: [reply, "still 17", reply] for agent in environment.agents}
 
 
 def compare(name: str, target: str, seeds: range) -> None:
@@ -129,7 +131,7 @@ def compare(name: str, target: str, seeds: range) -> None:
         for replies in plays(local, task, index):
             here = record(local.copy(), task, replies)
             assert record(remote.copy(), task, replies) == here
-            rewards.add(here.partition("'rewards': ")[2].partition("}")[0])
+            rewards |= set(re.findall("'rewards': {.*?}", here))
     assert len(rewards) > 1, "good and bad replies were among them"
 
 
