@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -27,7 +32,8 @@ from mrlm_pl.remote import environment_pb2 as pb
 from mrlm_pl.remote import environment_pb2_grpc
 from mrlm_pl.remote.codec import to_actions, to_map, to_task
 from mrlm_pl.remote.hosted import Offer
-from mrlm_pl.remote.server import EnvironmentServer
+from mrlm_pl.remote.server import Endpoint, EnvironmentServer
+from mrlm_pl.remote.service import Limits
 
 TASK = Task("scripted", "train", 0, 2**64 + 1, {"flag": True, "one": 1, "share": 1.0, "bytes": b"\x00\xff"})
 
@@ -175,3 +181,86 @@ def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.01)
     return value
+
+
+class ServerProcess:
+    """A server with these environments in a process of its own, to be killed or stopped.
+
+    Args:
+        port: 0 takes a free one.
+        lease_seconds: of its sessions.
+        arguments: in its place another command that tells ``serving on HOST:PORT``.
+    """
+
+    def __init__(self, port: int = 0, lease_seconds: float = 60.0, arguments: list[str] | None = None) -> None:
+        command = arguments or [__file__, str(port), str(lease_seconds)]
+        self.process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("serving on "), line
+        self.target = line.split()[-1]
+        self.port = int(self.target.rpartition(":")[2])
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait(20)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+class Proxy:
+    """Passes bytes between clients and a server until it is told to be silent; new connections then pass again."""
+
+    def __init__(self, target: str) -> None:
+        self.host, _, port = target.rpartition(":")
+        self.port_behind = int(port)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.target = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.connections: list[tuple[threading.Event, socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def silence(self) -> None:
+        """From now on nothing passes through the connections that there are, and none is closed."""
+        for silent, _, _ in self.connections:
+            silent.set()
+
+    def close(self) -> None:
+        self.listener.close()
+        for _, client, server in self.connections:
+            client.close()
+            server.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client = self.listener.accept()[0]
+                server = socket.create_connection((self.host, self.port_behind))
+                silent = threading.Event()
+                self.connections.append((silent, client, server))
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass, args=(silent, source, sink), daemon=True).start()
+
+    def _pass(self, silent: threading.Event, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if not silent.is_set():
+                    sink.sendall(data)
+            if not silent.is_set():
+                sink.shutdown(socket.SHUT_WR)
+
+
+async def _serve(port: int, lease_seconds: float) -> None:
+    limits = Limits(lease_seconds, 20.0)
+    server = EnvironmentServer(offer(), Endpoint(port=port), limits)
+    await server.start()
+    print(f"serving on 127.0.0.1:{server.port}", flush=True)
+    await server.serve()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2])))

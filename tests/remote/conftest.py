@@ -40,7 +40,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
 
     yield start
     Scripted.gate.set()
-    for served in started:
+    stopping = [served.loop.submit(served.server.stop()) for served in started]
+    for served, stopped in zip(started, stopping, strict=True):
+        stopped.result(30)
         served.stop()
 
 
