@@ -15,11 +15,14 @@ MAX_REPLY_BYTES = 1 << 20
 
 
 async def exchanged(
-    requests: AsyncIterator[pb.BatchRequest], answer: Callable[[pb.Operation], Awaitable[pb.Result]]
+    requests: AsyncIterator[pb.BatchRequest],
+    answer: Callable[[pb.Operation], Awaitable[pb.Result]],
+    stopping: asyncio.Event,
 ) -> AsyncIterator[pb.BatchReply]:
     """The results of all operations, in batches, each as soon as it is there.
 
-    Operations that are under way when the stream ends are finished, for the one that comes after it.
+    Operations that are under way when the stream ends are finished, for the one that comes after it. It also ends when
+    the server is stopping.
 
     Raises:
         Exception: whatever reading the requests raised, after the answers to those that were read.
@@ -42,20 +45,26 @@ async def exchanged(
                     task.add_done_callback(under_way.discard)
         except Exception as error:
             fault = error
+        except asyncio.CancelledError:
+            results.put_nowait(None)
+            raise
         while under_way:
             await asyncio.wait(under_way)
         results.put_nowait(None)
         if fault is not None:
             raise fault
 
-    reading = asyncio.ensure_future(read())
+    reading, ending = asyncio.ensure_future(read()), asyncio.ensure_future(stopping.wait())
+    ending.add_done_callback(lambda _: reading.cancel())
     try:
         async for batch in _batches(results):
             yield pb.BatchReply(results=batch)
             for _ in batch:
                 allowed.release()
-        await reading
+        if not stopping.is_set():
+            await reading
     finally:
+        ending.cancel()
         reading.cancel()
         with suppress(asyncio.CancelledError, Exception):  # told above, where anybody listens
             await reading

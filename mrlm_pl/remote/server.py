@@ -149,6 +149,7 @@ class EnvironmentServer:
             self._sweeper.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeper
+        self.service.stopping.set()
         await server.stop(1.0)
         await self.service.closed(CLOSING_SECONDS)
         self.workers.close()

@@ -72,6 +72,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         self.offer, self.workers, self.limits = offer, workers, limits
         self.sessions = SessionTable()
         self.draining = False
+        self.stopping = asyncio.Event()
         self.opening = 0
         self.steps_total = self.expired_total = self.failed_total = 0
         self._opened: OrderedDict[str, asyncio.Future[pb.OpenReply]] = OrderedDict()
@@ -273,7 +274,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
     async def Exchange(  # noqa: N802
         self, requests: AsyncIterator[pb.BatchRequest], context: Any
     ) -> AsyncIterator[pb.BatchReply]:
-        async for reply in exchanged(requests, self._result):
+        async for reply in exchanged(requests, self._result, self.stopping):
             yield reply
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802

@@ -262,7 +262,7 @@ def test_a_connection_that_falls_silent_is_replaced(served: Served) -> None:
     proxy.silence()
     started = time.monotonic()
     assert say(environment).rewards == {"agent": 2.0}, "and the turn was made once"
-    assert time.monotonic() - started < 45, "two pings of the library"
+    assert time.monotonic() - started < 80, "pings tell the library that nobody is there"
     environment.close()
     proxy.close()
 
