@@ -229,11 +229,16 @@ class Proxy:
         for silent, _, _ in self.connections:
             silent.set()
 
+    def cut(self) -> None:
+        """End the connections that there are."""
+        for _, client, server in self.connections:
+            for end in (client, server):
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self.listener.close()
-        for _, client, server in self.connections:
-            client.close()
-            server.close()
+        self.cut()
 
     def _accept(self) -> None:
         with suppress(OSError):

@@ -14,7 +14,7 @@ from mrlm_pl.errors import RemoteError
 from mrlm_pl.remote import codec
 from mrlm_pl.remote import environment_pb2 as pb
 
-FEW = settings(max_examples=25, deadline=None)  # the machine may be busy
+FEW = settings(max_examples=15, deadline=None)  # the machine may be busy
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)  # surrogates are no characters of UTF-8
 NUMBERS = st.floats(allow_nan=False)
 SCALARS = st.none() | st.booleans() | st.integers() | st.integers(-(2**80), 2**80) | NUMBERS | TEXTS | st.binary()

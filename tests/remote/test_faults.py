@@ -254,6 +254,23 @@ def test_a_connection_that_falls_silent_costs_the_deadline(served: Served) -> No
     proxy.close()
 
 
+def test_a_connection_that_is_cut_loses_and_repeats_nothing(served: Served) -> None:
+    proxy = Proxy(served.target)
+    playing = [begun(remote(proxy.target, step_seconds=5.0)) for _ in range(4)]
+    for turn in range(3):
+        with ThreadPoolExecutor(4) as pool:
+            steps = [pool.submit(say, environment, "sleep 0.3") for environment in playing]
+            time.sleep(0.1)
+            proxy.cut()
+            assert [step.result(10).rewards for step in steps] == [{"agent": 2.0 * turn + 1}] * 4
+        for environment in playing:
+            assert say(environment).rewards == {"agent": 2.0 * turn + 2}, "nothing goes into a stream that broke"
+    assert len(Scripted.steps) == 24
+    for environment in playing:
+        environment.close()
+    proxy.close()
+
+
 @pytest.mark.slow
 def test_a_connection_that_falls_silent_is_replaced(served: Served) -> None:
     proxy = Proxy(served.target)

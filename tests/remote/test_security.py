@@ -154,7 +154,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def client(served: Served, **keys: Any) -> RemoteEnvironment:
-    return RemoteEnvironment(served.target, "scripted", open_seconds=1.0, **keys)
+    return RemoteEnvironment(served.target, "scripted", open_seconds=0.2, **keys)
 
 
 def test_a_connection_with_tls(serve: Any, authority: Authority) -> None:
