@@ -8,6 +8,7 @@ import logging
 import secrets
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from mrlm_pl.remote.server import Endpoint, EnvironmentServer
 from mrlm_pl.remote.service import Limits
 
 logger = logging.getLogger(__name__)
+_parsing = threading.Lock()  # parsing short names changes the parser library for a while
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -150,10 +152,11 @@ def _factory(name: str, settings: Mapping[str, Any], allow_settings: bool) -> Fa
                 f"settings {sorted(overrides)}: this server takes none from clients; put them into the file of its "
                 "--settings, or start it with --allow_settings true"
             )
-        parser = CommandParser(prog="mrlm serve", allow_abbrev=False)
-        parser.add_subclass_arguments(Environment, "environment", required=True)
         arguments = json.dumps({"class_path": name, "init_args": {**settings, **overrides}})
-        return parser.instantiate(parser.parse_args(["--environment", arguments])).environment
+        with _parsing:
+            parser = CommandParser(prog="mrlm serve", allow_abbrev=False)
+            parser.add_subclass_arguments(Environment, "environment", required=True)
+            return parser.instantiate(parser.parse_args(["--environment", arguments])).environment
 
     return make
 

@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
         shown = MessageToDict(reply, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
         print(json.dumps(shown, indent=2))
         return 0
-    print(f"{reply.total} sessions")
+    print(f"{reply.total} session{'' if reply.total == 1 else 's'}")
     for session in reply.sessions:
         state = "busy" if session.busy else f"lease {session.lease_left_seconds:.0f} s"
         print(

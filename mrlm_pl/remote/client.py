@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
 import secrets
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -98,7 +100,7 @@ class RemoteEnvironment(Environment):
         self._place: Address | None = None
         self._session, self._turn = "", 0
         self._tools: dict[str, tuple[ToolSchema, ...]] = {}
-        self._dropped: weakref.finalize[[Address, str], RemoteEnvironment] | None = None
+        self._dropped: weakref.finalize[[Address, str, int], RemoteEnvironment] | None = None
 
     @property
     def agents(self) -> tuple[str, ...]:  # type: ignore[override] # asked for when it is first needed
@@ -129,10 +131,15 @@ class RemoteEnvironment(Environment):
             RemoteError: no server opens one in time.
         """
         self._release()
-        opened, place = await _on_loop(self._open(task))
+        opening = submit(self._open(task))
+        try:
+            opened, place = await asyncio.shield(asyncio.wrap_future(opening))
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
         self._place, self._session, self._turn = place, opened.session, 0
         # One that is dropped without close() must not be kept alive for ever.
-        self._dropped = weakref.finalize(self, _close_in_background, place, opened.session)
+        self._dropped = weakref.finalize(self, _close_in_background, place, opened.session, os.getpid())
         self._tools = {item.agent: from_tools(item.tools) for item in opened.tools}
         return from_observations(opened.observations)
 
@@ -304,8 +311,16 @@ async def _reaches(worker: Address, session: str) -> bool:
     return known
 
 
-def _close_in_background(place: Address, session: str) -> None:
-    submit(_close(place, session))
+def _close_in_background(place: Address, session: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked process has copies of its parent's environments, and no right to their sessions
+        submit(_close(place, session))
+
+
+def _close_unwanted(opening: Future[tuple[pb.OpenReply, Address]]) -> None:
+    """Close a session that came when nobody waited for it any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        opened, place = opening.result()
+        _close_in_background(place, opened.session, os.getpid())
 
 
 async def _unary(address: Address, method: str, request: Any) -> Any:

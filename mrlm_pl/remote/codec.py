@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from mrlm_pl.environment import Observations, Step, ToolSchema
 from mrlm_pl.episode import Message, Task, ToolCall
 from mrlm_pl.errors import RemoteError
 from mrlm_pl.remote import environment_pb2 as pb
 
+T = TypeVar("T")
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
-MAX_DEPTH = 30  # messages of a level are three deep, and readers of the protocol stop at a hundred
+MAX_DEPTH = 29  # messages of a level are three deep, nine are around them, and readers stop at a hundred
 
 
 def to_value(value: Any, depth: int = 0) -> pb.Value:
@@ -28,7 +29,7 @@ def to_value(value: Any, depth: int = 0) -> pb.Value:
     if isinstance(value, bool):
         return pb.Value(boolean=value)
     if isinstance(value, int):
-        return pb.Value(integer=value) if _SMALLEST <= value <= _LARGEST else pb.Value(large_integer=str(value))
+        return pb.Value(integer=value) if _SMALLEST <= value <= _LARGEST else pb.Value(large_integer=_decimal(value))
     if isinstance(value, float):
         return pb.Value(number=value)
     if isinstance(value, str):
@@ -39,7 +40,7 @@ def to_value(value: Any, depth: int = 0) -> pb.Value:
         raise RemoteError(f"a value is nested more than {MAX_DEPTH} deep, too deep for the protocol")
     if isinstance(value, Mapping):
         return pb.Value(map=to_map(value, depth + 1))
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, (bytearray, memoryview)):
         return pb.Value(list=pb.List(items=[to_value(item, depth + 1) for item in value]))
     raise RemoteError(f"a value of type {type(value).__name__} has no form in the protocol; use JSON-like data")
 
@@ -78,8 +79,12 @@ def to_map(mapping: Mapping[str, Any], depth: int = 0) -> pb.Map:
 
 
 def from_map(mapping: pb.Map) -> dict[str, Any]:
-    """The mapping that :func:`to_map` was given."""
-    return {entry.key: from_value(entry.value) for entry in mapping.entries}
+    """The mapping that :func:`to_map` was given.
+
+    Raises:
+        RemoteError: a key comes twice, or a value is malformed.
+    """
+    return _unique([(entry.key, from_value(entry.value)) for entry in mapping.entries], "the key")
 
 
 def to_message(message: Message) -> pb.Message:
@@ -126,7 +131,8 @@ def to_observations(observations: Observations) -> list[pb.AgentMessages]:
 
 def from_observations(observations: Sequence[pb.AgentMessages]) -> dict[str, tuple[Message, ...]]:
     """The observations that :func:`to_observations` was given."""
-    return {item.agent: tuple(from_message(message) for message in item.messages) for item in observations}
+    pairs = [(item.agent, tuple(from_message(message) for message in item.messages)) for item in observations]
+    return _unique(pairs, "the agent")
 
 
 def to_actions(actions: Mapping[str, Message]) -> list[pb.AgentAction]:
@@ -135,8 +141,12 @@ def to_actions(actions: Mapping[str, Message]) -> list[pb.AgentAction]:
 
 
 def from_actions(actions: Sequence[pb.AgentAction]) -> dict[str, Message]:
-    """The decisions that :func:`to_actions` was given."""
-    return {item.agent: from_message(item.message) for item in actions}
+    """The decisions that :func:`to_actions` was given.
+
+    Raises:
+        RemoteError: an agent comes twice, or a message is malformed.
+    """
+    return _unique([(item.agent, from_message(item.message)) for item in actions], "the agent")
 
 
 def to_task(task: Task) -> pb.Task:
@@ -200,6 +210,23 @@ def from_step(reply: pb.StepReply) -> Step:
         success=reply.success if reply.HasField("success") else None,
         metrics=from_map(reply.metrics),
     )
+
+
+def _unique(pairs: Sequence[tuple[str, T]], what: str) -> dict[str, T]:
+    """The pairs as a mapping, in their order."""
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in mapping if names.count(name) > 1)
+        raise RemoteError(f"{what} {twice[:100]!r} comes twice")
+    return mapping
+
+
+def _decimal(value: int) -> str:
+    try:
+        return str(value)
+    except ValueError as error:
+        raise RemoteError(f"an integer of {value.bit_length()} bits is too large for the protocol") from error
 
 
 def _encodable(text: str) -> str:

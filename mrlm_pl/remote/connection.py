@@ -12,6 +12,7 @@ import itertools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from mrlm_pl.errors import RemoteError
 from mrlm_pl.event_loop import EventLoopThread
 from mrlm_pl.remote import environment_pb2 as pb
 from mrlm_pl.remote import environment_pb2_grpc
@@ -27,6 +29,8 @@ from mrlm_pl.remote.security import PLAIN, Identity, read_token, with_token
 
 T = TypeVar("T")
 MAX_BATCH = 256
+MAX_BATCH_BYTES = 1 << 20
+MESSAGE_MARGIN = 1024
 RECONNECT_SECONDS = 1.5
 """A server that cannot be reached for so long is gone, and its sessions with it."""
 
@@ -75,8 +79,9 @@ class Connection:
         self.address = address
         self._ids = itertools.count(1)
         self._pending: dict[int, tuple[pb.Operation, asyncio.Future[Any]]] = {}
-        self._unsent: list[pb.Operation] = []
+        self._unsent: deque[pb.Operation] = deque()
         self._wake = asyncio.Event()
+        self._stream = 0
         self._runner: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self.leases: dict[str, float] = {}
@@ -107,8 +112,15 @@ class Connection:
 
         Raises:
             StatusError: it was refused, the server is gone, or there was no answer in time.
+            RemoteError: it is larger than messages may be.
         """
         operation = pb.Operation(id=next(self._ids), **request)
+        size = operation.ByteSize()
+        if size > (self.address.message_mb << 20) - MESSAGE_MARGIN:
+            raise RemoteError(
+                f"a request to {self.address.target} has {size / (1 << 20):.1f} MiB, and messages may have up to "
+                f"{self.address.message_mb}; make it smaller"
+            )
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[operation.id] = (operation, future)
         self._unsent.append(operation)
@@ -196,14 +208,32 @@ class Connection:
 
     async def _requests(self) -> AsyncIterator[pb.BatchRequest]:
         """All that is unanswered, then whatever comes, in batches."""
-        self._unsent = [operation for operation, _ in self._pending.values()]
+        self._stream = stream = self._stream + 1
+        self._unsent = deque(operation for operation, _ in self._pending.values())
         while True:
             while self._unsent:
-                batch, self._unsent = self._unsent[:MAX_BATCH], self._unsent[MAX_BATCH:]
-                yield pb.BatchRequest(operations=[operation for operation in batch if operation.id in self._pending])
+                yield pb.BatchRequest(operations=self._next_batch())
+                if stream != self._stream:
+                    return  # this stream broke, and the one after it has the operations
             self._wake.clear()
-            if not self._unsent:
-                await self._wake.wait()
+            await self._wake.wait()
+            if stream != self._stream:
+                self._wake.set()
+                return
+
+    def _next_batch(self) -> list[pb.Operation]:
+        """Operations that are unsent, as many as fit into a message."""
+        batch: list[pb.Operation] = []
+        size = 0
+        while self._unsent and len(batch) < MAX_BATCH:
+            operation = self._unsent[0]
+            if operation.id in self._pending:
+                size += operation.ByteSize() + 10
+                if batch and size > MAX_BATCH_BYTES:
+                    break
+                batch.append(operation)
+            self._unsent.popleft()
+        return batch
 
     def _settle(self, result: pb.Result) -> None:
         found = self._pending.get(result.id)

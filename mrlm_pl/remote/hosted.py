@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,11 +28,13 @@ class Offer:
     """
 
     MAX_VARIANTS = 64
-    """Environments with settings of clients that are kept; the oldest is closed for a new one."""
+    """Environments with settings of clients that are kept; the oldest makes room for a new one."""
 
     def __init__(self, factories: Mapping[str, Factory], processes: int, step_seconds: float) -> None:
         self.factories = dict(factories)
         self._hosts = EnvironmentHosts(processes, step_seconds) if processes else None
+        self._lock = threading.Lock()
+        self._making: dict[tuple[str, str], threading.Lock] = {}
         self._templates: dict[tuple[str, str], Environment] = {}
         self._sources: dict[tuple[str, str, str], TaskSource] = {}
 
@@ -44,14 +47,14 @@ class Offer:
         if name not in self.factories:
             raise UnknownEnvironmentError(f"there is no environment {name[:100]!r} here; there are {self.names()}")
         key = (name, repr(sorted(settings.items())))
-        if key not in self._templates:
-            environment = self.factories[name](settings)
-            if self._hosts is not None and not inspect.iscoroutinefunction(environment.step):
-                environment = self._hosts.host(environment)
-            if len(self._templates) >= self.MAX_VARIANTS:
-                del self._templates[next(iter(self._templates))]
-            self._templates[key] = environment
-        return self._templates[key]
+        with self._lock:
+            making = self._making.setdefault(key, threading.Lock())
+        with making:  # others may be made meanwhile
+            found = self._templates.get(key)
+            if found is None:
+                found = self._make(name, settings)
+                self._keep(key, found)
+            return found
 
     def source(self, name: str, settings: Mapping[str, Any], split: str) -> TaskSource:
         """The tasks of a split; blocks while data is read.
@@ -59,14 +62,33 @@ class Offer:
         Raises:
             UnknownEnvironmentError: there is no environment of that name.
         """
+        template = self.template(name, settings)
         key = (name, repr(sorted(settings.items())), split)
-        if key not in self._sources:
-            self._sources[key] = self.template(name, settings).tasks(split)
-        return self._sources[key]
+        source = self._sources.get(key)
+        if source is None:
+            source = template.tasks(split)
+            with self._lock:
+                self._sources[key] = source
+        return source
 
     def names(self) -> str:
         """The names, for messages."""
         return ", ".join(sorted(self.factories))
+
+    def _make(self, name: str, settings: Mapping[str, Any]) -> Environment:
+        environment = self.factories[name](settings)
+        if self._hosts is not None and not inspect.iscoroutinefunction(environment.step):
+            return self._hosts.host(environment)
+        return environment
+
+    def _keep(self, key: tuple[str, str], environment: Environment) -> None:
+        with self._lock:
+            if len(self._templates) >= self.MAX_VARIANTS:
+                oldest = next(iter(self._templates))
+                del self._templates[oldest]
+                self._making.pop(oldest, None)
+                self._sources = {key: source for key, source in self._sources.items() if key[:2] != oldest}
+            self._templates[key] = environment
 
     def close(self) -> None:
         """End the host processes."""

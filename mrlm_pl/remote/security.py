@@ -57,10 +57,12 @@ class Identity:
         """Credentials of a client, or None without TLS.
 
         Raises:
-            ConfigurationError: a file is missing.
+            ConfigurationError: a file is missing, or the certificate without its key or the other way round.
         """
         if self.empty:
             return None
+        if bool(self.certificate) != bool(self.key):
+            raise ConfigurationError("tls: give both tls_certificate and tls_key, or neither")
         read = [
             _file(path, name) if path else None
             for path, name in (

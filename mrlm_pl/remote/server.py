@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.remote import environment_pb2, environment_pb2_grpc
 from mrlm_pl.remote.hosted import Offer
+from mrlm_pl.remote.malformed import WellFormed
 from mrlm_pl.remote.security import PLAIN, Identity, TokenCheck, is_loopback
 from mrlm_pl.remote.service import EnvironmentService, Limits
 from mrlm_pl.remote.workers import Workers
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 SERVICE = environment_pb2.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 SWEEP_SECONDS = 0.5
+CLOSING_SECONDS = 10.0
 _MEBIBYTE = 1 << 20
 
 
@@ -91,7 +93,7 @@ class EnvironmentServer:
         """
         size = self.limits.message_mb * _MEBIBYTE
         server = grpc.aio.server(
-            interceptors=[TokenCheck(self.endpoint.token)] if self.endpoint.token else [],
+            interceptors=[*([TokenCheck(self.endpoint.token)] if self.endpoint.token else []), WellFormed()],
             options=[
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),
@@ -105,7 +107,12 @@ class EnvironmentServer:
         self.register(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        address = f"{self.endpoint.host}:{self.endpoint.port}"
+        host = self.endpoint.host
+        address = (
+            f"[{host}]:{self.endpoint.port}"
+            if host.count(":") > 1 and host[0] != "["
+            else f"{host}:{self.endpoint.port}"
+        )
         credentials = self.endpoint.identity.for_server()
         try:
             if credentials is None:
@@ -113,7 +120,8 @@ class EnvironmentServer:
             else:
                 self.port = server.add_secure_port(address, credentials)
         except RuntimeError as error:
-            raise ConfigurationError(f"port: cannot listen on {address} ({error}); is it taken? Use another") from error
+            hint = "is it taken? Use another" if credentials is None else "is it taken, or is a file of tls_ not PEM?"
+            raise ConfigurationError(f"port: cannot listen on {address} ({error}); {hint}") from error
         await server.start()
         await self._tell_health(health_pb2.HealthCheckResponse.SERVING)
         self._server = server
@@ -136,7 +144,7 @@ class EnvironmentServer:
         await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_seconds
-        while len(self.service.sessions) and loop.time() < deadline:
+        while (len(self.service.sessions) or self.service.opening) and loop.time() < deadline:
             await asyncio.sleep(0.05)
         await self.stop()
 
@@ -151,13 +159,20 @@ class EnvironmentServer:
             self._sweeper.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeper
+        self.service.stopping.set()
         await server.stop(1.0)
+        await self.service.closed(CLOSING_SECONDS)
         self.workers.close()
         self.offer.close()
 
     async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            started = loop.time()
             await asyncio.sleep(SWEEP_SECONDS)
+            late = loop.time() - started - SWEEP_SECONDS
+            if late > SWEEP_SECONDS:  # the process stood still, and calls that would renew leases have yet to be read
+                self.service.sessions.prolong(late)
             await self.service.expire()
 
     async def _tell_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from mrlm_pl.environment import Environment, Observations, Step
+from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.remote import environment_pb2 as pb
 from mrlm_pl.remote import environment_pb2_grpc
@@ -26,16 +28,17 @@ from mrlm_pl.remote.codec import (
     to_task,
     to_tools,
 )
+from mrlm_pl.remote.exchange import MAX_IN_FLIGHT, exchanged
 from mrlm_pl.remote.hosted import Offer, UnknownEnvironmentError
-from mrlm_pl.remote.sessions import Session, SessionTable, UnknownSessionError
-from mrlm_pl.remote.workers import QueueFullError, Workers
+from mrlm_pl.remote.sessions import RefusalError, Session, SessionTable, UnknownSessionError
+from mrlm_pl.remote.workers import DeadlineError, QueueFullError, Workers
 
 logger = logging.getLogger(__name__)
 
 Code = grpc.StatusCode
 MAX_TASKS = 1000
-MAX_IN_FLIGHT = 4096
-MAX_RESULTS = 256
+MAX_LEASE_SECONDS = 24 * 3600.0
+MESSAGE_MARGIN = 1024
 KEPT_KEYS = 100_000
 
 
@@ -56,14 +59,6 @@ class Limits:
     message_mb: int = 16
 
 
-class RefusalError(Exception):
-    """A request that is not served: the status and the reason."""
-
-    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code, self.reason = code, reason
-
-
 class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
     """The gRPC service over an offer of environments.
 
@@ -77,6 +72,8 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         self.offer, self.workers, self.limits = offer, workers, limits
         self.sessions = SessionTable()
         self.draining = False
+        self.stopping = asyncio.Event()
+        self.opening = 0
         self.steps_total = self.expired_total = self.failed_total = 0
         self._opened: OrderedDict[str, asyncio.Future[pb.OpenReply]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -102,6 +99,8 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             return await asyncio.shield(session.busy)
         if session.reply is not None and request.turn == session.turn - 1:
             return session.reply
+        if session.failure is not None and request.turn == session.turn:
+            raise session.failure
         if request.turn != session.turn:
             raise RefusalError(
                 Code.FAILED_PRECONDITION, f"the session is at turn {session.turn}, and the request is of {request.turn}"
@@ -111,6 +110,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         actions = from_actions(request.actions)
         # Not the task of this call: if the caller goes away, the turn is made all the same, for its retry.
         session.busy = asyncio.ensure_future(self._make_step(session, actions))
+        session.busy.add_done_callback(_retrieved)
         return await asyncio.shield(session.busy)
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
@@ -125,9 +125,9 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
 
     async def close(self, request: pb.CloseRequest) -> pb.CloseReply:
         """Ends a session; one that is gone is no error, so that this may be asked again."""
-        for session in self.sessions:
-            if session.id == request.session:
-                self.end(session, "it was closed")
+        session = self.sessions.get(request.session)
+        if session is not None:
+            self.end(session, "it was closed")
         return pb.CloseReply()
 
     def end(self, session: Session, reason: str) -> None:
@@ -136,9 +136,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             return
         if session.busy is not None:
             session.busy.cancel()
-        task = asyncio.ensure_future(self._close(session))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._close_soon(session.client, session.name, session.environment)
 
     async def expire(self) -> None:
         """End the sessions whose lease has run out."""
@@ -149,45 +147,59 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
     async def _open(self, request: pb.OpenRequest) -> pb.OpenReply:
         if self.draining:
             raise RefusalError(Code.UNAVAILABLE, "the server is going down and opens no session; use another")
-        if len(self.sessions) >= self.limits.sessions:
+        if len(self.sessions) + self.opening >= self.limits.sessions:
             raise RefusalError(
                 Code.RESOURCE_EXHAUSTED, f"{self.limits.sessions} sessions are live, as many as the server allows"
             )
+        lease = request.lease_seconds or self.limits.lease_seconds
+        if not 0 < lease < math.inf:
+            raise RefusalError(
+                Code.INVALID_ARGUMENT, f"lease_seconds is {lease}; it must be above 0 and finite, or 0 for the server's"
+            )
         task, settings = from_task(request.task), from_map(request.settings)
-
-        def make() -> Environment:
-            return self.offer.template(request.environment, settings).copy()
-
-        environment: Environment = await self._blocking(request.client, make)
+        self.opening += 1
         try:
-            observations: Observations = await self._call(request.client, environment.reset, task)
+            return await self._begin(request, task, settings, min(lease, MAX_LEASE_SECONDS))
+        finally:
+            self.opening -= 1
+
+    async def _begin(
+        self, request: pb.OpenRequest, task: Task, settings: dict[str, Any], lease_seconds: float
+    ) -> pb.OpenReply:
+        name, client = request.environment, request.client
+        environment: Environment = await self._blocking(client, lambda: self.offer.template(name, settings).copy())
+        try:
+            observations: Observations = await self._call(client, environment.reset, task)
             tools = await self._blocking(
-                request.client, lambda: {agent: environment.tools(agent) for agent in environment.agents}
+                client, lambda: {agent: environment.tools(agent) for agent in environment.agents}
+            )
+            reply = pb.OpenReply(
+                lease_seconds=lease_seconds,
+                observations=to_observations(observations),
+                tools=[pb.AgentTools(agent=agent, tools=to_tools(found)) for agent, found in tools.items() if found],
             )
         except BaseException:
-            await self._call(request.client, environment.close)
+            self._close_soon(client, name, environment)
             raise
-        lease = request.lease_seconds or self.limits.lease_seconds
-        session = Session(
-            self.sessions.new_id(), environment, request.environment, request.client, min(lease, 24 * 3600.0)
-        )
+        session = Session(self.sessions.new_id(), environment, name, client, lease_seconds)
+        reply.session = session.id
         self.sessions.add(session)
-        return pb.OpenReply(
-            session=session.id,
-            lease_seconds=session.lease_seconds,
-            observations=to_observations(observations),
-            tools=[pb.AgentTools(agent=agent, tools=to_tools(found)) for agent, found in tools.items() if found],
-        )
+        return reply
 
     async def _make_step(self, session: Session, actions: dict[str, Any]) -> pb.StepReply:
         try:
             step: Step = await self._call(session.client, session.environment.step, actions)
             reply = to_step(session.id, session.turn, step)
-        except TimeoutError:
+        except DeadlineError:
             self.failed_total += 1
             session.busy = None
             self.end(session, f"turn {session.turn} took longer than {self.limits.step_seconds:g} s")
             raise
+        except (EnvironmentContractError, QueueFullError, asyncio.CancelledError):
+            raise  # nothing was done, so the turn may be asked for again
+        except Exception as error:  # whatever it has done, it must not do it twice
+            session.failure = refusal_of(error)
+            raise session.failure from error
         finally:
             session.busy = None
             session.touch()
@@ -196,16 +208,41 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         self.steps_total += 1
         return reply
 
-    async def _close(self, session: Session) -> None:
+    def _close_soon(self, client: str, name: str, environment: Environment) -> None:
+        task = asyncio.ensure_future(self._close(client, name, environment))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close(self, client: str, name: str, environment: Environment) -> None:
         try:
-            await self._call(session.client, session.environment.close)
+            if inspect.iscoroutinefunction(environment.close):
+                await asyncio.wait_for(environment.close(), self.limits.step_seconds)
+            else:
+                await self.workers.run(client, environment.close, self.limits.step_seconds, must=True)
         except Exception as error:  # whatever an environment does at its end is of no more use to anybody
-            logger.warning("closing a session of %s: %s", session.name, error)
+            logger.warning("closing a session of %s: %s", name, error)
+
+    async def closed(self, timeout: float) -> None:
+        """Wait until the environments of ended sessions are closed, at most so many seconds."""
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=timeout)
 
     async def _call(self, client: str, method: Callable[..., Any], *arguments: Any) -> Any:
         if inspect.iscoroutinefunction(method):
-            return await asyncio.wait_for(method(*arguments), self.limits.step_seconds)
+            return await self._awaited(method(*arguments))
         return await self._blocking(client, lambda: method(*arguments))
+
+    async def _awaited(self, answer: Coroutine[Any, Any, Any]) -> Any:
+        task = asyncio.ensure_future(answer)
+        try:
+            done, _ = await asyncio.wait([task], timeout=self.limits.step_seconds)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not done:
+            task.cancel()
+            raise DeadlineError(f"no answer within {self.limits.step_seconds:g} s")
+        return task.result()
 
     async def _blocking(self, client: str, function: Callable[[], Any]) -> Any:
         return await self.workers.run(client, function, self.limits.step_seconds)
@@ -229,47 +266,16 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         return await _answered(self.close(request), context)
 
     async def Batch(self, request: pb.BatchRequest, context: Any) -> pb.BatchReply:  # noqa: N802
+        if len(request.operations) > MAX_IN_FLIGHT:
+            text = f"{len(request.operations)} operations are more than the {MAX_IN_FLIGHT} that a batch may have"
+            await context.abort(Code.INVALID_ARGUMENT, text)
         return pb.BatchReply(results=await asyncio.gather(*(self._result(item) for item in request.operations)))
 
     async def Exchange(  # noqa: N802
         self, requests: AsyncIterator[pb.BatchRequest], context: Any
     ) -> AsyncIterator[pb.BatchReply]:
-        results: asyncio.Queue[pb.Result | None] = asyncio.Queue()
-        allowed = asyncio.Semaphore(MAX_IN_FLIGHT)  # a client that does not read its answers is not read either
-        under_way: set[asyncio.Task[None]] = set()
-
-        async def answer(operation: pb.Operation) -> None:
-            results.put_nowait(await self._result(operation))
-
-        async def read() -> None:
-            try:
-                async for batch in requests:
-                    for operation in batch.operations:
-                        await allowed.acquire()
-                        task = asyncio.ensure_future(answer(operation))
-                        under_way.add(task)
-                        task.add_done_callback(under_way.discard)
-                while under_way:
-                    await asyncio.wait(under_way)
-            finally:
-                results.put_nowait(None)
-
-        reading = asyncio.ensure_future(read())
-        try:
-            while True:
-                found = [await results.get()]
-                while len(found) < MAX_RESULTS and not results.empty():
-                    found.append(results.get_nowait())
-                finished = None in found
-                ready = [result for result in found if result is not None]
-                if ready:
-                    yield pb.BatchReply(results=ready)
-                    for _ in ready:
-                        allowed.release()
-                if finished:
-                    return
-        finally:
-            reading.cancel()
+        async for reply in exchanged(requests, self._result, self.stopping):
+            yield reply
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
         return await _answered(self._describe(request), context)
@@ -327,7 +333,11 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         except (Exception, asyncio.CancelledError) as error:
             refusal = refusal_of(error)
             return pb.Result(id=operation.id, code=refusal.code.value[0], message=refusal.reason)
-        return pb.Result(id=operation.id, **{kind: reply})
+        result = pb.Result(id=operation.id, **{kind: reply})
+        if result.ByteSize() > (self.limits.message_mb << 20) - MESSAGE_MARGIN:
+            text = f"the answer has {result.ByteSize() >> 20} MiB, and messages up to {self.limits.message_mb}"
+            return pb.Result(id=operation.id, code=Code.OUT_OF_RANGE.value[0], message=text)
+        return result
 
 
 def refusal_of(error: BaseException) -> RefusalError:
@@ -360,6 +370,12 @@ async def _answered(answer: Awaitable[Any], context: Any) -> Any:
     except Exception as error:  # an environment may raise anything, and each is told with its class
         refusal = refusal_of(error)
     return await context.abort(refusal.code, refusal.reason)  # which raises
+
+
+def _retrieved(done: asyncio.Future[Any]) -> None:
+    """Nobody may be waiting for it any more: then its error is not to be reported as lost."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _session(session: Session) -> pb.SessionDescription:

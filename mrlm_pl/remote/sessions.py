@@ -9,11 +9,21 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import grpc
+
 from mrlm_pl.environment import Environment
 from mrlm_pl.remote import environment_pb2 as pb
 
 REMEMBERED = 50_000
 """Ended sessions of which the reason is kept."""
+
+
+class RefusalError(Exception):
+    """A request that is not served: the status and the reason."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
 
 
 @dataclass(eq=False)
@@ -28,6 +38,7 @@ class Session:
         lease_seconds: how long it lives without a call.
         turn: the next turn.
         reply: the last step's answer.
+        failure: what the environment raised in the next turn, which is not made again.
         busy: the step that is being made.
     """
 
@@ -40,6 +51,7 @@ class Session:
     touched: float = field(default_factory=time.monotonic)
     turn: int = 0
     reply: pb.StepReply | None = None
+    failure: RefusalError | None = None
     busy: asyncio.Future[pb.StepReply] | None = None
 
     def touch(self) -> None:
@@ -83,6 +95,10 @@ class SessionTable:
         self._live[session.id] = session
         self.opened_total += 1
 
+    def get(self, identifier: str) -> Session | None:
+        """The session, if it is live."""
+        return self._live.get(identifier)
+
     def find(self, identifier: str) -> Session:
         """The session, its lease renewed.
 
@@ -104,6 +120,11 @@ class SessionTable:
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
         return True
+
+    def prolong(self, seconds: float) -> None:
+        """Give all leases so much longer."""
+        for session in self._live.values():
+            session.touched += seconds
 
     def expired(self) -> list[Session]:
         """Sessions whose lease has run out."""

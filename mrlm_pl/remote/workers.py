@@ -14,6 +14,10 @@ class QueueFullError(Exception):
     """More work is waiting than the queue holds."""
 
 
+class DeadlineError(TimeoutError):
+    """A call outlived its deadline, rather than raised a ``TimeoutError`` of its own."""
+
+
 class Workers:
     """A fixed number of (daemon) threads. Clients take turns, so one with much work does not hold up the others.
 
@@ -33,7 +37,7 @@ class Workers:
         self._threads = self._idle = 0
         self._closed = False
 
-    async def run(self, client: str, function: Callable[[], Any], timeout: float) -> Any:
+    async def run(self, client: str, function: Callable[[], Any], timeout: float, must: bool = False) -> Any:
         """What the function returns or raises.
 
         A call that is cancelled before a thread has taken it is not made.
@@ -42,22 +46,25 @@ class Workers:
             client: whose work it is.
             function: is called on a thread.
             timeout: seconds from the moment that a thread takes it.
+            must: it is taken though the queue be full, because it frees what others need.
 
         Raises:
             QueueFullError: too much work is waiting.
-            TimeoutError: it did not return in time.
+            DeadlineError: it did not return in time.
         """
-        job = _Job(client, function, asyncio.get_running_loop())
-        self._put(job)
+        loop = asyncio.get_running_loop()
+        job = _Job(client, function, loop)
+        self._put(job, must)
         try:
             await asyncio.shield(job.begun)
             done, _ = await asyncio.wait([job.result], timeout=timeout)
         except asyncio.CancelledError:
-            self._withdraw(job)
+            if not self._withdraw(job):
+                loop.call_later(timeout, self._give_up, job)  # else one that hangs would keep its thread for ever
             raise
         if not done:
             self._give_up(job)
-            raise TimeoutError(f"no answer within {timeout:g} s")
+            raise DeadlineError(f"no answer within {timeout:g} s")
         return job.result.result()
 
     def close(self) -> None:
@@ -68,27 +75,29 @@ class Workers:
                 for job in queue:
                     job.tell(job.begun.cancel)
             self._queues.clear()
+            self.waiting = 0
             self._condition.notify_all()
 
-    def _put(self, job: _Job) -> None:
+    def _put(self, job: _Job, must: bool) -> None:
         with self._condition:
-            if self._closed or self.waiting >= self.capacity:
+            if self._closed or (self.waiting >= self.capacity and not must):
                 raise QueueFullError(f"{self.waiting} calls are waiting, as many as the queue holds")
             self._queues.setdefault(job.client, deque()).append(job)
             self.waiting += 1
-            if self._idle:
-                self._condition.notify()
-            elif self._threads < self.count:
-                self._start()
+            self._condition.notify()
+            self._start_if_needed()
 
-    def _withdraw(self, job: _Job) -> None:
+    def _withdraw(self, job: _Job) -> bool:
+        """Take a call back; False if a thread has taken it."""
         with self._condition:
             queue = self._queues.get(job.client, ())
-            if job in queue:
-                queue.remove(job)  # type: ignore[union-attr] # it is in it, so it is a deque
-                self.waiting -= 1
-                if not queue:
-                    del self._queues[job.client]
+            if job not in queue:
+                return False
+            queue.remove(job)  # type: ignore[union-attr] # it is in it, so it is a deque
+            self.waiting -= 1
+            if not queue:
+                del self._queues[job.client]
+            return True
 
     def _give_up(self, job: _Job) -> None:
         with self._condition:
@@ -96,10 +105,12 @@ class Workers:
                 job.abandoned = True
                 self.abandoned += 1
                 self._threads -= 1
-                if self._queues and not self._idle:
-                    self._start()
+                self._start_if_needed()
 
-    def _start(self) -> None:
+    def _start_if_needed(self) -> None:
+        # A thread that was notified counts as idle until it runs, so the calls that wait are what tells.
+        if self._threads >= self.count or self.waiting <= self._idle:
+            return
         self._threads += 1
         threading.Thread(target=self._work, name="environment-worker", daemon=True).start()
 
@@ -140,11 +151,13 @@ class _Job:
 
     def run(self) -> None:
         self.tell(_set, self.begun, None, None)
-        value, error = None, None
+        value: Any = None
+        error: Exception | None = None
         try:
             value = self.function()
-        except Exception as raised:
-            error = raised
+        except BaseException as raised:  # SystemExit must end neither the thread nor the server
+            passes = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+            error = raised if passes else RuntimeError(f"{type(raised).__name__}: {raised}")  # type: ignore[assignment]
         self.tell(_set, self.result, value, error)
 
     def tell(self, function: Callable[..., Any], *arguments: Any) -> None:

@@ -1,0 +1,48 @@
+"""Start an environment server, play episodes on it side by side, and stop it.
+
+python examples/remote_environment.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.remote import RemoteEnvironment
+
+
+async def play(template: RemoteEnvironment, task: Task, reply: str) -> float:
+    """The reward of one episode of one reply."""
+    environment = template.copy()  # each copy has a session of its own
+    await environment.reset(task)
+    step = await environment.step({"agent": Message("assistant", reply)})
+    environment.close()
+    return step.rewards["agent"]
+
+
+async def play_all(template: RemoteEnvironment, tasks: list[Task]) -> list[float]:
+    """The rewards of all tasks, played at the same time; every second answer is wrong."""
+    replies = ["-98765" if number % 2 else str(task.data["answer"]) for number, task in enumerate(tasks)]
+    return await asyncio.gather(*(play(template, task, reply) for task, reply in zip(tasks, replies, strict=True)))
+
+
+def main(episodes: int = 10) -> list[float]:
+    """The rewards of some episodes."""
+    command = [sys.executable, "-m", "mrlm_pl.cli.main", "serve", "--environments", "math", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[-1]  # serving on HOST:PORT
+            template = RemoteEnvironment(address, "math")
+            source = template.tasks("train")
+            rewards = asyncio.run(play_all(template, [source[index] for index in range(episodes)]))
+        finally:
+            server.terminate()
+    print(f"rewards: {rewards}")
+    return rewards
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Servers for the tests of remote environments."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrlm_pl.event_loop import EventLoopThread
+from mrlm_pl.remote.server import Endpoint, EnvironmentServer
+from mrlm_pl.remote.service import Limits
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from remote_servers import Scripted, Served, offer
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
+    """Starts servers: options are those of ``EnvironmentServer``, ``Limits`` and ``Endpoint``, and ``offer``."""
+    monkeypatch.delenv("MRLM_TOKEN", raising=False)
+    Scripted.gate = threading.Event()
+    Scripted.steps, Scripted.closed, Scripted.made = [], [], 0
+    started: list[Served] = []
+
+    def start(**options: Any) -> Served:
+        endpoint = Endpoint(
+            **{key: options.pop(key) for key in ("host", "port", "token", "identity") if key in options}
+        )
+        names = ("lease_seconds", "step_seconds", "sessions", "message_mb")
+        limits = Limits(**{"step_seconds": 20.0, **{key: options.pop(key) for key in names if key in options}})
+        server = EnvironmentServer(options.pop("offer", None) or offer(), endpoint, limits, **options)
+        loop = EventLoopThread()
+        loop.submit(server.start()).result(20)
+        started.append(Served(server, loop))
+        return started[-1]
+
+    yield start
+    Scripted.gate.set()
+    stopping = [served.loop.submit(served.server.stop()) for served in started]
+    for served, stopped in zip(started, stopping, strict=True):
+        stopped.result(30)
+        served.stop()
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served]) -> Served:
+    """A server with the environments of this file."""
+    return serve()

@@ -1,0 +1,532 @@
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from mrlm_pl.episode import Message
+from mrlm_pl.remote import environment_pb2 as pb
+from mrlm_pl.remote.codec import from_observations, from_step, from_tools, to_actions, to_task
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from remote_servers import TASK, Scripted, Served, eventually, offer, step_request
+
+Code = grpc.StatusCode
+
+
+def refusal(call: Any, *arguments: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
+    """The status and the text with which a call is refused."""
+    with pytest.raises(grpc.RpcError) as error:
+        call(*arguments, **options)
+    return error.value.code(), error.value.details()
+
+
+def test_an_episode(served: Served) -> None:
+    opened = served.open()
+    (message,) = from_observations(opened.observations)["agent"]
+    assert message == Message(
+        "user", "task {'flag': True, 'one': 1, 'share': 1.0, 'bytes': b'\\x00\\xff'} 18446744073709551617"
+    )
+    assert from_tools(opened.tools[0].tools) == Scripted.tools_offered
+    assert opened.lease_seconds == 120
+    reply = served.step(opened.session, 0, "hello")
+    assert (reply.session, reply.turn) == (opened.session, 0)
+    step = from_step(reply)
+    assert step.observations["agent"] == (Message("user", "1 hello"),)
+    assert repr(step.rewards) == "{'agent': 1.0}"
+    end = from_step(served.step(opened.session, 1, "end"))
+    assert (end.done, end.stop_reason, end.success, end.components) == (True, "answered", True, {"agent": {"count": 2}})
+
+
+def test_a_turn_is_made_once_however_often_it_is_asked_for(served: Served) -> None:
+    session = served.open().session
+    first = served.step(session, 0, "a")
+    assert served.step(session, 0, "a") == first
+    assert served.step(session, 0, "something else") == first
+    second = served.step(session, 1, "b")
+    assert served.step(session, 1, "b") == second
+    assert [text for _, text in Scripted.steps] == ["a", "b"]
+
+
+def test_the_same_turn_at_the_same_time_is_made_once(served: Served) -> None:
+    session = served.open().session
+    with ThreadPoolExecutor(20) as pool:
+        replies = list(pool.map(lambda _: served.step(session, 0, "sleep 0.2"), range(20)))
+    assert all(reply == replies[0] for reply in replies)
+    assert len(Scripted.steps) == 1
+
+
+def test_turns_out_of_order_are_refused_and_change_nothing(served: Served) -> None:
+    session = served.open().session
+    for turn in (0, 1, 2):
+        served.step(session, turn)
+    for turn in (0, 1, 4, 99, -1, 2**62):
+        code, text = refusal(served.step, session, turn)
+        assert code is Code.FAILED_PRECONDITION
+        assert text == f"the session is at turn 3, and the request is of {turn}"
+    assert from_step(served.step(session, 3)).rewards == {"agent": 4.0}
+
+
+def test_another_turn_while_one_is_made_is_refused(served: Served) -> None:
+    session = served.open().session
+    call = served.stub.Step.future(step_request(session, 0, "hang"))
+    eventually(lambda: Scripted.steps)
+    assert refusal(served.step, session, 1)[0] is Code.FAILED_PRECONDITION
+    Scripted.gate.set()
+    assert call.result(10).turn == 0
+
+
+def test_a_turn_whose_caller_went_away_is_there_for_its_retry(served: Served) -> None:
+    session = served.open().session
+    call = served.stub.Step.future(step_request(session, 0, "hang"))
+    eventually(lambda: Scripted.steps)
+    call.cancel()
+    Scripted.gate.set()
+    assert served.step(session, 0, "hang").turn == 0
+    assert len(Scripted.steps) == 1
+
+
+def test_a_turn_that_failed_is_not_made_again(served: Served) -> None:
+    session = served.open().session
+    for _ in range(3):
+        assert refusal(served.step, session, 0, "raise") == (Code.ABORTED, "OSError: the back end is away")
+    assert len(Scripted.steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "text"),
+    [
+        ("late", Code.DEADLINE_EXCEEDED, "TimeoutError: a tool of mine was late"),
+        ("exit", Code.ABORTED, "RuntimeError: SystemExit: 3"),
+    ],
+)
+def test_errors_of_an_environment_are_told_by_their_class(served: Served, word: str, code: Any, text: str) -> None:
+    session = served.open().session
+    assert refusal(served.step, session, 0, word) == (code, text)
+    assert served.live == 1
+    assert served.step(served.open().session, 0).turn == 0
+
+
+def test_an_episode_that_cannot_begin_is_no_session(served: Served) -> None:
+    task = type(TASK)("scripted", "train", 0, 0, {"fail": True})
+    assert refusal(served.open, task=task, key="k") == (Code.ABORTED, "OSError: the back end is away")
+    assert served.live == 0
+    eventually(lambda: len(Scripted.closed) == 1)
+    assert refusal(served.open, task=task, key="k")[0] is Code.ABORTED, "and may be asked for again"
+
+
+def test_a_step_after_the_end_and_one_of_the_wrong_agents(served: Served) -> None:
+    session = served.open().session
+    code, text = refusal(served.step, session, 0, left="a")
+    assert code is Code.FAILED_PRECONDITION
+    assert "EnvironmentContractError" in text
+    assert "['left']" in text
+    assert "['agent']" in text
+    assert refusal(served.stub.Step, pb.StepRequest(session=session))[0] is Code.FAILED_PRECONDITION
+    assert served.step(session, 0, "end").done, "nothing was done, so the turn is still due"
+    code, text = refusal(served.step, session, 1)
+    assert code is Code.FAILED_PRECONDITION
+    assert "after the episode was done" in text
+
+
+def test_several_agents_and_async_environments(serve: Any) -> None:
+    served = serve(step_seconds=0.5)
+    session = served.open("duo").session
+    step = from_step(served.step(session, 0, left="0", right="x"))
+    assert repr(step.rewards) == "{'left': 0.5, 'right': True}"
+    code, text = refusal(served.step, session, 1, left="30", right="x")
+    assert code is Code.DEADLINE_EXCEEDED
+    assert "0.5 s" in text
+    code, text = refusal(served.step, session, 1, left="0", right="x")
+    assert code is Code.NOT_FOUND
+    assert "turn 1 took longer than 0.5 s" in text
+
+
+def test_opening_with_the_same_key_opens_one_session(served: Served) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(lambda _: served.open(key="same"), range(16)))
+    assert len({reply.session for reply in opened}) == 1
+    assert served.live == 1
+    assert served.open(key="other").session != opened[0].session
+    assert served.open().session != served.open().session
+
+
+def test_a_lease_runs_out_with_the_reason(serve: Any) -> None:
+    served = serve(lease_seconds=0.6)
+    kept, lost = served.open().session, served.open().session
+    longer = served.open(lease_seconds=30)
+    assert longer.lease_seconds == 30
+    for _ in range(8):
+        time.sleep(0.2)
+        assert not served.stub.KeepAlive(pb.KeepAliveRequest(sessions=[kept])).unknown
+    code, text = refusal(served.step, lost, 0)
+    assert code is Code.NOT_FOUND
+    assert text == f"session {lost!r} is unknown: its lease of 0.6 s ran out without a call"
+    assert served.step(kept, 0).turn == 0
+    assert served.step(longer.session, 0).turn == 0
+    assert list(served.stub.KeepAlive(pb.KeepAliveRequest(sessions=[kept, lost, "x"])).unknown) == [lost, "x"]
+    assert len(Scripted.closed) == 1
+    assert served.server.service.expired_total == 1
+
+
+@pytest.mark.parametrize("lease", [-1.0, float("nan"), float("inf")])
+def test_a_lease_that_would_never_or_always_end_is_refused(served: Served, lease: float) -> None:
+    code, text = refusal(served.open, lease_seconds=lease)
+    assert code is Code.INVALID_ARGUMENT
+    assert text.startswith("lease_seconds is ")
+    assert served.open(lease_seconds=1e9).lease_seconds == 24 * 3600
+
+
+def test_a_step_that_takes_long_keeps_its_lease(serve: Any) -> None:
+    served = serve(lease_seconds=0.3)
+    session = served.open().session
+    assert served.step(session, 0, "sleep 1.2").turn == 0
+
+
+def test_closing_twice(served: Served) -> None:
+    session = served.open().session
+    served.stub.Close(pb.CloseRequest(session=session))
+    served.stub.Close(pb.CloseRequest(session=session))
+    assert refusal(served.step, session, 0) == (Code.NOT_FOUND, f"session {session!r} is unknown: it was closed")
+    assert eventually(lambda: len(Scripted.closed)) == 1
+    assert served.live == 0
+
+
+def test_closing_stops_what_waits(serve: Any) -> None:
+    served = serve(threads=1)
+    first, second = served.open().session, served.open().session
+    hung = served.stub.Step.future(step_request(first, 0, "hang"))
+    eventually(lambda: Scripted.steps)
+    waiting = served.stub.Step.future(step_request(second, 0, "never made"))
+    eventually(lambda: served.server.workers.waiting == 1)
+    served.stub.Close(pb.CloseRequest(session=second))
+    assert waiting.code() is Code.ABORTED
+    assert waiting.details() == "the session was ended while its turn was made"
+    Scripted.gate.set()
+    hung.result(10)
+    eventually(lambda: len(Scripted.closed) == 1)
+    assert [text for _, text in Scripted.steps] == ["hang"]
+
+
+def test_a_hung_step_ends_its_session_and_no_other(serve: Any) -> None:
+    served = serve(threads=2, step_seconds=0.4)
+    sessions = [served.open().session for _ in range(3)]
+    for session in sessions[:2]:
+        code, text = refusal(served.step, session, 0, "hang")
+        assert code is Code.DEADLINE_EXCEEDED
+        assert "0.4 s" in text
+        assert "turn 0 took longer than 0.4 s" in refusal(served.step, session, 0)[1]
+    assert served.step(sessions[2], 0).turn == 0
+    assert served.live == 1
+
+
+def test_a_full_queue_and_a_full_server(serve: Any) -> None:
+    served = serve(threads=1, queue=1, sessions=3)
+    sessions = [served.open().session for _ in range(3)]
+    code, text = refusal(served.open)
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert text == "3 sessions are live, as many as the server allows"
+    first = served.stub.Step.future(step_request(sessions[0], 0, "hang"))
+    eventually(lambda: Scripted.steps)
+    second = served.stub.Step.future(step_request(sessions[1], 0))
+    eventually(lambda: served.server.workers.waiting == 1)
+    code, text = refusal(served.step, sessions[2], 0)
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert text == "1 calls are waiting, as many as the queue holds"
+    served.stub.Close(pb.CloseRequest(session=sessions[2]))
+    Scripted.gate.set()
+    assert (first.result(10).turn, second.result(10).turn) == (0, 0)
+    assert eventually(lambda: len(Scripted.closed)) == 1, "environments are closed although the queue was full"
+    assert served.open().session
+
+
+def test_the_bound_on_sessions_holds_when_many_open_at_once(serve: Any) -> None:
+    served = serve(sessions=5)
+    with ThreadPoolExecutor(16) as pool:
+        codes = list(pool.map(lambda _: attempt(served.open), range(40)))
+    assert served.live == 5
+    assert codes.count(None) == 5
+    assert codes.count(Code.RESOURCE_EXHAUSTED) == 35
+
+
+def attempt(call: Any, *arguments: Any, **options: Any) -> grpc.StatusCode | None:
+    try:
+        call(*arguments, **options)
+    except grpc.RpcError as error:
+        return error.code()
+    return None
+
+
+def operations(served: Served) -> list[pb.Operation]:
+    good, other = served.open().session, served.open().session
+    return [
+        pb.Operation(id=1, step=step_request(good, 0, "a")),
+        pb.Operation(id=2, step=step_request("nobody", 0)),
+        pb.Operation(id=3, step=step_request(other, 7)),
+        pb.Operation(id=4, open=pb.OpenRequest(environment="scripted", task=to_task(TASK))),
+        pb.Operation(id=5, open=pb.OpenRequest(environment="nothing", task=to_task(TASK))),
+        pb.Operation(id=6, keep_alive=pb.KeepAliveRequest(sessions=[good, "nobody"])),
+        pb.Operation(id=7, close=pb.CloseRequest(session=other)),
+        pb.Operation(id=8),
+        pb.Operation(id=9, step=step_request(good, 0, "a")),
+    ]
+
+
+def check_results(results: dict[int, pb.Result]) -> None:
+    statuses = {number: (result.code, result.WhichOneof("reply")) for number, result in results.items()}
+    assert statuses == {
+        1: (0, "step"),
+        2: (Code.NOT_FOUND.value[0], None),
+        3: (Code.FAILED_PRECONDITION.value[0], None),
+        4: (0, "open"),
+        5: (Code.NOT_FOUND.value[0], None),
+        6: (0, "keep_alive"),
+        7: (0, "close"),
+        8: (Code.INVALID_ARGUMENT.value[0], None),
+        9: (0, "step"),
+    }
+    assert results[1].step == results[9].step
+    assert "'nothing'" in results[5].message
+    assert "duo, scripted" in results[5].message
+
+
+def test_a_batch_has_a_status_for_each_item(served: Served) -> None:
+    reply = served.stub.Batch(pb.BatchRequest(operations=operations(served)))
+    assert [result.id for result in reply.results] == list(range(1, 10))
+    check_results({result.id: result for result in reply.results})
+    assert len(Scripted.steps) == 1
+    many = pb.BatchRequest(operations=[pb.Operation(id=n) for n in range(5000)])
+    assert refusal(served.stub.Batch, many)[0] is Code.INVALID_ARGUMENT
+
+
+def test_a_stream_answers_each_operation_when_it_is_done(served: Served) -> None:
+    slow, quick = served.open().session, served.open().session
+    first = [
+        pb.Operation(id=1, step=step_request(slow, 0, "hang")),
+        pb.Operation(id=2, step=step_request(quick, 0)),
+    ]
+    replies = served.stub.Exchange(iter([pb.BatchRequest(operations=first)]))
+    assert [result.id for result in next(replies).results] == [2]
+    Scripted.gate.set()
+    assert [result.id for reply in replies for result in reply.results] == [1]
+    batches = [pb.BatchRequest(operations=[operation]) for operation in operations(served)]
+    results = [result for reply in served.stub.Exchange(iter(batches)) for result in reply.results]
+    check_results({result.id: result for result in results})
+
+
+def test_many_large_answers_go_through_a_stream(served: Served) -> None:
+    sessions = [served.open().session for _ in range(30)]
+    batch = pb.BatchRequest(
+        operations=[pb.Operation(id=n, step=step_request(s, 0, "big 1000000")) for n, s in enumerate(sessions)]
+    )
+    found = {}
+    for reply in served.stub.Exchange(iter([batch])):
+        assert reply.ByteSize() < 3_000_000
+        found.update({result.id: len(result.step.observations[0].messages[0].content) for result in reply.results})
+    assert found == dict.fromkeys(range(30), 1_000_000)
+
+
+def test_an_answer_that_is_too_large_for_a_message(serve: Any) -> None:
+    served = serve(message_mb=1)
+    first, second = served.open().session, served.open().session
+    batch = pb.BatchRequest(
+        operations=[
+            pb.Operation(id=1, step=step_request(first, 0, "big 3000000")),
+            pb.Operation(id=2, step=step_request(second, 0)),
+        ]
+    )
+    results = {r.id: r for reply in served.stub.Exchange(iter([batch])) for r in reply.results}
+    assert results[1].code == Code.OUT_OF_RANGE.value[0]
+    assert results[1].message == "the answer has 2 MiB, and messages up to 1"
+    assert results[2].code == 0
+
+
+def test_an_action_of_a_hundred_megabytes(served: Served) -> None:
+    session = served.open().session
+    code, text = refusal(served.step, session, 0, "9" * 100_000_000)
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert "larger than max" in text
+    assert Scripted.steps == []
+    assert served.step(session, 0, "9" * 1_000_000).turn == 0
+
+
+def test_health_and_draining(served: Served) -> None:
+    health = health_pb2_grpc.HealthStub(served.channel)
+
+    def status(name: str = "mrlm.remote.v1.EnvironmentService") -> int:
+        return health.Check(health_pb2.HealthCheckRequest(service=name)).status
+
+    assert status() == status("") == health_pb2.HealthCheckResponse.SERVING
+    session = served.open(key="k").session
+    draining = served.loop.submit(served.server.drain(20))
+    eventually(lambda: status() == health_pb2.HealthCheckResponse.NOT_SERVING)
+    code, text = refusal(served.open)
+    assert code is Code.UNAVAILABLE
+    assert "going down" in text
+    assert served.step(session, 0).turn == 0, "what is under way goes on"
+    assert not draining.done()
+    served.stub.Close(pb.CloseRequest(session=session))
+    draining.result(10)
+    assert len(Scripted.closed) == 1
+
+
+def test_stopping_closes_every_environment(serve: Any) -> None:
+    served = serve(threads=1)
+    for _ in range(20):
+        served.open()
+    served.run(served.server.drain(0.1))
+    assert len(Scripted.closed) == 20
+    served.run(served.server.stop())
+
+
+def test_reflection_lists_the_service(served: Served) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    (reply,) = stub.ServerReflectionInfo(iter([request]))
+    names = {service.name for service in reply.list_services_response.service}
+    assert {"mrlm.remote.v1.EnvironmentService", "grpc.health.v1.Health"} <= names
+
+
+def test_environments_and_tasks_are_listed(served: Served) -> None:
+    reply = served.stub.Describe(pb.DescribeRequest())
+    assert [(item.name, list(item.agents)) for item in reply.environments] == [
+        ("duo", ["left", "right"]),
+        ("scripted", ["agent"]),
+    ]
+    assert reply.environments[0].summary == "Two agents act at the same time, three times; ``async``."
+    tasks = served.stub.GetTasks(pb.TasksRequest(environment="scripted", split="train", start=198, count=10))
+    assert [(task.index, tasks.size) for task in tasks.tasks] == [(198, 200), (199, 200)]
+    for fields in ({"start": -1, "count": 1}, {"count": -1}, {"count": 10**6}):
+        request = pb.TasksRequest(environment="scripted", split="train", **fields)
+        assert refusal(served.stub.GetTasks, request)[0] is Code.INVALID_ARGUMENT
+    assert refusal(served.stub.Describe, pb.DescribeRequest(environment="x"))[0] is Code.NOT_FOUND
+
+
+def test_live_sessions_are_listed(served: Served) -> None:
+    session = served.open(client="me").session
+    served.step(session, 0)
+    served.open("duo")
+    reply = served.stub.ListSessions(pb.ListSessionsRequest(environment="scripted"))
+    (shown,) = reply.sessions
+    assert (shown.session, shown.environment, shown.client, shown.turn) == (session, "scripted", "me", 1)
+    assert 110 < shown.lease_left_seconds <= 120
+    assert shown.busy is False
+    reply = served.stub.ListSessions(pb.ListSessionsRequest(limit=1))
+    assert (len(reply.sessions), reply.total) == (1, 2)
+
+
+def test_an_environment_is_made_once_for_all_its_sessions(serve: Any) -> None:
+    slow = threading.Lock()
+
+    def make(settings: Any) -> Scripted:
+        with slow:
+            time.sleep(0.05)
+            return Scripted(**settings)
+
+    served = serve(offer=offer(more={"scripted": make}))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: served.open(), range(16)))
+    assert Scripted.made == 1
+    served.open(settings={"greeting": "hello"})
+    assert Scripted.made == 2
+
+
+def test_settings_are_those_of_the_session(served: Served) -> None:
+    hello = served.open(settings={"greeting": "hello"})
+    assert hello.observations[0].messages[0].content.startswith("hello ")
+    assert served.open().observations[0].messages[0].content.startswith("task ")
+    code, text = refusal(served.open, settings={"nonsense": 1})
+    assert code is Code.ABORTED
+    assert "nonsense" in text
+
+
+MALFORMED = [b"\xff\xff\xff", b"\x0a\xff\x01", b"\x0a\x02\xff\xfe", bytes(range(256))]
+METHODS = ["Describe", "GetTasks", "Open", "Step", "KeepAlive", "Close", "Batch", "ListSessions"]
+
+
+@pytest.mark.parametrize("method", [*METHODS, "Exchange"])
+def test_malformed_messages_are_refused(served: Served, method: str) -> None:
+    session = served.open().session
+    path = f"/mrlm.remote.v1.EnvironmentService/{method}"
+    for data in MALFORMED[1:3]:
+        if method == "Exchange":
+            call = served.channel.stream_stream(path)
+            good = pb.BatchRequest(operations=[pb.Operation(id=1, step=step_request(session, 0))])
+            replies = call(iter([good.SerializeToString(), data]))
+            assert next(replies), "what came before is answered"
+            code, text = refusal(lambda replies=replies: list(replies))
+        else:
+            code, text = refusal(served.channel.unary_unary(path), data)
+        assert code is Code.INVALID_ARGUMENT, (method, data, text)
+        assert "malformed" in text
+    assert served.step(session, 0).turn == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (pb.StepRequest(actions=[pb.AgentAction(agent="agent")]), "role is ''"),
+        (pb.StepRequest(actions=to_actions({"agent": Message("user", "")}) * 2), "'agent' comes twice"),
+        (pb.OpenRequest(environment="scripted", task=pb.Task(seed="x")), "seed 'x' is no integer"),
+        (
+            pb.OpenRequest(environment="scripted", settings=pb.Map(entries=[pb.Entry(key="a")])),
+            "a value without a kind",
+        ),
+    ],
+)
+def test_messages_that_make_no_sense_are_refused(served: Served, request_: Any, text: str) -> None:
+    session = served.open().session
+    if isinstance(request_, pb.StepRequest):
+        request_.session = session
+        found = refusal(served.stub.Step, request_)
+    else:
+        found = refusal(served.stub.Open, request_)
+    assert found[0] is Code.INVALID_ARGUMENT
+    assert text in found[1]
+    assert served.step(session, 0).turn == 0
+
+
+def test_no_random_message_disturbs_the_server(served: Served) -> None:
+    rng = random.Random(0)
+    session, bystander = served.open().session, served.open().session
+    samples = [
+        step_request(session, 5, "x"),
+        pb.OpenRequest(environment="scripted", task=to_task(TASK), settings=pb.Map()),
+        pb.BatchRequest(operations=operations(served)),
+        pb.TasksRequest(environment="scripted", split="train", count=5),
+        pb.ListSessionsRequest(limit=-5),
+        pb.CloseRequest(session="x"),
+    ]
+    allowed = {
+        Code.INVALID_ARGUMENT,
+        Code.NOT_FOUND,
+        Code.FAILED_PRECONDITION,
+        Code.ABORTED,
+        Code.RESOURCE_EXHAUSTED,
+        Code.DEADLINE_EXCEEDED,
+    }
+    seen = set()
+    for number in range(600):
+        data = bytearray(rng.choice(samples).SerializeToString() if number % 3 else rng.randbytes(rng.randrange(60)))
+        for _ in range(rng.randrange(4)):
+            if data:
+                data[rng.randrange(len(data))] = rng.randrange(256)
+        path = f"/mrlm.remote.v1.EnvironmentService/{rng.choice(METHODS)}"
+        seen.add(attempt(served.channel.unary_unary(path), bytes(data), timeout=20))
+    assert seen - {None} <= allowed
+    assert {None, Code.INVALID_ARGUMENT, Code.NOT_FOUND} <= seen
+    assert served.step(bystander, 0).turn == 0
+
+
+def test_methods_that_do_not_exist(served: Served) -> None:
+    path = "/mrlm.remote.v1.EnvironmentService/Explode"
+    assert refusal(served.channel.unary_unary(path), b"")[0] is Code.UNIMPLEMENTED
