@@ -50,6 +50,7 @@ class CounterEnvironment(Environment):
     """Answers with the number of its task and of its turn, for ever."""
 
     name = "counter"
+
     def tasks(self, split: str) -> DatasetTasks:
         return DatasetTasks(self.name, split, [{}])
 

@@ -15,11 +15,18 @@ MAX_REPLY_BYTES = 1 << 20
 
 
 async def exchanged(
-    requests: AsyncIterator[pb.BatchRequest], answer: Callable[[pb.Operation], Awaitable[pb.Result]]
+    requests: AsyncIterator[pb.BatchRequest],
+    answer_at_once: Callable[[pb.Operation], pb.Result | None],
+    answer: Callable[[pb.Operation], Awaitable[pb.Result]],
 ) -> AsyncIterator[pb.BatchReply]:
     """The results of all operations, in batches, each as soon as it is there.
 
     Operations that are under way when the stream ends are finished, for the one that comes after it.
+
+    Args:
+        requests: the operations.
+        answer_at_once: the result of an operation for which nothing is waited for, else None.
+        answer: the result of any other.
 
     Raises:
         Exception: whatever reading the requests raised, after the answers to those that were read.
@@ -37,6 +44,10 @@ async def exchanged(
             async for batch in requests:
                 for operation in batch.operations:
                     await allowed.acquire()
+                    result = answer_at_once(operation)
+                    if result is not None:
+                        results.put_nowait(result)
+                        continue
                     task = asyncio.ensure_future(put(operation))
                     under_way.add(task)
                     task.add_done_callback(under_way.discard)

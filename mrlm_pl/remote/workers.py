@@ -157,9 +157,8 @@ class Workers:
             error: Exception | None = None
             try:
                 value = job.function()
-            except BaseException as raised:  # SystemExit must end neither the thread nor the server
-                passes = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
-                error = raised if passes else RuntimeError(f"{type(raised).__name__}: {raised}")  # type: ignore[assignment]
+            except BaseException as raised:
+                error = as_error(raised)
             with self._condition:
                 if job not in self._running:
                     self.abandoned -= 1
@@ -175,6 +174,13 @@ class Workers:
             results, self._results = self._results, []
         for job, value, error in results:
             _settle(job, value, error)
+
+
+def as_error(raised: BaseException) -> Exception:
+    """What an environment raised, as an error that ends neither a thread nor the server, as ``SystemExit`` would."""
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+        return raised
+    return RuntimeError(f"{type(raised).__name__}: {raised}")
 
 
 def _tell(job: _Job, function: Callable[[], Any]) -> None:
