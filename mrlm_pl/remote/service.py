@@ -228,6 +228,8 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         return session.failure
 
     def _close_soon(self, client: str, name: str, environment: Environment) -> None:
+        if type(environment).close is Environment.close:
+            return  # it holds nothing
         task = asyncio.ensure_future(self._close(client, name, environment))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
