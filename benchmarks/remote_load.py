@@ -2,18 +2,20 @@
 
     python benchmarks/remote_load.py [--sessions 100 1000 10000] [--seconds 60] [--parts paced speed] [--json FILE]
 
-For each number of sessions a server of its own hosts an environment that only counts. ``paced`` steps the sessions over
-one multiplexed stream, so many steps a second in all whatever the server does, and counts latency from the moment at
-which a step was due. Every answer must echo its session and turn and hold the session's own count, one step in a
-hundred is asked for twice and must be answered alike, and at the end no session may be left. ``speed`` makes as many
-steps as it can, in turns over the stream, in batches of 64 and one by one. Exit status 1 when an answer is wrong.
-Everything stays on this machine, and the client has a part of it: CPU seconds stand beside wall seconds.
+For each number of sessions a server of its own hosts an environment that only counts: as a quick one, stepped on the
+server's event loop, and as one on threads. ``paced`` steps the sessions over one multiplexed stream, so many steps a
+second in all whatever the server does, and counts latency from the moment at which a step was due. Every answer must
+echo its session and turn and hold the session's own count, one step in a hundred is asked for twice and must be
+answered alike, and at the end no session may be left. ``speed`` makes as many steps as it can, in turns over the
+stream, in batches of 64 and one by one. Exit status 1 when an answer is wrong. Everything stays on this machine, and
+the client has a part of it: CPU seconds stand beside wall seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -38,7 +40,7 @@ from mrlm_pl.remote import environment_pb2 as pb
 from mrlm_pl.remote.codec import from_step, to_actions, to_task
 from mrlm_pl.remote.connection import Address, Connection, StatusError
 
-__all__ = ["CounterEnvironment"]  # this file is a plug-in of the servers that it starts
+__all__ = ["CounterEnvironment", "ThreadedCounter"]  # this file is a plug-in of the servers that it starts
 
 TIMEOUT = 60.0
 ASKED_TWICE = 100
@@ -50,6 +52,7 @@ class CounterEnvironment(Environment):
     """Answers with the number of its task and of its turn, for ever."""
 
     name = "counter"
+    quick = True
 
     def tasks(self, split: str) -> DatasetTasks:
         return DatasetTasks(self.name, split, [{}])
@@ -64,6 +67,13 @@ class CounterEnvironment(Environment):
 
     def _tell(self) -> Observations:
         return {"agent": (Message("user", f"{self.number} {self.turn}"),)}
+
+
+class ThreadedCounter(CounterEnvironment):
+    """The same, called on a thread as most environments are."""
+
+    name = "threaded"
+    quick = False
 
 
 class Server:
@@ -131,10 +141,11 @@ class Client:
 
     Args:
         connection: to the server.
+        environment: the sessions' environment.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, connection: Connection, environment: str) -> None:
+        self.connection, self.environment = connection, environment
         self.sessions: list[Session] = []
         self.wrong: Counter[str] = Counter()
 
@@ -144,8 +155,8 @@ class Client:
 
         async def one(number: int) -> Session:
             request = pb.OpenRequest(
-                environment="counter",
-                task=to_task(Task("counter", "train", number, number, {})),
+                environment=self.environment,
+                task=to_task(Task(self.environment, "train", number, number, {})),
                 client="benchmark",
                 key=secrets.token_urlsafe(16),
             )
@@ -204,10 +215,10 @@ class Client:
 
 
 @asynccontextmanager
-async def connected(count: int) -> AsyncIterator[tuple[Server, Client, dict[str, Any]]]:
+async def connected(environment: str, count: int) -> AsyncIterator[tuple[Server, Client, dict[str, Any]]]:
     """A new server with so many open sessions, and a row of figures; sessions that are left count as wrong."""
-    server = Server("counter")
-    client = Client(Connection(Address(server.target)))
+    server = Server(environment)
+    client = Client(Connection(Address(server.target)), environment)
     try:
         await client.open(1)  # so that what every connection needs is in memory
         await client.close()
@@ -215,6 +226,7 @@ async def connected(count: int) -> AsyncIterator[tuple[Server, Client, dict[str,
         await client.open(count)
         opening = time.perf_counter() - started
         row = {
+            "environment": environment,
             "sessions": count,
             "open_per_second": round(count / opening),
             "server_mb_before": round(before, 1),
@@ -239,9 +251,9 @@ def own_cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def paced(count: int, rate: float, seconds: float) -> dict[str, Any]:
+async def paced(environment: str, count: int, rate: float, seconds: float) -> dict[str, Any]:
     """Latencies at a given rate."""
-    async with connected(count) as (server, client, row):
+    async with connected(environment, count) as (server, client, row):
         loop, latencies = asyncio.get_running_loop(), list[float]()
 
         async def one(session: Session, due: float) -> None:
@@ -278,9 +290,9 @@ async def paced(count: int, rate: float, seconds: float) -> dict[str, Any]:
     return row
 
 
-async def speed(count: int, seconds: float, repeats: int) -> dict[str, Any]:
+async def speed(environment: str, count: int, seconds: float, repeats: int) -> dict[str, Any]:
     """Steps per second of each way, medians over the repetitions, and the server's CPU microseconds for a step."""
-    async with connected(count) as (server, client, row):
+    async with connected(environment, count) as (server, client, row):
         batches = [client.sessions[start : start + BATCH] for start in range(0, count, BATCH)]
         ways: dict[str, tuple[Callable[[Any], Awaitable[None]], Sequence[Any]]] = {
             "stream": (client.step, client.sessions),
@@ -320,6 +332,9 @@ def main() -> None:
     """Run the measurements that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument(
+        "--environments", nargs="+", default=["counter", "threaded"], help="called on the loop; on threads"
+    )
     parser.add_argument("--parts", nargs="+", choices=("paced", "speed"), default=["paced", "speed"])
     parser.add_argument("--rate", type=float, default=1000.0, help="steps a second in all, of paced")
     parser.add_argument("--seconds", type=float, default=60.0, help="of paced")
@@ -327,12 +342,14 @@ def main() -> None:
     parser.add_argument("--speed-seconds", type=float, default=3.0, help="of each way in each repetition")
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()
+    gc.freeze()  # the client's own pauses are to be small beside the server's
+    gc.set_threshold(20_000, 20)
     rows = []
-    for part, count in itertools.product(arguments.parts, arguments.sessions):
+    for part, environment, count in itertools.product(arguments.parts, arguments.environments, arguments.sessions):
         if part == "paced":
-            row = asyncio.run(paced(count, arguments.rate, arguments.seconds))
+            row = asyncio.run(paced(environment, count, arguments.rate, arguments.seconds))
         else:
-            row = asyncio.run(speed(count, arguments.speed_seconds, arguments.repeats))
+            row = asyncio.run(speed(environment, count, arguments.speed_seconds, arguments.repeats))
         rows.append({"part": part, **row})
         print(json.dumps(rows[-1]), flush=True)
     if arguments.json:
