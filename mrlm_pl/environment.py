@@ -198,10 +198,13 @@ class Environment(ABC):
     Class attributes:
         name: short name, used in task keys, metrics and on the command line.
         agents: the agents that take part, in a fixed order.
+        quick: ``step`` takes well under a millisecond whatever the agents say, and waits for nothing. A server then
+            calls it without a thread, which takes half the time, and without a deadline.
     """
 
     name: str
     agents: tuple[str, ...] = ("agent",)
+    quick: bool = False
 
     @abstractmethod
     def reset(self, task: Task) -> Observations:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import secrets
@@ -30,6 +31,10 @@ from mrlm_pl.remote.service import Limits
 
 logger = logging.getLogger(__name__)
 _parsing = threading.Lock()  # parsing short names changes the parser library for a while
+
+YOUNG_OBJECTS, YOUNG_COLLECTIONS = 20_000, 20
+"""Garbage is looked for so rarely that what a step makes is gone by then: else it is taken for lasting, and all the
+objects of thousands of sessions are searched again and again, each time with a pause of a tenth of a second."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -175,6 +180,9 @@ async def _serve(server: EnvironmentServer, options: Any, identity: Identity) ->
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS)
     print(f"serving on {server.endpoint.host}:{server.port}", flush=True)
     await stopping.wait()
     logger.info("going down: %d sessions are live", len(server.service.sessions))

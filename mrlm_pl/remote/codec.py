@@ -15,7 +15,7 @@ _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 MAX_DEPTH = 29  # messages of a level are three deep, nine are around them, and readers stop at a hundred
 
 
-def to_value(value: Any, depth: int = 0) -> pb.Value:
+def to_value(value: Any) -> pb.Value:
     """A JSON-like value, or bytes, with its exact type. Tuples become lists, as in JSON.
 
     Raises:
@@ -24,25 +24,47 @@ def to_value(value: Any, depth: int = 0) -> pb.Value:
     >>> from_value(to_value({"a": [True, 1, 1.0, None, "x", 2**70]}))
     {'a': [True, 1, 1.0, None, 'x', 1180591620717411303424]}
     """
+    message = pb.Value()
+    _fill(message, value, 0)
+    return message
+
+
+def _fill(message: pb.Value, value: Any, depth: int) -> None:
+    """Write a value into a message; one that were made apart would be copied on every level."""
     if value is None:
-        return pb.Value(null=True)
-    if isinstance(value, bool):
-        return pb.Value(boolean=value)
-    if isinstance(value, int):
-        return pb.Value(integer=value) if _SMALLEST <= value <= _LARGEST else pb.Value(large_integer=_decimal(value))
-    if isinstance(value, float):
-        return pb.Value(number=value)
-    if isinstance(value, str):
-        return pb.Value(text=_encodable(value))
-    if isinstance(value, bytes):
-        return pb.Value(data=value)
-    if depth > MAX_DEPTH:
+        message.null = True
+    elif isinstance(value, bool):
+        message.boolean = value
+    elif isinstance(value, int):
+        if _SMALLEST <= value <= _LARGEST:
+            message.integer = value
+        else:
+            message.large_integer = _decimal(value)
+    elif isinstance(value, float):
+        message.number = value
+    elif isinstance(value, str):
+        message.text = _encodable(value)
+    elif isinstance(value, bytes):
+        message.data = value
+    elif depth > MAX_DEPTH:
         raise RemoteError(f"a value is nested more than {MAX_DEPTH} deep, too deep for the protocol")
-    if isinstance(value, Mapping):
-        return pb.Value(map=to_map(value, depth + 1))
-    if isinstance(value, Sequence) and not isinstance(value, (bytearray, memoryview)):
-        return pb.Value(list=pb.List(items=[to_value(item, depth + 1) for item in value]))
-    raise RemoteError(f"a value of type {type(value).__name__} has no form in the protocol; use JSON-like data")
+    elif isinstance(value, Mapping):
+        message.map.SetInParent()  # it is a map also when it is empty
+        _fill_map(message.map, value, depth + 1)
+    elif isinstance(value, Sequence) and not isinstance(value, (bytearray, memoryview)):
+        message.list.SetInParent()
+        for item in value:
+            _fill(message.list.items.add(), item, depth + 1)
+    else:
+        raise RemoteError(f"a value of type {type(value).__name__} has no form in the protocol; use JSON-like data")
+
+
+def _fill_map(message: pb.Map, mapping: Mapping[str, Any], depth: int) -> None:
+    for key, value in mapping.items():
+        if not isinstance(key, str):
+            raise RemoteError(f"the key {key!r} is no text; the protocol's mappings have texts as keys")
+        entry = message.entries.add(key=_encodable(key))
+        _fill(entry.value, value, depth)
 
 
 def from_value(value: pb.Value) -> Any:
@@ -68,14 +90,11 @@ def from_value(value: pb.Value) -> Any:
     return getattr(value, kind)
 
 
-def to_map(mapping: Mapping[str, Any], depth: int = 0) -> pb.Map:
+def to_map(mapping: Mapping[str, Any]) -> pb.Map:
     """A mapping from texts to values, in its order."""
-    entries = []
-    for key, value in mapping.items():
-        if not isinstance(key, str):
-            raise RemoteError(f"the key {key!r} is no text; the protocol's mappings have texts as keys")
-        entries.append(pb.Entry(key=_encodable(key), value=to_value(value, depth)))
-    return pb.Map(entries=entries)
+    message = pb.Map()
+    _fill_map(message, mapping, 0)
+    return message
 
 
 def from_map(mapping: pb.Map) -> dict[str, Any]:

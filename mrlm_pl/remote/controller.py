@@ -175,6 +175,9 @@ class ControllerService(EnvironmentService):
                 total += reply.total
         return pb.ListSessionsReply(sessions=sessions[: request.limit] if request.limit else sessions, total=total)
 
+    def _result_at_once(self, operation: pb.Operation) -> pb.Result | None:
+        return None  # everything is a worker's to answer
+
     async def _ask_any(self, environment: str, method: str, request: Any) -> Any:
         await self._until(lambda: any(worker.offers(environment) for worker in self.live.values()))
         for worker in self.live.values():

@@ -16,6 +16,7 @@ MAX_REPLY_BYTES = 1 << 20
 
 async def exchanged(
     requests: AsyncIterator[pb.BatchRequest],
+    answer_at_once: Callable[[pb.Operation], pb.Result | None],
     answer: Callable[[pb.Operation], Awaitable[pb.Result]],
     stopping: asyncio.Event,
 ) -> AsyncIterator[pb.BatchReply]:
@@ -23,6 +24,12 @@ async def exchanged(
 
     Operations that are under way when the stream ends are finished, for the one that comes after it. It also ends when
     the server is stopping.
+
+    Args:
+        requests: the operations.
+        answer_at_once: the result of an operation for which nothing is waited for, else None.
+        answer: the result of any other.
+        stopping: is set when the server goes down.
 
     Raises:
         Exception: whatever reading the requests raised, after the answers to those that were read.
@@ -40,6 +47,10 @@ async def exchanged(
             async for batch in requests:
                 for operation in batch.operations:
                     await allowed.acquire()
+                    result = answer_at_once(operation)
+                    if result is not None:
+                        results.put_nowait(result)
+                        continue
                     task = asyncio.ensure_future(put(operation))
                     under_way.add(task)
                     task.add_done_callback(under_way.discard)

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import logging
 import math
-import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import grpc
 
 from mrlm_pl.environment import Environment, Observations, Step
 from mrlm_pl.episode import Task
-from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
+from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.remote import environment_pb2 as pb
 from mrlm_pl.remote import environment_pb2_grpc
 from mrlm_pl.remote.codec import (
@@ -29,9 +28,10 @@ from mrlm_pl.remote.codec import (
     to_tools,
 )
 from mrlm_pl.remote.exchange import MAX_IN_FLIGHT, exchanged
-from mrlm_pl.remote.hosted import Offer, UnknownEnvironmentError
+from mrlm_pl.remote.hosted import Offer
+from mrlm_pl.remote.refusals import refusal_of, refused
 from mrlm_pl.remote.sessions import RefusalError, Session, SessionTable, UnknownSessionError
-from mrlm_pl.remote.workers import DeadlineError, QueueFullError, Workers
+from mrlm_pl.remote.workers import DeadlineError, QueueFullError, Workers, as_error
 
 logger = logging.getLogger(__name__)
 
@@ -97,16 +97,9 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         session = self.sessions.find(request.session)
         if session.busy is not None and request.turn == session.turn:
             return await asyncio.shield(session.busy)
-        if session.reply is not None and request.turn == session.turn - 1:
-            return session.reply
-        if session.failure is not None and request.turn == session.turn:
-            raise session.failure
-        if request.turn != session.turn:
-            raise RefusalError(
-                Code.FAILED_PRECONDITION, f"the session is at turn {session.turn}, and the request is of {request.turn}"
-            )
-        if session.busy is not None:
-            raise RefusalError(Code.FAILED_PRECONDITION, "another turn of the session is under way")
+        reply = self._step_at_once(session, request)
+        if reply is not None:
+            return reply
         actions = from_actions(request.actions)
         # Not the task of this call: if the caller goes away, the turn is made all the same, for its retry.
         session.busy = asyncio.ensure_future(self._make_step(session, actions))
@@ -181,34 +174,63 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         except BaseException:
             self._close_soon(client, name, environment)
             raise
-        session = Session(self.sessions.new_id(), environment, name, client, lease_seconds)
+        quick = environment.quick and not inspect.iscoroutinefunction(environment.step)
+        session = Session(self.sessions.new_id(), environment, name, client, lease_seconds, quick)
         reply.session = session.id
         self.sessions.add(session)
         return reply
 
+    def _step_at_once(self, session: Session, request: pb.StepRequest) -> pb.StepReply | None:
+        """The answer to a turn that was made before or is that of a quick environment; None if it takes waiting."""
+        if session.reply is not None and request.turn == session.turn - 1:
+            return session.reply
+        if session.failure is not None and request.turn == session.turn:
+            raise session.failure
+        if request.turn != session.turn:
+            raise RefusalError(
+                Code.FAILED_PRECONDITION, f"the session is at turn {session.turn}, and the request is of {request.turn}"
+            )
+        if session.busy is not None or not session.quick:
+            return None
+        actions = from_actions(request.actions)
+        try:
+            return self._made(session, session.environment.step(actions))
+        except BaseException as raised:
+            raise self._failed(session, as_error(raised)) from raised
+
     async def _make_step(self, session: Session, actions: dict[str, Any]) -> pb.StepReply:
         try:
-            step: Step = await self._call(session.client, session.environment.step, actions)
-            reply = to_step(session.id, session.turn, step)
+            return self._made(session, await self._call(session.client, session.environment.step, actions))
         except DeadlineError:
             self.failed_total += 1
             session.busy = None
             self.end(session, f"turn {session.turn} took longer than {self.limits.step_seconds:g} s")
             raise
-        except (EnvironmentContractError, QueueFullError, asyncio.CancelledError):
-            raise  # nothing was done, so the turn may be asked for again
-        except Exception as error:  # whatever it has done, it must not do it twice
-            session.failure = refusal_of(error)
-            raise session.failure from error
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            raise self._failed(session, error) from error
         finally:
             session.busy = None
             session.touch()
+
+    def _made(self, session: Session, step: Step) -> pb.StepReply:
+        reply = to_step(session.id, session.turn, step)
         session.turn += 1
         session.reply = reply
         self.steps_total += 1
         return reply
 
+    def _failed(self, session: Session, error: Exception) -> Exception:
+        """What to raise for a turn that was not made; whatever it has done, it must not do it twice."""
+        if isinstance(error, (EnvironmentContractError, QueueFullError)):
+            return error  # nothing was done, so the turn may be asked for again
+        session.failure = refusal_of(error)
+        return session.failure
+
     def _close_soon(self, client: str, name: str, environment: Environment) -> None:
+        if type(environment).close is Environment.close:
+            return  # it holds nothing
         task = asyncio.ensure_future(self._close(client, name, environment))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -269,12 +291,15 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         if len(request.operations) > MAX_IN_FLIGHT:
             text = f"{len(request.operations)} operations are more than the {MAX_IN_FLIGHT} that a batch may have"
             await context.abort(Code.INVALID_ARGUMENT, text)
-        return pb.BatchReply(results=await asyncio.gather(*(self._result(item) for item in request.operations)))
+        results = [self._result_at_once(operation) for operation in request.operations]
+        left = [item for item, result in zip(request.operations, results, strict=True) if result is None]
+        waited = iter(await asyncio.gather(*(self._result(item) for item in left)))
+        return pb.BatchReply(results=[next(waited) if result is None else result for result in results])
 
     async def Exchange(  # noqa: N802
         self, requests: AsyncIterator[pb.BatchRequest], context: Any
     ) -> AsyncIterator[pb.BatchReply]:
-        async for reply in exchanged(requests, self._result, self.stopping):
+        async for reply in exchanged(requests, self._result_at_once, self._result, self.stopping):
             yield reply
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
@@ -316,7 +341,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
     async def _list(self, request: pb.ListSessionsRequest) -> pb.ListSessionsReply:
         found = [session for session in self.sessions if request.environment in ("", session.name)]
         shown = found[: request.limit] if request.limit > 0 else found
-        return pb.ListSessionsReply(sessions=[_session(session) for session in shown], total=len(found))
+        return pb.ListSessionsReply(sessions=[session.described() for session in shown], total=len(found))
 
     async def _result(self, operation: pb.Operation) -> pb.Result:
         kind = operation.WhichOneof("request")
@@ -331,33 +356,26 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
                 raise RefusalError(Code.INVALID_ARGUMENT, "the operation is of no kind")
             reply = await handlers[kind](getattr(operation, kind))
         except (Exception, asyncio.CancelledError) as error:
-            refusal = refusal_of(error)
-            return pb.Result(id=operation.id, code=refusal.code.value[0], message=refusal.reason)
-        result = pb.Result(id=operation.id, **{kind: reply})
-        if result.ByteSize() > (self.limits.message_mb << 20) - MESSAGE_MARGIN:
-            text = f"the answer has {result.ByteSize() >> 20} MiB, and messages up to {self.limits.message_mb}"
-            return pb.Result(id=operation.id, code=Code.OUT_OF_RANGE.value[0], message=text)
-        return result
+            return refused(operation, error)
+        return self._fitting(pb.Result(id=operation.id, **{kind: reply}))
 
+    def _result_at_once(self, operation: pb.Operation) -> pb.Result | None:
+        """The result of a step that takes no waiting; None of any other operation."""
+        if operation.WhichOneof("request") != "step":
+            return None
+        try:
+            reply = self._step_at_once(self.sessions.find(operation.step.session), operation.step)
+        except Exception as error:  # an environment may raise anything, and each is told with its class
+            return refused(operation, error)
+        return None if reply is None else self._fitting(pb.Result(id=operation.id, step=reply))
 
-def refusal_of(error: BaseException) -> RefusalError:
-    """The status and the text with which an error is told: its class and what it says."""
-    text = f"{type(error).__name__}: {error}"[:2000]
-    if isinstance(error, RefusalError):
-        return error
-    if isinstance(error, (UnknownSessionError, UnknownEnvironmentError)):
-        return RefusalError(Code.NOT_FOUND, str(error))
-    if isinstance(error, (RemoteError, ConfigurationError, IndexError)):
-        return RefusalError(Code.INVALID_ARGUMENT, text)
-    if isinstance(error, EnvironmentContractError):
-        return RefusalError(Code.FAILED_PRECONDITION, text)
-    if isinstance(error, TimeoutError):
-        return RefusalError(Code.DEADLINE_EXCEEDED, text)
-    if isinstance(error, QueueFullError):
-        return RefusalError(Code.RESOURCE_EXHAUSTED, str(error))
-    if isinstance(error, asyncio.CancelledError):
-        return RefusalError(Code.ABORTED, "the session was ended while its turn was made")
-    return RefusalError(Code.ABORTED, text)
+    def _fitting(self, result: pb.Result) -> pb.Result:
+        """The result, or that it is too large."""
+        size = result.ByteSize()
+        if size <= (self.limits.message_mb << 20) - MESSAGE_MARGIN:
+            return result
+        text = f"the answer has {size >> 20} MiB, and messages up to {self.limits.message_mb}"
+        return pb.Result(id=result.id, code=Code.OUT_OF_RANGE.value[0], message=text)
 
 
 async def _answered(answer: Awaitable[Any], context: Any) -> Any:
@@ -376,15 +394,3 @@ def _retrieved(done: asyncio.Future[Any]) -> None:
     """Nobody may be waiting for it any more: then its error is not to be reported as lost."""
     if not done.cancelled():
         done.exception()
-
-
-def _session(session: Session) -> pb.SessionDescription:
-    return pb.SessionDescription(
-        session=session.id,
-        environment=session.name,
-        client=session.client,
-        turn=session.turn,
-        age_seconds=time.monotonic() - session.opened,
-        lease_left_seconds=session.lease_left(),
-        busy=session.busy is not None,
-    )

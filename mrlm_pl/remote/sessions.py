@@ -26,7 +26,7 @@ class RefusalError(Exception):
         self.code, self.reason = code, reason
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Session:
     """An episode under way.
 
@@ -36,6 +36,7 @@ class Session:
         name: the environment's name.
         client: who opened it.
         lease_seconds: how long it lives without a call.
+        quick: its steps are made on the event loop.
         turn: the next turn.
         reply: the last step's answer.
         failure: what the environment raised in the next turn, which is not made again.
@@ -47,6 +48,7 @@ class Session:
     name: str
     client: str
     lease_seconds: float
+    quick: bool = False
     opened: float = field(default_factory=time.monotonic)
     touched: float = field(default_factory=time.monotonic)
     turn: int = 0
@@ -61,6 +63,18 @@ class Session:
     def lease_left(self) -> float:
         """Seconds until it expires; a session that is busy does not."""
         return self.lease_seconds if self.busy is not None else self.touched + self.lease_seconds - time.monotonic()
+
+    def described(self) -> pb.SessionDescription:
+        """What is shown of it."""
+        return pb.SessionDescription(
+            session=self.id,
+            environment=self.name,
+            client=self.client,
+            turn=self.turn,
+            age_seconds=time.monotonic() - self.opened,
+            lease_left_seconds=self.lease_left(),
+            busy=self.busy is not None,
+        )
 
 
 class UnknownSessionError(Exception):

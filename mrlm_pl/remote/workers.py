@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
+
+WATCH_SECONDS = 0.1
+"""So much later it may be noticed that a call has outlived its deadline."""
 
 
 class QueueFullError(Exception):
@@ -16,6 +21,17 @@ class QueueFullError(Exception):
 
 class DeadlineError(TimeoutError):
     """A call outlived its deadline, rather than raised a ``TimeoutError`` of its own."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """A call; its future is one of the event loop that waits for it."""
+
+    client: str
+    function: Callable[[], Any]
+    timeout: float
+    result: asyncio.Future[Any]
+    started: float = 0.0
 
 
 class Workers:
@@ -34,6 +50,9 @@ class Workers:
         self.abandoned = 0
         self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._condition = threading.Condition()
+        self._running: set[_Job] = set()
+        self._results: list[tuple[_Job, Any, Exception | None]] = []
+        self._watch: asyncio.TimerHandle | None = None
         self._threads = self._idle = 0
         self._closed = False
 
@@ -53,19 +72,15 @@ class Workers:
             DeadlineError: it did not return in time.
         """
         loop = asyncio.get_running_loop()
-        job = _Job(client, function, loop)
+        job = _Job(client, function, timeout, loop.create_future())
         self._put(job, must)
+        if self._watch is None:
+            self._watch = loop.call_later(WATCH_SECONDS, self._give_up_late, loop)
         try:
-            await asyncio.shield(job.begun)
-            done, _ = await asyncio.wait([job.result], timeout=timeout)
+            return await job.result
         except asyncio.CancelledError:
-            if not self._withdraw(job):
-                loop.call_later(timeout, self._give_up, job)  # else one that hangs would keep its thread for ever
+            self._withdraw(job)
             raise
-        if not done:
-            self._give_up(job)
-            raise DeadlineError(f"no answer within {timeout:g} s")
-        return job.result.result()
 
     def close(self) -> None:
         """End the threads when they are idle; calls that wait are cancelled."""
@@ -73,7 +88,7 @@ class Workers:
             self._closed = True
             for queue in self._queues.values():
                 for job in queue:
-                    job.tell(job.begun.cancel)
+                    _tell(job, job.result.cancel)
             self._queues.clear()
             self.waiting = 0
             self._condition.notify_all()
@@ -87,25 +102,29 @@ class Workers:
             self._condition.notify()
             self._start_if_needed()
 
-    def _withdraw(self, job: _Job) -> bool:
-        """Take a call back; False if a thread has taken it."""
+    def _withdraw(self, job: _Job) -> None:
         with self._condition:
             queue = self._queues.get(job.client, ())
-            if job not in queue:
-                return False
-            queue.remove(job)  # type: ignore[union-attr] # it is in it, so it is a deque
-            self.waiting -= 1
-            if not queue:
-                del self._queues[job.client]
-            return True
+            if job in queue:
+                queue.remove(job)  # type: ignore[union-attr] # it is in it, so it is a deque
+                self.waiting -= 1
+                if not queue:
+                    del self._queues[job.client]
 
-    def _give_up(self, job: _Job) -> None:
+    def _give_up_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give up on the calls that have outlived their deadline, and look again while there are calls."""
+        now = time.monotonic()
         with self._condition:
-            if not job.finished:
-                job.abandoned = True
+            late = [job for job in self._running if now - job.started > job.timeout]
+            for job in late:
+                self._running.discard(job)
                 self.abandoned += 1
                 self._threads -= 1
                 self._start_if_needed()
+            busy = bool(self._running or self._queues)
+        for job in late:
+            _settle(job, None, DeadlineError(f"no answer within {job.timeout:g} s"))
+        self._watch = loop.call_later(WATCH_SECONDS, self._give_up_late, loop) if busy else None
 
     def _start_if_needed(self) -> None:
         # A thread that was notified counts as idle until it runs, so the calls that wait are what tells.
@@ -128,49 +147,53 @@ class Workers:
             if queue:
                 self._queues[client] = queue  # behind the other clients
             self.waiting -= 1
+            job.started = time.monotonic()
+            self._running.add(job)
             return job
 
     def _work(self) -> None:
         while (job := self._take()) is not None:
-            job.run()
+            value: Any = None
+            error: Exception | None = None
+            try:
+                value = job.function()
+            except BaseException as raised:
+                error = as_error(raised)
             with self._condition:
-                job.finished = True
-                if job.abandoned:
+                if job not in self._running:
                     self.abandoned -= 1
                     return  # another thread has taken this one's place
+                self._running.discard(job)
+                self._results.append((job, value, error))
+                first = len(self._results) == 1
+            if first:  # else the loop has been woken and has not looked yet
+                _tell(job, self._settle_all)
+
+    def _settle_all(self) -> None:
+        with self._condition:
+            results, self._results = self._results, []
+        for job, value, error in results:
+            _settle(job, value, error)
 
 
-class _Job:
-    """A call, and how far it is. Its futures are those of the event loop that waits for it."""
-
-    def __init__(self, client: str, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
-        self.client, self.function, self.loop = client, function, loop
-        self.begun: asyncio.Future[None] = loop.create_future()
-        self.result: asyncio.Future[Any] = loop.create_future()
-        self.finished = self.abandoned = False
-
-    def run(self) -> None:
-        self.tell(_set, self.begun, None, None)
-        value: Any = None
-        error: Exception | None = None
-        try:
-            value = self.function()
-        except BaseException as raised:  # SystemExit must end neither the thread nor the server
-            passes = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
-            error = raised if passes else RuntimeError(f"{type(raised).__name__}: {raised}")  # type: ignore[assignment]
-        self.tell(_set, self.result, value, error)
-
-    def tell(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call a function on the loop."""
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            self.loop.call_soon_threadsafe(function, *arguments)
+def as_error(raised: BaseException) -> Exception:
+    """What an environment raised, as an error that ends neither a thread nor the server, as ``SystemExit`` would."""
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+        return raised
+    return RuntimeError(f"{type(raised).__name__}: {raised}")
 
 
-def _set(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
-    if future.done():
+def _tell(job: _Job, function: Callable[[], Any]) -> None:
+    """Call a function on the loop that waits for a job."""
+    with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        job.result.get_loop().call_soon_threadsafe(function)
+
+
+def _settle(job: _Job, value: Any, error: Exception | None) -> None:
+    if job.result.done():
         return  # cancelled meanwhile
     if error is not None:
-        future.set_exception(error)
-        future.exception()  # it may be that nobody waits for it: then it is not to be reported as lost
+        job.result.set_exception(error)
+        job.result.exception()  # it may be that nobody waits for it: then it is not to be reported as lost
     else:
-        future.set_result(value)
+        job.result.set_result(value)
