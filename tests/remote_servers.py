@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
+import pytest
 
 from mrlm_pl.environment import (
     DatasetTasks,
@@ -153,6 +154,36 @@ def step_request(session: str, turn: int, text: str = "go", **by_agent: str) -> 
 def offer(**options: Any) -> Offer:
     made = {"scripted": lambda settings: Scripted(**settings), "duo": lambda settings: Duo()}
     return Offer({**made, **options.pop("more", {})}, options.pop("processes", 0), options.pop("step_seconds", 20.0))
+
+
+def refusal(call: Any, *arguments: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
+    """The status and the text with which a call is refused."""
+    with pytest.raises(grpc.RpcError) as error:
+        call(*arguments, **options)
+    return error.value.code(), error.value.details()
+
+
+def attempt(call: Any, *arguments: Any, **options: Any) -> grpc.StatusCode | None:
+    try:
+        call(*arguments, **options)
+    except grpc.RpcError as error:
+        return error.code()
+    return None
+
+
+def operations(served: Served) -> list[pb.Operation]:
+    good, other = served.open().session, served.open().session
+    return [
+        pb.Operation(id=1, step=step_request(good, 0, "a")),
+        pb.Operation(id=2, step=step_request("nobody", 0)),
+        pb.Operation(id=3, step=step_request(other, 7)),
+        pb.Operation(id=4, open=pb.OpenRequest(environment="scripted", task=to_task(TASK))),
+        pb.Operation(id=5, open=pb.OpenRequest(environment="nothing", task=to_task(TASK))),
+        pb.Operation(id=6, keep_alive=pb.KeepAliveRequest(sessions=[good, "nobody"])),
+        pb.Operation(id=7, close=pb.CloseRequest(session=other)),
+        pb.Operation(id=8),
+        pb.Operation(id=9, step=step_request(good, 0, "a")),
+    ]
 
 
 def played(environment: Environment, *texts: str, task: Task = TASK) -> Step:
