@@ -59,11 +59,14 @@ class Worker:
         """Share of its capacity that is taken."""
         return (self.report.sessions + self.placed) / max(self.report.capacity, 1)
 
+    def hosts(self, environment: str) -> bool:
+        """Whether it can be asked of an environment."""
+        silent = time.monotonic() - self.heard
+        return silent < SILENT_SECONDS and environment in {item.name for item in self.report.environments}
+
     def offers(self, environment: str) -> bool:
         """Whether it takes a new session of an environment."""
-        silent = time.monotonic() - self.heard
-        names = {item.name for item in self.report.environments}
-        return not self.report.draining and silent < SILENT_SECONDS and environment in names and self.load < 1
+        return self.hosts(environment) and not self.report.draining and self.load < 1
 
 
 class ControllerService(EnvironmentService):
@@ -179,9 +182,9 @@ class ControllerService(EnvironmentService):
         return None  # everything is a worker's to answer
 
     async def _ask_any(self, environment: str, method: str, request: Any) -> Any:
-        await self._until(lambda: any(worker.offers(environment) for worker in self.live.values()))
+        await self._until(lambda: any(worker.hosts(environment) for worker in self.live.values()))
         for worker in self.live.values():
-            if worker.offers(environment):
+            if worker.hosts(environment):
                 try:
                     return await worker.connection.unary(method, request, 60.0)
                 except StatusError as error:
@@ -257,7 +260,8 @@ class Membership:
 
     def __init__(self, server: EnvironmentServer, controller: Address, address: str) -> None:
         self.server, self.address = server, address
-        self._connection = Connection(controller)
+        self._controller = controller
+        self._connection: Connection | None = None
         self._described: list[pb.EnvironmentDescription] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -265,6 +269,7 @@ class Membership:
         """Begin to dial in."""
         reply = await self.server.service._describe(pb.DescribeRequest())
         self._described = list(reply.environments)
+        self._connection = Connection(self._controller)  # here, as it belongs to the running loop
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
@@ -274,7 +279,9 @@ class Membership:
             with suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+        if self._connection is not None:
             await self._connection.close()
+            self._connection = None
 
     def report(self) -> pb.WorkerReport:
         """How this worker is now."""
@@ -290,6 +297,7 @@ class Membership:
         )
 
     async def _run(self) -> None:
+        assert self._connection is not None, "start makes it"
         pause = 0.1
         while True:
             try:

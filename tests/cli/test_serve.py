@@ -173,7 +173,7 @@ def test_every_option_is_read(monkeypatch):
     seen: dict[str, Any] = {}
 
     class Server:
-        def __init__(self, offer, endpoint, limits, threads, queue):
+        def __init__(self, offer, endpoint, limits, threads, queue, policies):
             seen.update(offer=offer, endpoint=endpoint, limits=limits, threads=threads, queue=queue)
             raise StoppedError
 
