@@ -81,6 +81,7 @@ class ControllerService(EnvironmentService):
     def __init__(self, limits: Limits, token_file: str | None, identity: Identity) -> None:
         super().__init__(Offer({}, 0, limits.step_seconds), Workers(1, 1), limits)
         self.live: dict[str, Worker] = {}
+        self._leaving: list[asyncio.Task[None]] = []
         self._started = time.monotonic()
         self._way = Address("", token_file, identity, limits.message_mb)
 
@@ -148,7 +149,14 @@ class ControllerService(EnvironmentService):
                 if self.live.get(worker.report.worker) is worker:
                     del self.live[worker.report.worker]
                 logger.info("worker %s at %s is gone", worker.report.worker, worker.report.address)
-                await worker.connection.close()
+                # Not awaited here: this stream may be under cancellation, and the connection is to be closed for sure.
+                self._leaving.append(asyncio.ensure_future(worker.connection.close()))
+
+    async def leave(self) -> None:
+        """Close the connections to all workers."""
+        workers, self.live = list(self.live.values()), {}
+        await asyncio.gather(*self._leaving, *(worker.connection.close() for worker in workers))
+        self._leaving.clear()
 
     def list_workers(self) -> pb.ListWorkersReply:
         """The workers and how long each has been silent."""
@@ -245,6 +253,11 @@ class ControllerServer(EnvironmentServer):
         """Add the services, that of workers among them."""
         super().register(server)
         environment_pb2_grpc.add_ControllerServiceServicer_to_server(_Joining(self.service), server)
+
+    async def stop(self) -> None:
+        """Close the port and the connections to workers; may be called twice."""
+        await super().stop()
+        await self.service.leave()
 
 
 class Membership:
