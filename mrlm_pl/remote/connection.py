@@ -189,7 +189,9 @@ class Connection:
             started = time.monotonic()
             answered = False
             try:
-                async for reply in self._stub.Exchange(self._requests(), metadata=self._metadata):
+                streams: list[Any] = []
+                streams.append(self._stub.Exchange(self._requests(streams), metadata=self._metadata))
+                async for reply in streams[0]:
                     answered, broken, pause = True, None, FIRST_PAUSE
                     for result in reply.results:
                         self._settle(result)
@@ -206,17 +208,26 @@ class Connection:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _requests(self) -> AsyncIterator[pb.BatchRequest]:
-        """All that is unanswered, then whatever comes, in batches."""
+    async def _requests(self, streams: list[Any]) -> AsyncIterator[pb.BatchRequest]:
+        """All that is unanswered, then whatever comes, in batches, until the stream has ended.
+
+        An error in it would make the library format a traceback in this thread, which disturbs a compilation that goes
+        on in another one (CPython 3.11, issue 106905).
+        """
         self._stream = stream = self._stream + 1
         self._unsent = deque(operation for operation, _ in self._pending.values())
         while True:
             while self._unsent:
+                if any(call.done() for call in streams):
+                    return
                 yield pb.BatchRequest(operations=self._next_batch())
                 if stream != self._stream:
                     return  # this stream broke, and the one after it has the operations
             self._wake.clear()
-            await self._wake.wait()
+            try:
+                await self._wake.wait()
+            except asyncio.CancelledError:
+                return
             if stream != self._stream:
                 self._wake.set()
                 return

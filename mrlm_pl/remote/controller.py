@@ -326,4 +326,7 @@ class Membership:
     async def _reports(self) -> AsyncIterator[pb.WorkerReport]:
         while True:
             yield self.report()
-            await asyncio.sleep(self.REPORT_SECONDS)
+            try:
+                await asyncio.sleep(self.REPORT_SECONDS)
+            except asyncio.CancelledError:
+                return  # the stream has ended; see Connection
