@@ -162,6 +162,11 @@ class Connection:
         """A controller's answers to a worker's reports."""
         return environment_pb2_grpc.ControllerServiceStub(self._channel).Join(reports, metadata=self._metadata)
 
+    @property
+    def unanswered(self) -> int:
+        """Operations that are under way."""
+        return len(self._pending)
+
     def hold(self, session: str, lease_seconds: float) -> None:
         """Keep a session's lease alive until it is released."""
         self.leases[session] = lease_seconds
@@ -329,6 +334,8 @@ async def _close_all(process: _Process) -> None:
     ]
     await asyncio.gather(*closing, return_exceptions=True)
     for server in process.connections.values():
+        while server.unanswered:  # environments that were dropped close their sessions by themselves
+            await asyncio.sleep(0.01)
         await server.close()
 
 
