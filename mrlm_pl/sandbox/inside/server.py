@@ -141,7 +141,10 @@ class _Server:
                     os.read(woken, 4096)
                 self._reap()
             if self.link.fileno() in ready:
-                text, descriptors, _, _ = socket.recv_fds(self.link, MAX_MESSAGE, 3)
+                try:
+                    text, descriptors, _, _ = socket.recv_fds(self.link, MAX_MESSAGE, 3)
+                except ConnectionResetError:  # in place of an end, where the trainer died before it read all of ours
+                    self._end()
                 if not text:
                     self._end()
                 self._obey(json.loads(text), descriptors)
