@@ -1,6 +1,6 @@
 """Environments behind gRPC under load: latency, memory and speed of ``mrlm serve`` with many sessions.
 
-    python benchmarks/remote_load.py [--sessions 100 1000 10000] [--seconds 60] [--parts paced speed] [--json FILE]
+    python benchmarks/remote_load.py [--sessions 100 1000 10000] [--seconds 60] [--parts paced speed] [--workers 0]
 
 For each number of sessions a server of its own hosts an environment that only counts: as a quick one, stepped on the
 server's event loop, and as one on threads. ``paced`` steps the sessions over one multiplexed stream, so many steps a
@@ -9,6 +9,9 @@ echo its session and turn and hold the session's own count, one step in a hundre
 answered alike, and at the end no session may be left. ``speed`` makes as many steps as it can, in turns over the
 stream, in batches of 64 and one by one. Exit status 1 when an answer is wrong. Everything stays on this machine, and
 the client has a part of it: CPU seconds stand beside wall seconds.
+
+With ``--workers N`` the sessions are opened at a controller, which places them on N workers; the client then goes to
+the workers. Every figure of a server is the sum over the workers, and ``per_worker`` is the sessions that each got.
 """
 
 from __future__ import annotations
@@ -34,9 +37,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.remote import environment_pb2 as pb
+from mrlm_pl.remote import environment_pb2_grpc
 from mrlm_pl.remote.codec import from_step, to_actions, to_task
 from mrlm_pl.remote.connection import Address, Connection, StatusError
 
@@ -80,20 +86,20 @@ class Server:
     """A process of ``mrlm serve`` with its figures.
 
     Args:
-        environments: names, with commas between them.
-        options: more options of the command.
+        options: of the command.
     """
 
-    def __init__(self, environments: str, *options: str) -> None:
+    def __init__(self, *options: str) -> None:
         folder = Path(tempfile.mkdtemp())
         plugin = folder / "mrlm_benchmark-0.dist-info"
         plugin.mkdir()
         (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: mrlm-benchmark\nVersion: 0\n")
         (plugin / "entry_points.txt").write_text("[mrlm_pl.plugins]\nenvironments_benchmark = remote_load\n")
         path = os.pathsep.join([str(folder), str(Path(__file__).parent), *sys.path[1:]])
-        command = [sys.executable, "-m", "mrlm_pl.cli.main", "serve", "--environments", environments, "--port", "0"]
-        environment = {**os.environ, "PYTHONPATH": path}
-        self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, env=environment, text=True)
+        command = [sys.executable, "-m", "mrlm_pl.cli.main", "serve", "--port", "0", *options]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}, text=True
+        )
         assert self.process.stdout is not None
         self.target = self.process.stdout.readline().rpartition(" ")[2].strip()
 
@@ -113,11 +119,49 @@ class Server:
         self.process.wait(60)
 
 
+class Fleet:
+    """A server, or a controller with its workers.
+
+    Args:
+        environments: names, with commas between them.
+        workers: how many; none is one server without a controller.
+    """
+
+    def __init__(self, environments: str, workers: int) -> None:
+        self.controller = Server("--controller", "true") if workers else None
+        joined = ["--join", self.controller.target] if self.controller else []
+        self.servers = [Server("--environments", environments, *joined) for _ in range(max(workers, 1))]
+        self.target = (self.controller or self.servers[0]).target
+
+    async def complete(self) -> None:
+        """Wait until every worker has dialled in."""
+        stub = environment_pb2_grpc.ControllerServiceStub
+        while self.controller is not None:
+            async with grpc.aio.insecure_channel(self.target) as channel:
+                reply = await stub(channel).ListWorkers(pb.ListWorkersRequest(), timeout=TIMEOUT)
+            if len(reply.workers) == len(self.servers):
+                return
+            await asyncio.sleep(0.1)
+
+    def cpu_seconds(self) -> float:
+        """That the servers, and the controller, have used."""
+        return sum(server.cpu_seconds() for server in (*self.servers, *filter(None, [self.controller])))
+
+    def resident_mb(self) -> float:
+        """Resident memory of the servers, in MiB."""
+        return sum(server.resident_mb() for server in self.servers)
+
+    def stop(self) -> None:
+        """Let them end, workers first."""
+        for server in (*self.servers, *filter(None, [self.controller])):
+            server.stop()
+
+
 class Session:
     """A session as its client sees it."""
 
-    def __init__(self, number: int, opened: pb.OpenReply) -> None:
-        self.number, self.id, self.turn = number, opened.session, 0
+    def __init__(self, number: int, opened: pb.OpenReply, connection: Connection) -> None:
+        self.number, self.id, self.turn, self.connection = number, opened.session, 0, connection
         self.lock = asyncio.Lock()
 
     def request(self) -> pb.StepRequest:
@@ -137,16 +181,17 @@ class Session:
 
 
 class Client:
-    """All sessions of one server, over one connection.
+    """All sessions, over one connection to each server.
 
     Args:
-        connection: to the server.
+        connection: to the server that opens them.
         environment: the sessions' environment.
     """
 
     def __init__(self, connection: Connection, environment: str) -> None:
         self.connection, self.environment = connection, environment
         self.sessions: list[Session] = []
+        self.workers: dict[str, Connection] = {}
         self.wrong: Counter[str] = Counter()
 
     async def open(self, count: int) -> None:
@@ -162,8 +207,11 @@ class Client:
             )
             async with gate:
                 reply = await self.connection.operation(TIMEOUT, open=request)
-            self.connection.hold(reply.session, reply.lease_seconds)
-            return Session(number, reply)
+            if reply.direct and reply.direct not in self.workers:
+                self.workers[reply.direct] = Connection(Address(reply.direct))
+            connection = self.workers[reply.direct] if reply.direct else self.connection
+            connection.hold(reply.session, reply.lease_seconds)
+            return Session(number, reply, connection)
 
         self.sessions = list(await asyncio.gather(*(one(number) for number in range(count))))
 
@@ -172,9 +220,9 @@ class Client:
         gate = asyncio.Semaphore(256)
 
         async def one(session: Session) -> None:
-            self.connection.release(session.id)
+            session.connection.release(session.id)
             async with gate:
-                await self.connection.operation(TIMEOUT, close=pb.CloseRequest(session=session.id))
+                await session.connection.operation(TIMEOUT, close=pb.CloseRequest(session=session.id))
 
         await asyncio.gather(*(one(session) for session in self.sessions))
         left = await self.connection.unary("ListSessions", pb.ListSessionsRequest(limit=1), TIMEOUT)
@@ -190,7 +238,7 @@ class Client:
         """One step over the stream; now and then it is asked for twice at once."""
         request = session.request()
         asked = 2 if random.random() < 1 / ASKED_TWICE else 1
-        calls = (self.connection.operation(TIMEOUT, step=request) for _ in range(asked))
+        calls = (session.connection.operation(TIMEOUT, step=request) for _ in range(asked))
         try:
             reply, *again = await asyncio.gather(*calls) if asked > 1 else [await next(calls)]
         except StatusError as error:
@@ -202,12 +250,12 @@ class Client:
 
     async def step_unary(self, session: Session) -> None:
         """One step with a call of its own."""
-        self.take(session, await self.connection.unary("Step", session.request(), TIMEOUT))
+        self.take(session, await session.connection.unary("Step", session.request(), TIMEOUT))
 
     async def step_batch(self, sessions: Sequence[Session]) -> None:
         """A step of each session in one call."""
         operations = [pb.Operation(id=place, step=session.request()) for place, session in enumerate(sessions)]
-        reply = await self.connection.unary("Batch", pb.BatchRequest(operations=operations), TIMEOUT)
+        reply = await sessions[0].connection.unary("Batch", pb.BatchRequest(operations=operations), TIMEOUT)
         if len(reply.results) != len(sessions):
             self.wrong["batch of another length"] += 1
         for result in reply.results:
@@ -215,11 +263,12 @@ class Client:
 
 
 @asynccontextmanager
-async def connected(environment: str, count: int) -> AsyncIterator[tuple[Server, Client, dict[str, Any]]]:
-    """A new server with so many open sessions, and a row of figures; sessions that are left count as wrong."""
-    server = Server(environment)
+async def connected(environment: str, count: int, workers: int) -> AsyncIterator[tuple[Fleet, Client, dict[str, Any]]]:
+    """New servers with so many open sessions, and a row of figures; sessions that are left count as wrong."""
+    server = Fleet(environment, workers)
     client = Client(Connection(Address(server.target)), environment)
     try:
+        await server.complete()
         await client.open(1)  # so that what every connection needs is in memory
         await client.close()
         before, started = server.resident_mb(), time.perf_counter()
@@ -232,6 +281,8 @@ async def connected(environment: str, count: int) -> AsyncIterator[tuple[Server,
             "server_mb_before": round(before, 1),
             "server_kb_per_session": round((server.resident_mb() - before) * 1024 / count, 2),
         }
+        if workers:
+            row["per_worker"] = list(Counter(session.connection.address.target for session in client.sessions).values())
         yield server, client, row
         row["server_mb_after"] = round(server.resident_mb(), 1)
         started = time.perf_counter()
@@ -240,7 +291,8 @@ async def connected(environment: str, count: int) -> AsyncIterator[tuple[Server,
         if row["left"]:
             client.wrong["sessions left"] += row["left"]
         row["wrong"] = dict(client.wrong)
-        await client.connection.close()
+        for connection in (client.connection, *client.workers.values()):
+            await connection.close()
     finally:
         server.stop()
 
@@ -251,9 +303,9 @@ def own_cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def paced(environment: str, count: int, rate: float, seconds: float) -> dict[str, Any]:
+async def paced(environment: str, count: int, rate: float, seconds: float, workers: int) -> dict[str, Any]:
     """Latencies at a given rate."""
-    async with connected(environment, count) as (server, client, row):
+    async with connected(environment, count, workers) as (server, client, row):
         loop, latencies = asyncio.get_running_loop(), list[float]()
 
         async def one(session: Session, due: float) -> None:
@@ -290,10 +342,13 @@ async def paced(environment: str, count: int, rate: float, seconds: float) -> di
     return row
 
 
-async def speed(environment: str, count: int, seconds: float, repeats: int) -> dict[str, Any]:
+async def speed(environment: str, count: int, seconds: float, repeats: int, workers: int) -> dict[str, Any]:
     """Steps per second of each way, medians over the repetitions, and the server's CPU microseconds for a step."""
-    async with connected(environment, count) as (server, client, row):
-        batches = [client.sessions[start : start + BATCH] for start in range(0, count, BATCH)]
+    async with connected(environment, count, workers) as (server, client, row):
+        places: dict[Connection, list[Session]] = {}
+        for session in client.sessions:
+            places.setdefault(session.connection, []).append(session)
+        batches = [there[at : at + BATCH] for there in places.values() for at in range(0, len(there), BATCH)]
         ways: dict[str, tuple[Callable[[Any], Awaitable[None]], Sequence[Any]]] = {
             "stream": (client.step, client.sessions),
             "batch": (client.step_batch, batches),
@@ -340,6 +395,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of paced")
     parser.add_argument("--repeats", type=int, default=5, help="of speed")
     parser.add_argument("--speed-seconds", type=float, default=3.0, help="of each way in each repetition")
+    parser.add_argument("--workers", type=int, default=0, help="behind a controller; 0: one server without it")
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()
     gc.freeze()  # the client's own pauses are to be small beside the server's
@@ -347,9 +403,9 @@ def main() -> None:
     rows = []
     for part, environment, count in itertools.product(arguments.parts, arguments.environments, arguments.sessions):
         if part == "paced":
-            row = asyncio.run(paced(environment, count, arguments.rate, arguments.seconds))
+            row = asyncio.run(paced(environment, count, arguments.rate, arguments.seconds, arguments.workers))
         else:
-            row = asyncio.run(speed(environment, count, arguments.speed_seconds, arguments.repeats))
+            row = asyncio.run(speed(environment, count, arguments.speed_seconds, arguments.repeats, arguments.workers))
         rows.append({"part": part, **row})
         print(json.dumps(rows[-1]), flush=True)
     if arguments.json:

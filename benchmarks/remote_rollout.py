@@ -46,7 +46,7 @@ def outcome(episode: Episode) -> Any:
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Medians of both sides for one environment."""
     import_environment(name)
-    server = Server(name)
+    server = Server("--environments", name)
     local, remote = environments_by_name()[name](), RemoteEnvironment(server.target, name)
     policy, engine = Policy("builtin:tiny"), InProcessEngine()
     policy.load()
