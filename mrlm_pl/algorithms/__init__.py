@@ -1,10 +1,16 @@
 """Algorithms: one LightningModule per file."""
 
+from mrlm_pl.algorithms.at_grpo import ATGRPO
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.algorithms.cispo import CISPO
+from mrlm_pl.algorithms.coma import COMA
 from mrlm_pl.algorithms.dpo import DPO
 from mrlm_pl.algorithms.grpo import GRPO
 from mrlm_pl.algorithms.gspo import GSPO
+from mrlm_pl.algorithms.magrpo import MAGRPO
+from mrlm_pl.algorithms.mareinforce import MAREINFORCE
+from mrlm_pl.algorithms.maremax import MAREMAX
+from mrlm_pl.algorithms.marloo import MARLOO
 from mrlm_pl.algorithms.ppo import PPO
 from mrlm_pl.algorithms.reinforce import REINFORCE
 from mrlm_pl.algorithms.reinforce_plus_plus import REINFORCEPlusPlus
@@ -14,10 +20,16 @@ from mrlm_pl.algorithms.rloo import RLOO
 from mrlm_pl.algorithms.sft import SFT
 
 __all__ = [
+    "ATGRPO",
     "CISPO",
+    "COMA",
     "DPO",
     "GRPO",
     "GSPO",
+    "MAGRPO",
+    "MAREINFORCE",
+    "MAREMAX",
+    "MARLOO",
     "PPO",
     "REINFORCE",
     "RLOO",

@@ -23,6 +23,7 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
 from mrlm_pl.strategies import data_parallel_rank, each_share
+from mrlm_pl.turn_tree import TurnTree
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 _ON_BAR = ("kl", "nll", "preference_accuracy", "approx_kl")
@@ -83,6 +84,11 @@ class Algorithm(LightningModule, ABC):
     def uses_greedy_baseline(self) -> bool:
         """Whether each task is also played once with the most probable tokens, for comparison."""
         return False
+
+    @property
+    def turn_tree(self) -> TurnTree | None:
+        """How the decisions of each state branch, or None for a group of separate episodes of each task."""
+        return None
 
     @property
     def uses_reference(self) -> bool:
