@@ -22,13 +22,15 @@ def without_signal(group: Sequence[Episode], turn_bonus: Callable[[Turn], float]
 
 def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
     """Every decision once, with a row that it is in; paths of a turn tree share some."""
-    found: dict[tuple[str, str, str, int, int], tuple[Turn, Trajectory]] = {}
+    found, seen = [], set()
     for episode in episodes:
         for row in episode.rows():
             for turn in row.turns:
-                state = turn.node or episode.id
-                found.setdefault((episode.group, state, turn.agent, turn.index, turn.sample), (turn, row))
-    return list(found.values())
+                key = (episode.group, turn.node, turn.agent, turn.sample)
+                if not turn.node or key not in seen:
+                    found.append((turn, row))
+                seen.add(key)
+    return found
 
 
 @dataclass
