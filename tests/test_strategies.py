@@ -105,6 +105,19 @@ def test_a_rank_whose_groups_carry_no_signal_takes_part(strategy: str, launch: A
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("algorithm", ["magrpo", "maremax"])
+def test_turn_trees_of_two_policies_are_shared_out(strategy: str, algorithm: str, launch: Any) -> None:
+    options = {"algorithm": algorithm, "policies": ["left", "right"], "duet": True, "data": {"groups": 4}}
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    assert len({item.id for item in episodes(two) if item.iteration == 0 and item.stop_reason == "end"}) >= 4 * 9
+    metrics = [json.loads((run / "metrics-0.json").read_text()) for run in (one, two)]
+    for name in ("train/left/comparison_groups", "train/right/comparison_groups"):
+        assert metrics[0][name] == metrics[1][name] == 4 * (1 + 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("lora", [False, True])
 def test_policies_may_have_rows_on_one_rank_only(strategy: str, lora: bool, launch: Any) -> None:
     """Two groups, one on each rank, each for one of two policies."""

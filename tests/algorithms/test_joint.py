@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from mrlm_pl.algorithms import ATGRPO, COMA, MAGRPO, MAREINFORCE, MAREMAX, MARLOO
@@ -325,6 +326,26 @@ def test_accumulation_does_not_change_the_update(model_folder: Path, quiet_train
         quiet_trainer(accumulate_grad_batches=pieces).fit(algorithm, data)
         weights.append(torch.cat([weight.flatten() for weight in algorithm.policy("main").model.parameters()]))
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("cls", [MAGRPO, MAREMAX, COMA, ATGRPO])
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    cls: Any, model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    def fit(trainer: Any, **options: Any) -> Any:
+        policies = {name: Policy(str(model_folder), learning_rate=1e-2) for name in ("a", "b")}
+        algorithm = cls(policies)
+        data = RolloutDataModule(
+            Digits(), groups=2, group_size=2, minibatches=2, iterations=2, sampling=Sampling(max_tokens=3)
+        )
+        trainer.fit(algorithm, data, **options)
+        return algorithm.state_dict()
+
+    whole = fit(quiet_trainer())
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    fit(quiet_trainer(enable_checkpointing=True, callbacks=[saver], max_steps=1))
+    resumed = fit(quiet_trainer(), ckpt_path=tmp_path / "step=1.ckpt")  # in the middle of a collection
+    assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
 
 
 def test_groups_without_signal_are_replaced_by_other_tasks(model_folder: Path, quiet_trainer: Any) -> None:
