@@ -109,7 +109,8 @@ def score_parts(rules: Rules, parts: tuple[str, str], source: str = "", faithful
     if vocabulary is None:
         return Score(components, 2, measures)
     components["vocabulary"] = VOCABULARY * vocabulary
-    kinds = len(transition_categories("\n".join(parts) if rules.both else parts[1]))
+    linking = parts if rules.both else parts[1:]
+    kinds = len({kind for part in linking for kind in transition_categories(part)})
     measures |= {"transition_kinds": float(kinds), "common_words": jaccard(first, second)}
     components["transitions"] = TRANSITIONS * (min(1.0, 0.4 + 0.05 * (kinds - 1)) if kinds else 0.0)
     components["overlap"] = OVERLAP * min(measures["common_words"], rules.overlap) / rules.overlap
