@@ -146,6 +146,12 @@ def test_a_part_of_stop_words_alone_ends_the_score() -> None:
     assert step.metrics["gates"] == 2.0
 
 
+def test_the_ends_of_a_band_pay_nothing_but_open_the_gate() -> None:
+    step = scored(words(0, 20), words(18, 26))  # 1.3 times the content words, and two in common
+    assert components(step)[2:] == pytest.approx([0.0, 0.0, 0.6])
+    assert step.metrics["gates"] == 3.0
+
+
 def test_faithfulness_is_the_common_share_with_the_source() -> None:
     source = f"The {words(0, 10)} and the rest"
     step = scored(words(0, 20), words(20, 40), source, faithfulness=0.5)
@@ -211,6 +217,11 @@ def test_made_texts_have_a_demonstration_that_earns_the_most(family: Any) -> Non
         step = environment.step(actions(environment, *(replies[agent][0] for agent in environment.agents)))
         assert step.rewards == pytest.approx(dict.fromkeys(environment.agents, 0.5 + 1.0 + 0.5 + 0.4 * 0.95 + 0.6))
         assert task.data["text"] in environment.reset(task)[environment.agents[1]][0].content
+
+
+def test_no_best_replies_are_known_where_faithfulness_is_paid() -> None:
+    environment = WritingEnvironment(faithfulness=1.0)
+    assert environment.gold(environment.tasks("train")[0]) is None
 
 
 @pytest.mark.parametrize(
