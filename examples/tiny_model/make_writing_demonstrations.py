@@ -2,9 +2,9 @@
 
     python examples/tiny_model/make_writing_demonstrations.py --output runs/tiny-writing.jsonl
 
-The tiny model cannot write sentences of its own. What it can learn is words: each row is the order of one of the two
-agents and some words of posts, here and there with a transition word. Parts of both agents are of the same, often
-too small length, so that the trained model earns little: the gap that reinforcement learning closes.
+The tiny model cannot write sentences of its own. What it can learn is to make words: each row is the order of one of
+the two agents and some words of posts, here and there with a transition word. Both agents' parts are equally long, and
+often too short, so that the trained model earns little: the gap that reinforcement learning closes.
 """
 
 from __future__ import annotations
