@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mrlm_environments.code import CodeEnvironment
     from mrlm_environments.coordination import CoordinationGame
     from mrlm_environments.file_system import FileSystem
+    from mrlm_environments.length_ratio import LengthRatioGame
     from mrlm_environments.math import MathEnvironment
     from mrlm_environments.mcp_tools import McpTools
     from mrlm_environments.sandboxed_tools import PythonRepl, Shell
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
     from mrlm_environments.sql import SqlEnvironment
     from mrlm_environments.tools import ToolEnvironment
     from mrlm_environments.web_search import WebSearch
+    from mrlm_environments.writing import WritingEnvironment
 
 __all__ = [
     "Calculator",
     "CodeEnvironment",
     "CoordinationGame",
     "FileSystem",
+    "LengthRatioGame",
     "MathEnvironment",
     "McpTools",
     "PythonRepl",
@@ -31,6 +34,7 @@ __all__ = [
     "SqlEnvironment",
     "ToolEnvironment",
     "WebSearch",
+    "WritingEnvironment",
 ]
 
 _HOME = {
@@ -38,6 +42,7 @@ _HOME = {
     "CodeEnvironment": "code",
     "CoordinationGame": "coordination",
     "FileSystem": "file_system",
+    "LengthRatioGame": "length_ratio",
     "MathEnvironment": "math",
     "McpTools": "mcp_tools",
     "PythonRepl": "sandboxed_tools",
@@ -46,6 +51,7 @@ _HOME = {
     "SqlEnvironment": "sql",
     "ToolEnvironment": "tools",
     "WebSearch": "web_search",
+    "WritingEnvironment": "writing",
 }
 
 
