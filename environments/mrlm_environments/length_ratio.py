@@ -37,6 +37,7 @@ class LengthRatioGame(Environment):
     name = "length_ratio"
     agents = ("first", "second")
     quick = True
+    forks = True
 
     def __init__(self, target: tuple[float, float] = (2.0, 3.0), rounds: int = 2, minimum: int = 4) -> None:
         band = tuple(target)

@@ -74,6 +74,7 @@ class WritingEnvironment(Environment):
     name = "writing"
     agents = AGENTS["tldr"]
     quick = True
+    forks = True
 
     def __init__(
         self,
