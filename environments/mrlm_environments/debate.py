@@ -26,7 +26,6 @@ from mrlm_pl.seeding import derive_seed
 Reward = Literal["score", "margin", "win"]
 AGENT_OF: Mapping[Side, str] = {"PRO": "pro", "CON": "con"}
 SIDE_OF: Mapping[str, Side] = {agent: side for side, agent in AGENT_OF.items()}
-_OUTCOMES = (*SIDES, TIE)
 
 
 class DebateEnvironment(Environment):
@@ -152,9 +151,9 @@ class DebateEnvironment(Environment):
             stop_reason="judged",
             metrics={
                 **{f"{AGENT_OF[side]}_score": verdict.score(side) for side in SIDES},
-                **dict(
-                    zip(("pro_wins", "con_wins", "tie"), (float(winner == name) for name in _OUTCOMES), strict=True)
-                ),
+                "pro_wins": float(winner == "PRO"),
+                "con_wins": float(winner == "CON"),
+                "tie": float(winner == TIE),
                 "pro_opens": float(self._opener == SIDES[0]),
                 "clipped_arguments": float(self._clipped),
                 **verdict.metrics,

@@ -12,24 +12,24 @@ MAX_TOPIC_CHARACTERS = 2000
 
 _TOPICS = """\
 Schools: require uniforms | teach chess in every year | give homework to young children | replace grades with comments
-Schools: ban mobile phones in class | start the day after nine | teach handwriting to every pupil | pay pupils for results
+Schools: ban mobile phones in class | start the day after nine | teach handwriting to every pupil | pay pupils for marks
 Schools: make music lessons compulsory | group pupils by ability | serve meals without meat | teach personal finance
 Universities: be free for every student | abolish entrance examinations | drop lectures for small seminars
 Universities: accept donations from industry | publish all research without charge | admit students by lottery
 Cities: ban private cars from their centres | make public transport free | allow taller buildings in old districts
-Cities: host large sports events | pay residents to compost | close streets to traffic on Sundays | limit holiday rentals
+Cities: host large sports events | pay residents to compost | close streets to traffic on Sundays | limit rentals
 Cities: build cycle lanes on every main road | plant fruit trees along streets | charge drivers for congestion
 Governments: pay every adult a basic income | tax sugary drinks | fund space exploration | abolish coins and banknotes
 Governments: make voting compulsory | lower the voting age to sixteen | subsidise electric cars | build nuclear plants
-Governments: ban advertising to children | tax inherited wealth heavily | fund public broadcasting | publish all tax returns
+Governments: ban advertising to children | tax inherited wealth heavily | fund public broadcasting | publish tax returns
 Governments: replace prisons with supervised work | legalise all gambling | limit the length of the working week
 Governments: stop subsidies for fishing fleets | protect wolves in farming regions | keep daylight saving time
 Governments: ban single-use plastics | pay farmers to restore wetlands | set a maximum wage | subsidise local newspapers
 Companies: let everyone work from home | publish the salaries of all employees | adopt a week of four working days
-Companies: elect their managers | replace interviews with work samples | offer unlimited holidays | ban email after hours
+Companies: elect their managers | replace interviews with work samples | offer unlimited holidays | ban late email
 Companies: share profits with every employee | disclose their use of water | hire without looking at degrees
 Museums: return objects to their countries of origin | charge for entry | let visitors touch exhibits | sell spare works
-Libraries: lend tools as well as books | open all night | charge fines for late returns | remove books that nobody borrows
+Libraries: lend tools as well as books | open all night | charge fines for late returns | remove unread books
 Hospitals: publish the results of every surgeon | let patients choose their doctor | allow visitors at any hour
 Doctors: prescribe exercise before medicine | write notes that patients can read | be paid by results
 Scientists: release data before publication | study the cloning of extinct animals | sign their reviews of papers

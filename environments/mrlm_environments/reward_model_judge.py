@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mrlm_environments.debate_judges import SIDES, Debate, Judge, Side, Verdict
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, PolicyError
 
 _VALUE_HEAD = "value_head.safetensors"
+_LOADING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TextScorer(ABC):
 
 
 class RewardModel(TextScorer):
-    """A reward model in this process; loaded with the first score, and shared by the copies of an environment.
+    """A reward model in this process; loaded with the first score, and kept for all judges of the process that use it.
 
     A folder with ``value_head.safetensors`` is a causal model with the value head of this framework; its score is the
     value before the last token of the reply, when all of its text has been read. Anything else is read as a sequence
@@ -54,7 +55,6 @@ class RewardModel(TextScorer):
         if max_tokens is not None and max_tokens < 2:
             raise ConfigurationError(f"reward model: max_tokens is {max_tokens}; it must be 2 or above")
         self.model, self.device, self.max_tokens = model, device, max_tokens
-        self._prepare()
 
     def score(self, messages: Sequence[Message]) -> TextScore:
         """The value or the logit; see :meth:`TextScorer.score`.
@@ -62,30 +62,12 @@ class RewardModel(TextScorer):
         Raises:
             PolicyError: there is no such model, or it is no reward model: it lacks a trained head of one number.
         """
-        import torch
-
-        with self._lock, torch.no_grad():
-            if self._scorer is None:
-                is_policy = (Path(self.model) / _VALUE_HEAD).is_file()
-                loaded = _ValueModel if is_policy else _Classifier
-                self._scorer = loaded(self.model, self.device)
-            ids = self._scorer.encode(messages)
-            room = self.max_tokens or self._scorer.window
-            return TextScore(self._scorer.score(ids[-room:]), len(ids) > room)
-
-    def close(self) -> None:
-        """Nothing: the model is shared by the copies of an environment, which may be playing."""
-
-    def _prepare(self) -> None:
-        self._lock = threading.Lock()
-        self._scorer: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._prepare()
+        with _LOADING:
+            scorer = _loaded(self.model, self.device)
+        ids = scorer.encode(messages)
+        room = self.max_tokens or scorer.window
+        with scorer.lock:
+            return TextScore(scorer.score(ids[-room:]), len(ids) > room)
 
 
 class RewardModelJudge(Judge):
@@ -139,10 +121,34 @@ def sigmoid(value: float) -> float:
     return (1.0 if value >= 0 else small) / (1.0 + small)
 
 
-class _ValueModel:
+class _Scorer(ABC):
+    """A loaded model: token ids of a conversation, and the score of token ids."""
+
+    window: int
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    @abstractmethod
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a question and its reply."""
+
+    @abstractmethod
+    def score(self, ids: Sequence[int]) -> float:
+        """The model's number."""
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(model: str, device: str) -> _Scorer:
+    is_policy = (Path(model) / _VALUE_HEAD).is_file()
+    return _ValueModel(model, device) if is_policy else _Classifier(model, device)
+
+
+class _ValueModel(_Scorer):
     """A causal model with a value head beside it."""
 
     def __init__(self, model: str, device: str) -> None:
+        super().__init__()
         from mrlm_pl.policy import Policy
 
         self.policy = Policy(model=model, trained=False)
@@ -161,14 +167,16 @@ class _ValueModel:
         rows = torch.tensor([list(ids)], device=self.device)
         last = torch.zeros_like(rows, dtype=torch.bool)
         last[0, -1] = True
-        values = self.policy.values(rows, torch.tensor([len(ids)], device=self.device), last)
+        with torch.no_grad():
+            values = self.policy.values(rows, torch.tensor([len(ids)], device=self.device), last)
         return float(values[0, -1])
 
 
-class _Classifier:
+class _Classifier(_Scorer):
     """A sequence classifier with one label."""
 
     def __init__(self, model: str, device: str) -> None:
+        super().__init__()
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         try:
@@ -200,4 +208,6 @@ class _Classifier:
     def score(self, ids: Sequence[int]) -> float:
         import torch
 
-        return float(self.network(input_ids=torch.tensor([list(ids)], device=self.device)).logits[0, 0])
+        with torch.no_grad():
+            logits = self.network(input_ids=torch.tensor([list(ids)], device=self.device)).logits
+        return float(logits[0, 0])

@@ -25,26 +25,31 @@ ARGUMENTS, CONSISTENCY, COVERAGE = 0.6, 0.2, 0.2
 """Weights in a side's score: the mean of its arguments, their consistency, and its coverage of the other side's."""
 
 MAX_CHARACTERS = 8000
-FUNCTION_WORDS = frozenset(
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUNCTION_WORDS = _words(
     "a about all also an and any are as at be been but by can could did do does for from had has have he her his how i "
     "if in into is it its itself may might more most must no nor not of on one only or other our out over own she "
     "should so some such than that the their them then there these they this those to too up us was we were what when "
-    "where which who whose will with without would you your".split()
+    "where which who whose will with without would you your"
 )
-_FAMILIES = (
-    "because since therefore thus hence consequently so causes caused leads means follows result",
-    "if unless when whenever provided otherwise",
-    "however although though but yet whereas while despite instead nevertheless",
+CONNECTIVES = (
+    _words("because since therefore thus hence consequently so causes caused leads means follows result"),
+    _words("if unless when whenever provided otherwise"),
+    _words("however although though but yet whereas while despite instead nevertheless"),
 )
-_SOURCES = frozenset(
-    "according census data evidence experiment experiments figures findings measured observed records report reports "
-    "research statistics studies study survey surveys trial trials".split()
-)
-_EXAMPLES = frozenset("example examples instance illustrates illustration like namely".split())
-CONNECTIVES = tuple(frozenset(family.split()) for family in _FAMILIES)
 """Words that give a reason, set a condition, or weigh one thing against another."""
 
-_SIGNPOSTS = frozenset("first firstly second secondly third thirdly finally moreover furthermore conclusion".split())
+_SOURCES = _words(
+    "according census data evidence experiment experiments figures findings measured observed records report reports "
+    "research statistics studies study survey surveys trial trials"
+)
+_EXAMPLES = _words("example examples instance illustrates illustration like namely")
+_SIGNPOSTS = _words("first firstly second secondly third thirdly finally moreover furthermore conclusion")
 _ALL_CONNECTIVES: frozenset[str] = frozenset().union(*CONNECTIVES)
 _MARKERS = _ALL_CONNECTIVES.union(_SOURCES, _EXAMPLES, _SIGNPOSTS)
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
@@ -60,8 +65,9 @@ class RuleJudge(Judge):
 
     An argument's score is .2 length + .25 evidence + .25 reasoning + .15 structure + .15 relevance, all in [0, 1];
     :func:`measure` and ``docs/environments/debate.md`` say how each is counted. Consistency is the lowest score of a
-    side's arguments over the highest. Coverage is the share of the other side's arguments, of those heard before a
-    side's last turn, that are taken up later; who has heard none is given the mean relevance of its own arguments.
+    side's arguments over the highest, times their mean soundness. Coverage is the share of the other side's arguments,
+    of those heard before a side's last turn, that are taken up later; who has heard none is given the mean relevance of
+    its own arguments.
 
     It reads no meaning: it is for tests, small models and as a check on other judges. A policy that is trained long
     enough against it will find what it does not see.
@@ -92,13 +98,14 @@ class RuleJudge(Judge):
     def _side(self, side: Side, topic: _Text, turns: Sequence[tuple[Side, _Text, Measures]]) -> dict[str, float]:
         own = [measures for speaker, _, measures in turns if speaker == side]
         if not own:
-            return {name: 0.0 for name in (*WEIGHTS, "consistency", "coverage")}
+            return dict.fromkeys((*WEIGHTS, "consistency", "coverage"), 0.0)
         means = {name: sum(item.parts[name] for item in own) / len(own) for name in WEIGHTS}
         scores = [item.score for item in own]
+        soundness = sum(item.soundness for item in own) / len(own)
         taken_up = _coverage(side, topic, turns)
         return {
             **{name: ARGUMENTS * weight * means[name] for name, weight in WEIGHTS.items()},
-            "consistency": CONSISTENCY * (min(scores) / max(scores) if max(scores) else 0.0),
+            "consistency": CONSISTENCY * soundness * (min(scores) / max(scores) if max(scores) else 0.0),
             "coverage": COVERAGE * (means["relevance"] if taken_up is None else taken_up),
         }
 
@@ -142,10 +149,11 @@ class Measures:
 def measure(text: _Text, topic: _Text, seen: set[tuple[str, ...]], full_length: int) -> Measures:
     """The parts of one argument.
 
-    All parts but the length are multiplied by the soundness ``novelty * variety * prose``, the length by ``novelty *
-    variety``: novelty is the share of runs of three words that are new in the debate (in the topic, in what either side
-    said, and in the text so far), variety is the share of different words (among 120 at most) over a half, prose is low where function
-    words are fewer than a quarter or the words that rules look for are more than a fifth of all.
+    All parts but the length are multiplied by the soundness ``novelty * variety * prose * size``, the length by
+    ``novelty * variety``. Novelty is the share of runs of three words that are new: in neither the topic, nor what
+    either side said before, nor the text so far. Variety is the share of different words (among 120 at most) over a
+    half. Prose is low where function words are fewer than a quarter, or the words that the rules look for more than a
+    fifth of all. Size is the number of words over a third of a full argument's. Each is at most 1.
 
     Args:
         text: the argument.
@@ -161,7 +169,8 @@ def measure(text: _Text, topic: _Text, seen: set[tuple[str, ...]], full_length: 
     function_words = sum(word in FUNCTION_WORDS for word in text.words) / count
     markers = sum(word in _MARKERS for word in text.words) / count
     prose = min(1.0, function_words / 0.25) * _falling(markers, 0.2, 0.5)
-    soundness = novelty * variety * prose
+    size = min(1.0, 3 * count / full_length)
+    soundness = novelty * variety * prose * size
     length = min(1.0, count / full_length, 3 * full_length / count)
     parts = {
         "length": length * novelty * variety,

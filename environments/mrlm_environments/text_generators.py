@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import os
@@ -9,13 +10,17 @@ import threading
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, EngineError, MRLMError, RemoteError
+
+if TYPE_CHECKING:
+    from mrlm_pl.policy import ChatFormat
+    from mrlm_pl.remote.policy_service import RemoteEngine
 
 T = TypeVar("T")
 MAX_REPLY_BYTES = 1 << 20
@@ -76,11 +81,7 @@ class ChatEndpoint(TextGenerator):
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigurationError(f"chat endpoint: url is {url!r}; it must begin with http:// or https://")
-        if max_tokens < 1 or temperature < 0 or not seconds > 0:
-            raise ConfigurationError(
-                f"chat endpoint: max_tokens is {max_tokens}, temperature {temperature} and seconds {seconds}; they must "
-                "be 1 or above, 0 or above, and above 0"
-            )
+        _check_settings("chat endpoint", max_tokens, temperature, seconds)
         self.url = url.rstrip("/") + "/chat/completions"
         self.seconds, self.key_variable = seconds, key_variable
         self.body = {"model": model, "max_tokens": max_tokens, "temperature": temperature, **(body or {})}
@@ -94,9 +95,7 @@ class ChatEndpoint(TextGenerator):
         try:
             content = json.loads(raw)["choices"][0]["message"]["content"]
         except (ValueError, RecursionError, LookupError, TypeError) as error:
-            raise GenerationError(
-                f"{self.label} answered something else than a chat completion: {raw[:200]!r}"
-            ) from error
+            raise GenerationError(f"{self.label} answered no chat completion: {raw[:200]!r}") from error
         if not isinstance(content, str):
             raise GenerationError(f"{self.label} answered without a text: {raw[:200]!r}")
         return content
@@ -150,16 +149,11 @@ class ServedPolicy(TextGenerator):
         token_file: str | None = None,
         tls_authority: str | None = None,
     ) -> None:
-        if max_tokens < 1 or temperature < 0 or not seconds > 0:
-            raise ConfigurationError(
-                f"served policy: max_tokens is {max_tokens}, temperature {temperature} and seconds {seconds}; they must "
-                "be 1 or above, 0 or above, and above 0"
-            )
+        _check_settings("served policy", max_tokens, temperature, seconds)
         self.address, self.policy, self.model = address, policy, model
         self.max_tokens, self.temperature, self.seconds = max_tokens, temperature, seconds
         self.token_file, self.tls_authority = token_file, tls_authority
         self.label = f"policy {policy!r} at {address}"
-        self._prepare()
 
     def generate(self, messages: Sequence[Message], seed: int) -> str:
         """The sampled turn as text; see :meth:`TextGenerator.generate`."""
@@ -168,7 +162,7 @@ class ServedPolicy(TextGenerator):
         from mrlm_pl.remote.connection import submit
 
         def sampled() -> str:
-            engine, chat = self._connected()
+            engine, chat = _served(self.address, self.policy, self.model, self.token_file, self.tls_authority)
             ids = tuple(chat.encode(chat.render(messages, generation_prompt=True)))
             sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
             (sample,) = submit(engine.sample([SampleRequest(ids, self.policy, seed, sampling, chat.stop_ids)])).result()
@@ -177,39 +171,26 @@ class ServedPolicy(TextGenerator):
         try:
             return within(self.seconds, sampled, self.label)
         except (EngineError, RemoteError) as error:
-            again = isinstance(error, RemoteError)
-            raise GenerationError(f"{self.label} gave no text: {error}", again) from error
+            raise GenerationError(f"{self.label} gave no text: {error}", isinstance(error, RemoteError)) from error
 
-    def _connected(self) -> tuple[Any, Any]:
-        """The engine, and the chat format of the policy."""
-        with self._lock:
-            if self._parts is None:
-                from mrlm_pl.remote.policy_service import RemoteEngine
-                from mrlm_pl.remote.security import Identity
 
-                identity = Identity(authority=self.tls_authority)
-                engine = RemoteEngine(self.address, self.token_file, identity, self.seconds)
-                model = self.model or self._model_of(engine.policies())
-                from mrlm_pl.policy import Policy  # imported here: it brings torch
+@functools.lru_cache(maxsize=8)
+def _served(
+    address: str, policy: str, model: str | None, token_file: str | None, tls_authority: str | None
+) -> tuple[RemoteEngine, ChatFormat]:
+    """The engine and the chat format of a served policy; kept, since copies of an environment come and go."""
+    from mrlm_pl.remote.policy_service import RemoteEngine
+    from mrlm_pl.remote.security import Identity
 
-                self._parts = engine, Policy(model=model).chat
-            return self._parts
+    engine = RemoteEngine(address, token_file, Identity(authority=tls_authority))
+    if model is None:
+        policies = engine.policies()
+        if policy not in policies:
+            raise EngineError(f"there is no policy {policy!r} there; there are {', '.join(sorted(policies))}")
+        model = policies[policy]
+    from mrlm_pl.policy import Policy  # imported here: it brings torch
 
-    def _model_of(self, policies: Mapping[str, str]) -> str:
-        if self.policy not in policies:
-            raise EngineError(f"there is no policy {self.policy!r} there; there are {', '.join(sorted(policies))}")
-        return policies[self.policy]
-
-    def _prepare(self) -> None:
-        self._lock = threading.Lock()
-        self._parts: tuple[Any, Any] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._prepare()
+    return engine, Policy(model=model).chat
 
 
 def within(seconds: float, call: Callable[[], T], label: str) -> T:
@@ -235,3 +216,11 @@ def within(seconds: float, call: Callable[[], T], label: str) -> T:
         return future.result(seconds)
     except FutureTimeoutError as error:
         raise GenerationError(f"{label} did not answer within {seconds:g} s") from error
+
+
+def _check_settings(what: str, max_tokens: int, temperature: float, seconds: float) -> None:
+    if max_tokens < 1 or temperature < 0 or not seconds > 0:
+        raise ConfigurationError(
+            f"{what}: max_tokens is {max_tokens}, temperature {temperature} and seconds {seconds}; they must be 1 or "
+            "above, 0 or above, and above 0"
+        )
