@@ -26,8 +26,8 @@ AGAINST = (
     "forbid cars, you punish those with the least choice."
 )
 NARRATIVE = (
-    "The canal museum in my town has a clock that was built by a baker. He worked on it for nine winters and told nobody "
-    "of it. Visitors come from far away to see how it moves. It still rings at noon."
+    "The canal museum in my town has a clock that was built by a baker. He worked on it for nine winters and told no "
+    "one of it. Visitors come from far away to see how it moves. It still rings at noon."
 )
 SOUPS = (
     "because therefore evidence study data 50% however if first second finally research example private cars cities "
