@@ -3,13 +3,17 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from mrlm_environments.debate import DebateEnvironment, opening_side
 from mrlm_environments.debate_judges import Debate, Judge, Side, Verdict
 from mrlm_environments.debate_topics import PROPOSALS
+from mrlm_environments.language_model_judge import LanguageModelJudge
+from mrlm_environments.reward_model_judge import RewardModelJudge
 
 from mrlm_pl.environment import Message, Step, Task, split_of
 from mrlm_pl.environment_check import check_environment
@@ -198,3 +202,26 @@ def test_copies_share_the_judge_and_settings_are_pickled() -> None:
 def test_wrong_settings_are_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         DebateEnvironment(**settings)
+
+
+def test_judges_are_built_from_the_blocks_of_the_document() -> None:
+    from mrlm_pl.cli.parser import CommandParser
+    from mrlm_pl.cli.plugins import import_environment
+    from mrlm_pl.environment import Environment
+
+    document = (Path(__file__).parents[2] / "docs/environments/debate.md").read_text()
+    generator, reward_model = re.findall(r"```yaml\n(.*?)```", document, re.DOTALL)
+    import_environment("DebateEnvironment")
+    built = []
+    for judge in (
+        yaml.safe_load(generator)["environment"]["init_args"]["judge"],
+        yaml.safe_load(reward_model)["judge"],
+    ):
+        parser = CommandParser(prog="test", allow_abbrev=False)
+        parser.add_subclass_arguments(Environment, "environment", required=True)
+        given = json.dumps({"class_path": "DebateEnvironment", "init_args": {"judge": judge}})
+        built.append(parser.instantiate(parser.parse_args(["--environment", given])).environment.judge)
+    assert isinstance(built[0], LanguageModelJudge)
+    assert built[0].generator.url == "http://localhost:8000/v1/chat/completions"  # type: ignore[attr-defined]
+    assert isinstance(built[1], RewardModelJudge)
+    assert built[1].model.model == "path/or/hub-id"  # type: ignore[attr-defined]
