@@ -48,7 +48,7 @@ def tiny(folder: Path, kind: str) -> torch.nn.Module:
         model = LlamaForSequenceClassification(build_config(num_labels=1))
         model.score.weight.data = weights
     else:
-        model = LlamaForCausalLM(build_config())
+        model = LlamaForCausalLM(build_config(num_labels=1))
     model.save_pretrained(folder)
     if kind == "value":
         head = ValueHead(64)
