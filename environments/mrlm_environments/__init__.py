@@ -9,26 +9,38 @@ if TYPE_CHECKING:
     from mrlm_environments.calculator import Calculator
     from mrlm_environments.code import CodeEnvironment
     from mrlm_environments.coordination import CoordinationGame
+    from mrlm_environments.debate import DebateEnvironment
     from mrlm_environments.file_system import FileSystem
+    from mrlm_environments.language_model_judge import LanguageModelJudge
     from mrlm_environments.length_ratio import LengthRatioGame
     from mrlm_environments.math import MathEnvironment
     from mrlm_environments.mcp_tools import McpTools
+    from mrlm_environments.reward_model_judge import RewardModel, RewardModelJudge
+    from mrlm_environments.rule_judge import RuleJudge
     from mrlm_environments.sandboxed_tools import PythonRepl, Shell
     from mrlm_environments.shell import ShellEnvironment
     from mrlm_environments.sql import SqlEnvironment
+    from mrlm_environments.text_generators import ChatEndpoint, ServedPolicy
     from mrlm_environments.tools import ToolEnvironment
     from mrlm_environments.web_search import WebSearch
     from mrlm_environments.writing import WritingEnvironment
 
 __all__ = [
     "Calculator",
+    "ChatEndpoint",
     "CodeEnvironment",
     "CoordinationGame",
+    "DebateEnvironment",
     "FileSystem",
+    "LanguageModelJudge",
     "LengthRatioGame",
     "MathEnvironment",
     "McpTools",
     "PythonRepl",
+    "RewardModel",
+    "RewardModelJudge",
+    "RuleJudge",
+    "ServedPolicy",
     "Shell",
     "ShellEnvironment",
     "SqlEnvironment",
@@ -39,13 +51,20 @@ __all__ = [
 
 _HOME = {
     "Calculator": "calculator",
+    "ChatEndpoint": "text_generators",
     "CodeEnvironment": "code",
     "CoordinationGame": "coordination",
+    "DebateEnvironment": "debate",
     "FileSystem": "file_system",
     "LengthRatioGame": "length_ratio",
+    "LanguageModelJudge": "language_model_judge",
     "MathEnvironment": "math",
     "McpTools": "mcp_tools",
     "PythonRepl": "sandboxed_tools",
+    "RewardModel": "reward_model_judge",
+    "RewardModelJudge": "reward_model_judge",
+    "RuleJudge": "rule_judge",
+    "ServedPolicy": "text_generators",
     "Shell": "sandboxed_tools",
     "ShellEnvironment": "shell",
     "SqlEnvironment": "sql",

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from remote_servers import Served, eventually, offer
 
 MAX_TURNS = 12
-CHEAP = ["coordination", "length_ratio", "math", "sql", "tools", "writing"]
+CHEAP = ["coordination", "debate", "length_ratio", "math", "sql", "tools", "writing"]
 SANDBOXED = {"code": 6, "shell": 4}
 """Environments that run programs, and how many seeds are quick."""
 
@@ -29,6 +29,7 @@ SANDBOXED = {"code": 6, "shell": 4}
 def make(name: str) -> Environment:
     from mrlm_environments.code import CodeEnvironment
     from mrlm_environments.coordination import CoordinationGame
+    from mrlm_environments.debate import DebateEnvironment
     from mrlm_environments.length_ratio import LengthRatioGame
     from mrlm_environments.math import MathEnvironment
     from mrlm_environments.shell import ShellEnvironment
@@ -40,6 +41,7 @@ def make(name: str) -> Environment:
         "code": lambda: CodeEnvironment(max_attempts=2),
         "coordination": CoordinationGame,
         "length_ratio": LengthRatioGame,
+        "debate": lambda: DebateEnvironment(reward="score"),
         "math": lambda: MathEnvironment(max_attempts=3, steps_bonus=0.2),
         "shell": ShellEnvironment,
         "sql": SqlEnvironment,
