@@ -55,6 +55,7 @@ class DebateEnvironment(Environment):
     """
 
     name = "debate"
+    forks = True
     agents = ("pro", "con")
 
     def __init__(
