@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mrlm_environments.calculator import Calculator
+    from mrlm_environments.class_completion import ClassCompletionEnvironment
     from mrlm_environments.code import CodeEnvironment
+    from mrlm_environments.collaborative_coding import CollaborativeCodingEnvironment
     from mrlm_environments.coordination import CoordinationGame
     from mrlm_environments.file_system import FileSystem
     from mrlm_environments.math import MathEnvironment
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Calculator",
+    "ClassCompletionEnvironment",
     "CodeEnvironment",
+    "CollaborativeCodingEnvironment",
     "CoordinationGame",
     "FileSystem",
     "MathEnvironment",
@@ -35,7 +39,9 @@ __all__ = [
 
 _HOME = {
     "Calculator": "calculator",
+    "ClassCompletionEnvironment": "class_completion",
     "CodeEnvironment": "code",
+    "CollaborativeCodingEnvironment": "collaborative_coding",
     "CoordinationGame": "coordination",
     "FileSystem": "file_system",
     "MathEnvironment": "math",

@@ -64,12 +64,21 @@ def program_of(reply: str, given: str, entry: str | None) -> str:
     >>> program_of("    return 2 * x", "def f(x):\\n", "f")
     'def f(x):\\n    return 2 * x'
     """
-    blocks = [code for language, code in _fenced(reply) if language in _PYTHON]
+    blocks = python_blocks(reply)
     head = re.compile(rf"^(?:async def|def|class)[ \t]+{re.escape(entry or '')}\b", re.MULTILINE)
     defining = [code for code in blocks if entry and head.search(code)]
     code = (defining or blocks or [reply])[-1]
     first = next((line for line in code.splitlines() if line.strip()), "")
     return f"{given}{code}" if first[:1] in (" ", "\t") else code
+
+
+def python_blocks(reply: str) -> list[str]:
+    """Code of the reply's fenced blocks that are Python or name no language.
+
+    >>> python_blocks("```py\\nx = 1\\n```\\nand\\n```bash\\nls\\n```")
+    ['x = 1\\n']
+    """
+    return [code for language, code in _fenced(reply) if language in _PYTHON]
 
 
 def _fenced(reply: str) -> list[tuple[str, str]]:

@@ -49,8 +49,8 @@ class Objects:
             reply["value"] = encode(value, self.keep)
             reply["number"] = self._hold(value)
         except Exception as error:
-            arguments = encode(list(error.args), self.keep)
-            reply["raised"] = {"kind": type(error).__name__, "text": f"{error}"[:2000], "arguments": arguments}
+            details = encode(list(error.args), self.keep)
+            reply["raised"] = {"kind": type(error).__name__, "text": f"{error}"[:2000], "arguments": details}
         return {**reply, "files": self._files.changed(), "shared": self._shared.changed()}
 
     def _received(self, data: Any, number: int | None) -> Any:

@@ -65,8 +65,9 @@ def encode(value: Any, keep: Callable[[Any], Opaque], depth: int = 0) -> Any:
         return {"bytes": value.hex()}
     if kind is complex:
         return {"complex": inner((value.real, value.imag))}
-    if isinstance(value, type) and kind is type and getattr(builtins, value.__name__, None) is value:
-        return {"type": value.__name__}
+    name = getattr(value, "__name__", "") if kind is type else ""
+    if name and vars(builtins).get(name) is value:
+        return {"type": name}
     if kind is timedelta:
         return {"timedelta": [value.days, value.seconds, value.microseconds]}
     if kind in _MOMENTS.values() and type(getattr(value, "tzinfo", None)) in (type(None), timezone):
