@@ -155,9 +155,7 @@ def _merge_class(target: ast.ClassDef, methods: Sequence[str], replies: Sequence
     for reply in replies:
         for key, method in reply.methods.items():
             asked = key[0] in methods
-            if asked and not is_stub(method):
-                chosen.setdefault(key, method)
-            elif not asked and key not in given:
+            if (asked and not is_stub(method)) or (not asked and key not in given):
                 chosen.setdefault(key, method)
     for key, method in chosen.items():
         if key in given:
@@ -180,7 +178,7 @@ def _merge_class(target: ast.ClassDef, methods: Sequence[str], replies: Sequence
 def _add_new(nodes: list[ast.expr] | list[ast.keyword], more: Sequence[ast.AST]) -> None:
     """Append what is not there, in place."""
     there = {ast.dump(node) for node in nodes}
-    nodes.extend(node for node in more if ast.dump(node) not in there)  # type: ignore[arg-type, misc]
+    nodes.extend(node for node in more if ast.dump(node) not in there)  # type: ignore[misc]
 
 
 def _distinct(statements: Iterator[ast.stmt]) -> list[ast.stmt]:

@@ -9,14 +9,29 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from mrlm_pl.data.rows import read_split
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import Tests, bound_names
 
 FIELDS = ("prompt", "text")
 """Where a row's text stands, whichever it has."""
 
+COMPLETE = "Complete this function. Answer with the whole function in a fenced block.\n"
+"""What HumanEval's prompts begin with here."""
+
 _FENCE = "```"
 _PYTHON = ("", "python", "py", "python3")
+
+
+def read_tasks(data: str | Mapping[str, str], split: str) -> list[dict[str, Any]]:
+    """Tasks' data of one split of a data set; see :func:`task_data` and :func:`mrlm_pl.data.rows.read_split`.
+
+    Raises:
+        DataError: a row is none of the known formats.
+        ConfigurationError: the split is unknown or empty.
+    """
+    rows = read_split(data, split, (), lambda row: str(row.get(FIELDS[0]) or row.get(FIELDS[1])))
+    return [task_data(row, number, data) for number, row in enumerate(rows, start=1)]
 
 
 def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
@@ -52,6 +67,21 @@ def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
 def tests_of(data: Mapping[str, Any]) -> Tests:
     """The hidden tests of a task."""
     return Tests(tuple(data["tests"]), data["entry"], data["given"], tuple(data.get("names", ())))
+
+
+def entry_of(data: Mapping[str, Any]) -> str:
+    """The function that a task asks for: its entry, else the first that its tests call.
+
+    Raises:
+        ValueError: the tests call none.
+    """
+    if data["entry"]:
+        return str(data["entry"])
+    for test in data["tests"]:
+        for node in ast.walk(ast.parse(test)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in data["names"]:
+                return node.func.id
+    raise ValueError("its tests call no function of the task")
 
 
 def program_of(reply: str, given: str, entry: str | None) -> str:
@@ -110,7 +140,7 @@ def _read(row: Mapping[str, Any]) -> dict[str, Any]:
         return {"prompt": prompt, "given": given, "entry": entry, "tests": tests, "solution": row.get("solution")}
     body = row.get("canonical_solution")
     return {
-        "prompt": f"Complete this function. Answer with the whole function in a fenced block.\n```python\n{prompt}```",
+        "prompt": f"{COMPLETE}```python\n{prompt}```",
         "given": prompt,
         "entry": entry,
         "tests": [str(row["test"])],
