@@ -26,9 +26,8 @@ class Shared:
         held = self._held.pop(number, (container, None))[0]
         if held is not container:
             update(held, container)
-        data = self._encode(held)
-        if _count(data) <= MAX_VALUES:
-            self._held[number] = (held, data)
+        if _is_small(held):
+            self._held[number] = (held, self._encode(held))
             while len(self._held) > MAX_CONTAINERS:
                 del self._held[next(iter(self._held))]
         return held
@@ -83,7 +82,13 @@ def _merged(old: Any, new: Any) -> Any:
     return new
 
 
-def _count(data: Any) -> int:
-    if isinstance(data, list):
-        return 1 + sum(map(_count, data))
-    return 1 + sum(map(_count, data.values())) if isinstance(data, dict) else 1
+def _is_small(container: Any) -> bool:
+    waiting, values = [container], 0
+    while waiting:
+        value = waiting.pop()
+        values += 1
+        if isinstance(value, (*KINDS, tuple)):
+            if values + len(waiting) + len(value) > MAX_VALUES:
+                return False
+            waiting += [*value, *value.values()] if isinstance(value, dict) else value
+    return True
