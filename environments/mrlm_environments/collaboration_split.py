@@ -12,8 +12,8 @@ from mrlm_environments.collaboration import AUX, AuxUse, aux_use, function_of
 _NO_PART = (ast.Name, ast.Constant, ast.Starred, ast.Slice, ast.FormattedValue, ast.JoinedStr, ast.Lambda)
 _BINDING = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
 _ALWAYS = (
-    ast.BinOp, ast.UnaryOp, ast.Call, ast.Attribute, ast.Subscript, ast.Slice, ast.Starred, ast.Tuple, ast.List, ast.Set,
-    ast.Dict, ast.JoinedStr, ast.FormattedValue, ast.keyword, ast.Return,
+    ast.BinOp, ast.UnaryOp, ast.Call, ast.Attribute, ast.Subscript, ast.Slice, ast.Starred, ast.Tuple, ast.List,
+    ast.Set, ast.Dict, ast.JoinedStr, ast.FormattedValue, ast.keyword, ast.Return,
 )  # fmt: skip
 """Nodes that evaluate all that they hold."""
 

@@ -200,8 +200,8 @@ class CollaborativeCodingEnvironment(Environment):
             parts["tests"] = found.share if found.loaded and found.ending is None else 0.0
             if parts["tests"] and use.calls:
                 parts["calls_aux"] = CALLS_AUX
-                parts["not_thin"] = NOT_THIN * (not use.thin)
-                parts["ignores_aux"] = IGNORES_AUX * use.ignores
+                parts["not_thin"] = 0.0 if use.thin else NOT_THIN
+                parts["ignores_aux"] = IGNORES_AUX if use.ignores else 0.0
         return _Judgement(parts, use, found, program)
 
     def _told(self, agent: str, judged: _Judgement) -> str:
