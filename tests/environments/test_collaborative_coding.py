@@ -34,8 +34,9 @@ HUMANEVAL = {
     "prompt": "def f(x):\n    '''Twice.'''\n",
     "entry_point": "f",
     "test": "N = 4\ndef check(candidate):\n    assert candidate(1) == 2, 'no'\n    y = candidate(7)\n"
-    "    assert y == 14\n    assert candidate(N) == 8\n    assert True\n    assert candidate(2) == 4\n    for n in range(3):\n"
-    "        assert candidate(2) == 4\n        assert candidate(n) == 2 * n\n    assert candidate(5) == 10\n",
+    "    assert y == 14\n    assert candidate(N) == 8\n    assert True\n    assert candidate(2) == 4\n"
+    "    for n in range(3):\n        assert candidate(2) == 4\n        assert candidate(n) == 2 * n\n"
+    "    assert candidate(5) == 10\n",
 }
 NAMES = ("helper_defined", "main_defined", "parses", "tests", "calls_aux", "not_thin", "ignores_aux")
 
