@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mrlm_environments.calculator import Calculator
+    from mrlm_environments.class_completion import ClassCompletionEnvironment
     from mrlm_environments.code import CodeEnvironment
+    from mrlm_environments.collaborative_coding import CollaborativeCodingEnvironment
     from mrlm_environments.coordination import CoordinationGame
     from mrlm_environments.debate import DebateEnvironment
     from mrlm_environments.file_system import FileSystem
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Calculator",
     "ChatEndpoint",
+    "ClassCompletionEnvironment",
     "CodeEnvironment",
+    "CollaborativeCodingEnvironment",
     "CoordinationGame",
     "DebateEnvironment",
     "FileSystem",
@@ -52,7 +56,9 @@ __all__ = [
 _HOME = {
     "Calculator": "calculator",
     "ChatEndpoint": "text_generators",
+    "ClassCompletionEnvironment": "class_completion",
     "CodeEnvironment": "code",
+    "CollaborativeCodingEnvironment": "collaborative_coding",
     "CoordinationGame": "coordination",
     "DebateEnvironment": "debate",
     "FileSystem": "file_system",

@@ -21,13 +21,26 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from remote_servers import Served, eventually, offer
 
 MAX_TURNS = 12
-CHEAP = ["coordination", "debate", "length_ratio", "math", "sql", "tools", "writing"]
-SANDBOXED = {"code": 6, "shell": 4}
+CHEAP = [
+    "class_completion",
+    "code",
+    "collaborative_coding",
+    "coordination",
+    "debate",
+    "length_ratio",
+    "math",
+    "shell",
+    "sql",
+    "tools",
+    "writing",
+]
 """Environments that run programs, and how many seeds are quick."""
 
 
 def make(name: str) -> Environment:
+    from mrlm_environments.class_completion import ClassCompletionEnvironment
     from mrlm_environments.code import CodeEnvironment
+    from mrlm_environments.collaborative_coding import CollaborativeCodingEnvironment
     from mrlm_environments.coordination import CoordinationGame
     from mrlm_environments.debate import DebateEnvironment
     from mrlm_environments.length_ratio import LengthRatioGame
@@ -38,6 +51,8 @@ def make(name: str) -> Environment:
     from mrlm_environments.writing import WritingEnvironment
 
     makers: dict[str, Callable[[], Environment]] = {
+        "class_completion": ClassCompletionEnvironment,
+        "collaborative_coding": lambda: CollaborativeCodingEnvironment(turns=2, feedback="level_feedback"),
         "code": lambda: CodeEnvironment(max_attempts=2),
         "coordination": CoordinationGame,
         "length_ratio": LengthRatioGame,
