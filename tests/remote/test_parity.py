@@ -21,19 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from remote_servers import Served, eventually, offer
 
 MAX_TURNS = 12
-CHEAP = [
-    "class_completion",
-    "code",
-    "collaborative_coding",
-    "coordination",
-    "debate",
-    "length_ratio",
-    "math",
-    "shell",
-    "sql",
-    "tools",
-    "writing",
-]
+CHEAP = ["coordination", "debate", "length_ratio", "math", "sql", "tools", "writing"]
+SANDBOXED = {"class_completion": 2, "code": 6, "collaborative_coding": 2, "shell": 4}
 """Environments that run programs, and how many seeds are quick."""
 
 
