@@ -3,9 +3,11 @@
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.algorithms.cispo import CISPO
 from mrlm_pl.algorithms.dpo import DPO
+from mrlm_pl.algorithms.dr_mas import DrMAS
 from mrlm_pl.algorithms.grpo import GRPO
 from mrlm_pl.algorithms.gspo import GSPO
 from mrlm_pl.algorithms.ppo import PPO
+from mrlm_pl.algorithms.rae import RAE
 from mrlm_pl.algorithms.reinforce import REINFORCE
 from mrlm_pl.algorithms.reinforce_plus_plus import REINFORCEPlusPlus
 from mrlm_pl.algorithms.reinforce_plus_plus_baseline import REINFORCEPlusPlusBaseline
@@ -19,10 +21,12 @@ __all__ = [
     "GRPO",
     "GSPO",
     "PPO",
+    "RAE",
     "REINFORCE",
     "RLOO",
     "SFT",
     "Algorithm",
+    "DrMAS",
     "REINFORCEPlusPlus",
     "REINFORCEPlusPlusBaseline",
     "ReMax",
