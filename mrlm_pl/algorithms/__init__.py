@@ -6,6 +6,7 @@ from mrlm_pl.algorithms.dpo import DPO
 from mrlm_pl.algorithms.dr_mas import DrMAS
 from mrlm_pl.algorithms.grpo import GRPO
 from mrlm_pl.algorithms.gspo import GSPO
+from mrlm_pl.algorithms.madpo import MADPO
 from mrlm_pl.algorithms.ppo import PPO
 from mrlm_pl.algorithms.rae import RAE
 from mrlm_pl.algorithms.reinforce import REINFORCE
@@ -20,6 +21,7 @@ __all__ = [
     "DPO",
     "GRPO",
     "GSPO",
+    "MADPO",
     "PPO",
     "RAE",
     "REINFORCE",
