@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import EchoEnvironment
 from mrlm_callbacks import HeldOutEvaluation
 
-from mrlm_pl.algorithms import DPO, GRPO, MAGRPO, MAREMAX, PPO, SFT
-from mrlm_pl.data import PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
+from mrlm_pl.algorithms import DPO, GRPO, MADPO, MAGRPO, MAREMAX, PPO, RAE, SFT, DrMAS
+from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Message, Task
@@ -104,7 +104,8 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
-    classes = {"grpo": GRPO, "ppo": PPO, "dpo": DPO, "sft": SFT, "magrpo": MAGRPO, "maremax": MAREMAX}
+    known = (GRPO, PPO, DPO, SFT, MAGRPO, MAREMAX, MADPO, RAE, DrMAS)
+    classes = {cls.__name__.lower(): cls for cls in known} | {"dr_mas": DrMAS}
     policies = {
         name: Policy(
             model_folder,
@@ -119,6 +120,8 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     data: Any
     if options.get("algorithm") == "dpo":
         data = PreferenceDataModule(options["pairs"], options["pairs"], batch_size=options["batch_size"])
+    elif options.get("algorithm") == "madpo":
+        data = JointPreferenceDataModule(options["pairs"], options["pairs"], batch_size=options["batch_size"])
     elif options.get("algorithm") == "sft":
         data = TrajectoryDataModule(options["rows"], options["rows"], batch_size=options["batch_size"])
     else:

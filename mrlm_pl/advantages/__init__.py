@@ -1,6 +1,7 @@
 """Advantages of one policy as pure functions: per row [B] from rewards in groups, or per token [B, T]."""
 
 from mrlm_pl.advantages.dr_grpo import group_centred_advantages
+from mrlm_pl.advantages.dr_mas import step_normalized_advantages
 from mrlm_pl.advantages.gae import token_gae, transition_gae
 from mrlm_pl.advantages.groups import finite_rewards, singleton_groups, zero_variance_groups
 from mrlm_pl.advantages.grpo import group_normalized_advantages
@@ -11,6 +12,7 @@ from mrlm_pl.advantages.joint import (
     group_scaled_advantages,
     tree_returns,
 )
+from mrlm_pl.advantages.rae import role_conditioned_advantages
 from mrlm_pl.advantages.reinforce import (
     discounted_returns,
     reinforce_plus_plus_baseline,
@@ -47,7 +49,9 @@ __all__ = [
     "reinforce_plus_plus_returns",
     "remax_advantages",
     "rewards_at_last_token",
+    "role_conditioned_advantages",
     "singleton_groups",
+    "step_normalized_advantages",
     "task_moments",
     "task_scaled_advantages",
     "task_standardized_advantages",

@@ -97,7 +97,14 @@ class Algorithm(LightningModule, ABC):
 
     @abstractmethod
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
-        """This piece's share (0-dim) of the update's loss of one policy; see :mod:`mrlm_pl.losses.reduction`."""
+        """This piece's share (0-dim) of the update's loss of one policy; see :mod:`mrlm_pl.losses.reduction`.
+
+        Where the policies have one loss together: the policy's part of what :meth:`combined` makes that loss of.
+        """
+
+    def combined(self, losses: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """This piece's share (0-dim) of the update's loss: the sum of what :meth:`policy_loss` gave for each policy."""
+        return torch.stack([loss.float() for loss in losses.values()]).sum()
 
     def prepare(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
@@ -232,14 +239,17 @@ class Algorithm(LightningModule, ABC):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         self._absent = {name for name in self.policies if name not in batch.totals}
+        losses: dict[str, Tensor] = {}
         shares = []
         # One order on all ranks: the ranks of sharded models go through the layers together. Policies without rows
         # stay in the graph, so that every rank reduces the same gradients.
         for name in self.policies:
             if name in batch.policies:
-                shares.append(self.policy_loss(name, batch.policies[name], batch))
+                losses[name] = self.policy_loss(name, batch.policies[name], batch)
             elif self.policy(name).trained:
                 shares.append(self.idle_loss(name))
+        if losses:
+            shares.append(self.combined(losses, batch))
         loss = torch.stack([share.float() for share in shares]).sum()
         if not bool(torch.isfinite(loss)):
             raise NonFiniteError(
