@@ -8,6 +8,7 @@ from mrlm_pl.algorithms.dpo import DPO
 from mrlm_pl.algorithms.grpo import GRPO
 from mrlm_pl.algorithms.gspo import GSPO
 from mrlm_pl.algorithms.magrpo import MAGRPO
+from mrlm_pl.algorithms.mappo import MAPPO
 from mrlm_pl.algorithms.mareinforce import MAREINFORCE
 from mrlm_pl.algorithms.maremax import MAREMAX
 from mrlm_pl.algorithms.marloo import MARLOO
@@ -27,6 +28,7 @@ __all__ = [
     "GRPO",
     "GSPO",
     "MAGRPO",
+    "MAPPO",
     "MAREINFORCE",
     "MAREMAX",
     "MARLOO",
