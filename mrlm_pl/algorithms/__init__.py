@@ -7,6 +7,7 @@ from mrlm_pl.algorithms.coma import COMA
 from mrlm_pl.algorithms.dpo import DPO
 from mrlm_pl.algorithms.grpo import GRPO
 from mrlm_pl.algorithms.gspo import GSPO
+from mrlm_pl.algorithms.ippo import IPPO
 from mrlm_pl.algorithms.magrpo import MAGRPO
 from mrlm_pl.algorithms.mappo import MAPPO
 from mrlm_pl.algorithms.mareinforce import MAREINFORCE
@@ -27,6 +28,7 @@ __all__ = [
     "DPO",
     "GRPO",
     "GSPO",
+    "IPPO",
     "MAGRPO",
     "MAPPO",
     "MAREINFORCE",

@@ -74,12 +74,14 @@ class JointReader:
             if excess <= 0:
                 return conversation
             kept -= excess
-        raise PolicyError(f"the critic's window of {self.window} tokens has no room for a state; give it a larger model")
+        raise PolicyError(
+            f"the critic's window of {self.window} tokens has no room for a state; give it a larger model"
+        )
 
 
 @dataclass
 class JointStates:
-    """All M states of a collection in the order of (episode, step), the states that episodes were cut short in included.
+    """All M states of a collection by (episode, step), including those that episodes were cut short in.
 
     Attributes:
         batch: rows whose action tokens are the states; the last states of cut episodes are among them.
@@ -182,7 +184,15 @@ def joint_states(
     place, flags = torch.tensor(found.places), torch.tensor(found.flags)
     rewards_paid = torch.tensor(found.rewards, dtype=torch.float32)
     return JointStates(
-        batch, place[:, 0], place[:, 1], flags[:, 0], flags[:, 1], flags[:, 2], rewards_paid, found.keys, reader.shortened
+        batch,
+        place[:, 0],
+        place[:, 1],
+        flags[:, 0],
+        flags[:, 1],
+        flags[:, 2],
+        rewards_paid,
+        found.keys,
+        reader.shortened,
     )
 
 
@@ -204,7 +214,9 @@ def acting_batches(
     batches = {}
     for policy, table in tables.items():
         names = [episodes[number].group for number, _ in table]
-        labels = [prefixes.setdefault((name, row.agent), len(prefixes)) for name, (_, row) in zip(names, table, strict=True)]
+        labels = [
+            prefixes.setdefault((name, row.agent), len(prefixes)) for name, (_, row) in zip(names, table, strict=True)
+        ]
         batch = collate_rows(
             [row for _, row in table],
             [groups[name] for name in names],
