@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import EchoEnvironment
 from mrlm_callbacks import HeldOutEvaluation
 
-from mrlm_pl.algorithms import DPO, GRPO, PPO, SFT
+from mrlm_pl.algorithms import DPO, GRPO, IPPO, MAPPO, PPO, SFT
 from mrlm_pl.data import PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
@@ -81,7 +81,7 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
-    classes = {"grpo": GRPO, "ppo": PPO, "dpo": DPO, "sft": SFT}
+    classes = {"grpo": GRPO, "ppo": PPO, "ippo": IPPO, "mappo": MAPPO, "dpo": DPO, "sft": SFT}
     policies = {
         name: Policy(
             model_folder,
@@ -92,7 +92,10 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
         )
         for name in options.get("policies", ["main"])
     }
-    algorithm = classes[options.get("algorithm", "grpo")](policies, **options.get("model", {}))
+    critics: dict[str, Any] = {}
+    if "critics" in options:
+        critics["critics"] = {name: Policy(model_folder, learning_rate=1e-3) for name in options["critics"]}
+    algorithm = classes[options.get("algorithm", "grpo")](policies, **critics, **options.get("model", {}))
     data: Any
     if options.get("algorithm") == "dpo":
         data = PreferenceDataModule(options["pairs"], options["pairs"], batch_size=options["batch_size"])
