@@ -22,6 +22,19 @@ def check_critic(name: str, critic: Policy) -> None:
         raise ConfigurationError(f"{name} has `trained: false`, but a critic is only of use if it learns; leave it out")
 
 
+def check_reads(name: str, critic: Policy, owner: str, policy: Policy) -> None:
+    """Nothing when a critic can read the token rows of a policy.
+
+    Raises:
+        ConfigurationError: their tokenizers differ.
+    """
+    if critic.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise ConfigurationError(
+            f"{name} has another tokenizer than policy {owner!r}, whose tokens it reads; use a model with the same "
+            "tokenizer, or MAPPO, whose critic reads text"
+        )
+
+
 def critic_groups(name: str, owner: str, critic: Policy, value_learning_rate: float | None) -> list[dict[str, Any]]:
     """The optimizer's groups of a critic: its model and its value head.
 

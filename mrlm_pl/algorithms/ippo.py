@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mrlm_pl.advantages import Moments, masked_moments, whiten
-from mrlm_pl.algorithms.critics import check_critic, critic_groups, critic_loss
+from mrlm_pl.algorithms.critics import check_critic, check_reads, critic_groups, critic_loss
 from mrlm_pl.algorithms.ppo import PPO
 from mrlm_pl.algorithms.rewarded import RewardedRows
 from mrlm_pl.algorithms.team import paid_as_a_team
@@ -87,12 +87,8 @@ class IPPO(PPO):
                 f"critics: {agent!r} {what}; give one to each of {sorted(learning)}, or to none for value heads"
             )
         for agent in sorted(learning):
-            vocabulary = self.policy(self.seat(agent)).tokenizer.get_vocab()
-            if self.agent_critic(agent).tokenizer.get_vocab() != vocabulary:
-                raise ConfigurationError(
-                    f"critics.{agent} has another tokenizer than policy {self.seat(agent)!r}, whose tokens it reads; "
-                    "use a model with the same tokenizer, or MAPPO, whose critic reads text"
-                )
+            seat = self.seat(agent)
+            check_reads(f"critics.{agent}", self.agent_critic(agent), seat, self.policy(seat))
 
     @property
     def learners(self) -> dict[str, Policy]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mrlm_pl.advantages import turn_discounts, whiten
 from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
-from mrlm_pl.algorithms.critics import critic_groups, value_group
+from mrlm_pl.algorithms.critics import check_reads, critic_groups, value_group
 from mrlm_pl.algorithms.kl_controller import KLController
 from mrlm_pl.algorithms.rewarded import RewardedRows, rewarded_rows
 from mrlm_pl.batch import Batch, PolicyBatch
@@ -86,7 +86,7 @@ class PPO(Algorithm):
             decoupled PPO (arXiv 2505.24298); see :class:`mrlm_pl.losses.Correction`.
 
     Raises:
-        ConfigurationError: a value out of range, or a critic for a policy that does not exist.
+        ConfigurationError: a value out of range, a critic for a policy that does not exist, or with another tokenizer.
     """
 
     def __init__(
@@ -120,10 +120,11 @@ class PPO(Algorithm):
     ) -> None:
         super().__init__(policies, seats, schedule, warmup_steps, betas)
         self.refuse_dropout()
-        for name in critics or {}:
+        for name, critic in (critics or {}).items():
             if name not in self.policies or not self.policy(name).trained:
                 trained = [policy for policy in self.policies if self.policy(policy).trained]
                 raise ConfigurationError(f"critics names {name!r}, which is no trained policy; these are {trained}")
+            check_reads(f"critics.{name}", critic, name, self.policy(name))
         ranges = (
             ("gamma", gamma, 0 <= gamma <= 1, "between 0 and 1"),
             ("lam", lam, 0 <= lam <= 1, "between 0 and 1"),

@@ -245,3 +245,5 @@ def test_a_critic_reads_the_tokens_of_its_agent(model_folder: Path) -> None:
     algorithm = IPPO({"main": Policy(str(model_folder))}, critics={"a": critic})
     with pytest.raises(ConfigurationError, match=r"critics\.a has another tokenizer than policy 'main'"):
         algorithm.check_agents(["a"])
+    with pytest.raises(ConfigurationError, match=r"critics\.main has another tokenizer than policy 'main'"):
+        PPO({"main": Policy(str(model_folder))}, critics={"main": critic})
