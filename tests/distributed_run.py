@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import EchoEnvironment
 from mrlm_callbacks import HeldOutEvaluation
 
-from mrlm_pl.algorithms import DPO, GRPO, MADPO, MAGRPO, MAREMAX, PPO, RAE, SFT, DrMAS
+from mrlm_pl.algorithms import DPO, GRPO, IPPO, MADPO, MAGRPO, MAPPO, MAREMAX, PPO, RAE, SFT, DrMAS
 from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
@@ -104,7 +104,7 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
-    known = (GRPO, PPO, DPO, SFT, MAGRPO, MAREMAX, MADPO, RAE, DrMAS)
+    known = (GRPO, PPO, IPPO, MAPPO, DPO, SFT, MAGRPO, MAREMAX, MADPO, RAE, DrMAS)
     classes = {cls.__name__.lower(): cls for cls in known} | {"dr_mas": DrMAS}
     policies = {
         name: Policy(
@@ -116,7 +116,10 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
         )
         for name in options.get("policies", ["main"])
     }
-    algorithm = classes[options.get("algorithm", "grpo")](policies, **options.get("model", {}))
+    critics: dict[str, Any] = {}
+    if "critics" in options:
+        critics["critics"] = {name: Policy(model_folder, learning_rate=1e-3) for name in options["critics"]}
+    algorithm = classes[options.get("algorithm", "grpo")](policies, **critics, **options.get("model", {}))
     data: Any
     if options.get("algorithm") == "dpo":
         data = PreferenceDataModule(options["pairs"], options["pairs"], batch_size=options["batch_size"])

@@ -141,6 +141,27 @@ def test_policies_may_have_rows_on_one_rank_only(strategy: str, lora: bool, laun
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "options",
+    [{"algorithm": "mappo"}, {"algorithm": "ippo", "critics": ["left", "right"]}],
+    ids=["mappo", "ippo"],
+)
+def test_critics_with_rows_of_their_own_add_up(strategy: str, options: dict[str, Any], launch: Any) -> None:
+    """Two groups, one on each rank, each for one of two policies: ranks lack rows of a policy, and of its critic."""
+    options = {**options, "policies": ["left", "right"], "data": {"groups": 2, "iterations": 3, "passes": 2}}
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    assert any("critic" in name for name in gradients(two))
+    names = sorted(path.name for path in (one / "policies").iterdir())
+    assert sum("critic" in name for name in names) == (1 if options["algorithm"] == "mappo" else 2)
+    ids = torch.arange(8, 20)[None]
+    for name in names:
+        got, want = (AutoModelForCausalLM.from_pretrained(run / "policies" / name) for run in (two, one))
+        torch.testing.assert_close(got(ids).logits, want(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("algorithm", ["dpo", "sft"])
 def test_data_files_are_shared_out_to_the_last_row(strategy: str, algorithm: str, launch: Any, tmp_path: Path) -> None:
     pairs = [{"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"} for n in range(9)]

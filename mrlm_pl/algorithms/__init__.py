@@ -8,8 +8,10 @@ from mrlm_pl.algorithms.dpo import DPO
 from mrlm_pl.algorithms.dr_mas import DrMAS
 from mrlm_pl.algorithms.grpo import GRPO
 from mrlm_pl.algorithms.gspo import GSPO
+from mrlm_pl.algorithms.ippo import IPPO
 from mrlm_pl.algorithms.madpo import MADPO
 from mrlm_pl.algorithms.magrpo import MAGRPO
+from mrlm_pl.algorithms.mappo import MAPPO
 from mrlm_pl.algorithms.mareinforce import MAREINFORCE
 from mrlm_pl.algorithms.maremax import MAREMAX
 from mrlm_pl.algorithms.marloo import MARLOO
@@ -29,8 +31,10 @@ __all__ = [
     "DPO",
     "GRPO",
     "GSPO",
+    "IPPO",
     "MADPO",
     "MAGRPO",
+    "MAPPO",
     "MAREINFORCE",
     "MAREMAX",
     "MARLOO",

@@ -100,7 +100,7 @@ class PolicyGradient(Algorithm):
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        """Rows of every policy with their advantages; the arguments are those of :meth:`prepare`."""
+        """Rows of every learner, a policy's with their advantages; the arguments are those of :meth:`prepare`."""
 
     @abstractmethod
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -145,10 +145,12 @@ class PolicyGradient(Algorithm):
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
     ) -> dict[str, PolicyBatch]:
         tables = self.credit(episodes, sampling, greedy)
-        trained = {name: rows.to(self.device) for name, rows in tables.items() if self.policy(name).trained}
+        trained = {name: rows.to(self.device) for name, rows in tables.items() if self.learners[name].trained}
         if self.zero_variance == "exclude":
             self._exclude_without_advantage(trained)
         for name, rows in trained.items():
+            if name not in self.policies:
+                continue  # a critic's rows come with all that its loss needs
             policy = self.policy(name)
             if self.uses_reference and rows.ref_logp is None:
                 rows.ref_logp = policy.reference_logprobs(**rows.inputs())

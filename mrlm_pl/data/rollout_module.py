@@ -146,9 +146,8 @@ class RolloutDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         algorithm = self._algorithm()
-        for environment in self.environments.values():
-            for agent in environment.agents:
-                algorithm.seat(agent)
+        agents = [agent for environment in self.environments.values() for agent in environment.agents]
+        algorithm.check_agents(dict.fromkeys(agents))
         if stage != "fit":
             return
         if self.group_size < algorithm.smallest_group:
@@ -384,7 +383,7 @@ class RolloutDataModule(LightningDataModule):
         algorithm = self._algorithm()
         policies: dict[str, PolicyBatch] = {}
         totals: dict[str, BatchTotals] = {}
-        for name in algorithm.policies:
+        for name in algorithm.learners:
             rows = self._rows.get(name)
             size = torch.zeros(3, dtype=torch.float64)
             if rows is not None:
