@@ -10,27 +10,35 @@ if TYPE_CHECKING:
     from mrlm_environments.code import CodeEnvironment
     from mrlm_environments.coordination import CoordinationGame
     from mrlm_environments.file_system import FileSystem
+    from mrlm_environments.halves import Halves
+    from mrlm_environments.kuhn_poker import KuhnPoker
     from mrlm_environments.math import MathEnvironment
     from mrlm_environments.mcp_tools import McpTools
     from mrlm_environments.sandboxed_tools import PythonRepl, Shell
     from mrlm_environments.shell import ShellEnvironment
     from mrlm_environments.sql import SqlEnvironment
+    from mrlm_environments.tic_tac_toe import TicTacToe
     from mrlm_environments.tools import ToolEnvironment
     from mrlm_environments.web_search import WebSearch
+    from mrlm_environments.word_emission import WordEmission
 
 __all__ = [
     "Calculator",
     "CodeEnvironment",
     "CoordinationGame",
     "FileSystem",
+    "Halves",
+    "KuhnPoker",
     "MathEnvironment",
     "McpTools",
     "PythonRepl",
     "Shell",
     "ShellEnvironment",
     "SqlEnvironment",
+    "TicTacToe",
     "ToolEnvironment",
     "WebSearch",
+    "WordEmission",
 ]
 
 _HOME = {
@@ -38,14 +46,18 @@ _HOME = {
     "CodeEnvironment": "code",
     "CoordinationGame": "coordination",
     "FileSystem": "file_system",
+    "Halves": "halves",
+    "KuhnPoker": "kuhn_poker",
     "MathEnvironment": "math",
     "McpTools": "mcp_tools",
     "PythonRepl": "sandboxed_tools",
     "Shell": "sandboxed_tools",
     "ShellEnvironment": "shell",
     "SqlEnvironment": "sql",
+    "TicTacToe": "tic_tac_toe",
     "ToolEnvironment": "tools",
     "WebSearch": "web_search",
+    "WordEmission": "word_emission",
 }
 
 
