@@ -23,7 +23,7 @@ class WordEmission(Environment):
 
     Args:
         num_agents: agents that speak, ``agent_1`` and so on.
-        words: each task asks for one of them; upper and lower case differ.
+        words: each task asks for one of them; upper and lower case differ. None is the letter ``a``.
 
     Raises:
         ConfigurationError: there is no agent or no word, or a word is empty or has white space.
@@ -33,7 +33,7 @@ class WordEmission(Environment):
     quick = True
 
     def __init__(self, num_agents: int = 2, words: list[str] | None = None) -> None:
-        words = ["on"] if words is None else list(words)
+        words = ["a"] if words is None else list(words)
         if num_agents < 1:
             raise ConfigurationError(f"word_emission: num_agents is {num_agents}; it must be 1 or above")
         if not words or any(not word or word.split() != [word] for word in words):
