@@ -37,9 +37,10 @@ class SelfPlay(Callback, CollectionObserver):
     agents earned more than the opponent's, as much or less.
 
     Logged after each iteration: ``self_play/score`` of its games, ``self_play/opponent`` (number of the snapshot),
-    ``self_play/pool``, ``self_play/elo``, ``self_play/elo_low``, ``self_play/elo_high``, ``self_play/opponent_elo``; and
-    when the anchors were played ``self_play/NAME/score``, ``low``, ``high``, ``wins`` and ``draws`` for each anchor and
-    ``self_play/alarm`` (1 when one was raised). All of it is also in ``RUN/self_play.json``.
+    ``self_play/pool`` (snapshots in it), ``self_play/elo``, ``elo_low``, ``elo_high`` and ``opponent_elo``; and when
+    the anchors were played ``self_play/NAME/score``, ``low``, ``high``, ``wins`` and ``draws`` for each anchor and
+    ``self_play/alarm`` (1 when one was raised). ``RUN/self_play.json`` has the ratings of all snapshots and all scores
+    against anchors, those before training included.
 
     Everything that decides the future is in the checkpoint, the weights of the pool included. With LoRA a snapshot is
     the adapter alone.
@@ -87,11 +88,12 @@ class SelfPlay(Callback, CollectionObserver):
         if stage != "fit":
             return
         algorithm = self._algorithm(trainer)
-        for name, trained in ((self.learner, True), (self.opponent, False)):
-            if name not in algorithm.policies or algorithm.policy(name).trained != trained:
+        known = {name: "trained" if algorithm.policy(name).trained else "frozen" for name in algorithm.policies}
+        for name, kind in ((self.learner, "trained"), (self.opponent, "frozen")):
+            if known.get(name) != kind:
                 raise ConfigurationError(
-                    f"SelfPlay needs a policy {name!r} with `trained: {str(trained).lower()}`; policies are "
-                    f"{ {name: 'trained' if algorithm.policy(name).trained else 'frozen' for name in algorithm.policies} }"
+                    f"SelfPlay needs a {kind} policy {name!r}; policies are {known}; name them with `learner` and "
+                    "`opponent`, and set `trained: false` for the opponent"
                 )
         if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
             raise ConfigurationError(
