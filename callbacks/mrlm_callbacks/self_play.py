@@ -113,6 +113,7 @@ class SelfPlay(Callback, CollectionObserver):
             self.pool.add(INITIAL, weights_of(learner))
             for name, result in self._play_anchors(trainer).items():
                 self.history.append({"iteration": data.iteration, "anchor": name, **result, "alarm": None})
+            self._log_anchors(trainer)
         self._seat_opponent(trainer)
 
     def on_collection(self, trainer: Any, episodes: Sequence[Episode]) -> None:
@@ -137,8 +138,9 @@ class SelfPlay(Callback, CollectionObserver):
         _, opponent = self._drawn
         logged = {"score": self._score, "opponent": float(opponent), "pool": float(len(self.pool.snapshots))}
         last = trainer.max_epochs is not None and data.iteration == trainer.max_epochs * data.iterations
-        if last or data.iteration % self.anchors.every == 0:
-            logged |= self._measure(trainer)
+        measured = last or data.iteration % self.anchors.every == 0
+        if measured:
+            self._measure(trainer)
         ratings = elo_ratings(self.table, zero=str(INITIAL))
         own = ratings.get(self._player(data.iteration - 1))
         if own is not None:
@@ -150,7 +152,7 @@ class SelfPlay(Callback, CollectionObserver):
             self.pool.add(data.iteration, weights_of(self._algorithm(trainer).policy(self.learner)))
         self._score = float("nan")
         self._seat_opponent(trainer)
-        if trainer.is_global_zero and "alarm" in logged:
+        if trainer.is_global_zero and measured:
             self._write(trainer, ratings)
 
     def state_dict(self) -> dict[str, Any]:
@@ -191,10 +193,9 @@ class SelfPlay(Callback, CollectionObserver):
             results[name] = self.anchors.play(trainer, self._data(trainer), list(self._sides), self._game_score)
         return results
 
-    def _measure(self, trainer: Trainer) -> dict[str, float]:
-        """Play the anchors and raise the alarm if need be; the numbers to log."""
+    def _measure(self, trainer: Trainer) -> None:
+        """Play the anchors, and raise the alarm if need be."""
         iteration = self._data(trainer).iteration
-        logged = {"alarm": 0.0}
         for name, result in self._play_anchors(trainer).items():
             score, games = result["score"], int(result["games"])
             before = [row["score"] for row in self.history if row["anchor"] == name]
@@ -202,11 +203,22 @@ class SelfPlay(Callback, CollectionObserver):
             self.history.append({"iteration": iteration, "anchor": name, **result, "alarm": reason})
             player = str(INITIAL) if name == "initial" else f"anchor {name}"
             self.table.add(self._player(iteration - 1), player, score * games, games)
-            logged |= {f"{name}/{key}": value for key, value in result.items() if key != "games"}
             if reason is not None:
-                logged["alarm"] = 1.0
                 self._raise_alarm(trainer, name, reason)
-        return logged
+        self._log_anchors(trainer)
+
+    def _log_anchors(self, trainer: Trainer) -> None:
+        """Log the latest scores against the anchors, in the row of the update before.
+
+        Straight to the loggers: what is logged through the module is repeated in each later row.
+        """
+        latest = [row for row in self.history if row["iteration"] == self.history[-1]["iteration"]]
+        metrics = {"self_play/alarm": float(any(row["alarm"] is not None for row in latest))}
+        for row in latest:
+            for key in ("score", "low", "high", "wins", "draws"):
+                metrics[f"self_play/{row['anchor']}/{key}"] = row[key]
+        for log in trainer.loggers:
+            log.log_metrics(metrics, step=max(trainer.global_step - 1, 0))
 
     def _raise_alarm(self, trainer: Trainer, anchor: str, reason: str) -> None:
         iteration = self._data(trainer).iteration
