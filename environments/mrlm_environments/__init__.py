@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from mrlm_environments.coordination import CoordinationGame
     from mrlm_environments.debate import DebateEnvironment
     from mrlm_environments.file_system import FileSystem
+    from mrlm_environments.halves import Halves
+    from mrlm_environments.kuhn_poker import KuhnPoker
     from mrlm_environments.language_model_judge import LanguageModelJudge
     from mrlm_environments.length_ratio import LengthRatioGame
     from mrlm_environments.math import MathEnvironment
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
     from mrlm_environments.shell import ShellEnvironment
     from mrlm_environments.sql import SqlEnvironment
     from mrlm_environments.text_generators import ChatEndpoint, ServedPolicy
+    from mrlm_environments.tic_tac_toe import TicTacToe
     from mrlm_environments.tools import ToolEnvironment
     from mrlm_environments.web_search import WebSearch
+    from mrlm_environments.word_emission import WordEmission
     from mrlm_environments.writing import WritingEnvironment
 
 __all__ = [
@@ -36,6 +40,8 @@ __all__ = [
     "CoordinationGame",
     "DebateEnvironment",
     "FileSystem",
+    "Halves",
+    "KuhnPoker",
     "LanguageModelJudge",
     "LengthRatioGame",
     "MathEnvironment",
@@ -48,8 +54,10 @@ __all__ = [
     "Shell",
     "ShellEnvironment",
     "SqlEnvironment",
+    "TicTacToe",
     "ToolEnvironment",
     "WebSearch",
+    "WordEmission",
     "WritingEnvironment",
 ]
 
@@ -64,6 +72,8 @@ _HOME = {
     "FileSystem": "file_system",
     "LengthRatioGame": "length_ratio",
     "LanguageModelJudge": "language_model_judge",
+    "Halves": "halves",
+    "KuhnPoker": "kuhn_poker",
     "MathEnvironment": "math",
     "McpTools": "mcp_tools",
     "PythonRepl": "sandboxed_tools",
@@ -74,9 +84,11 @@ _HOME = {
     "Shell": "sandboxed_tools",
     "ShellEnvironment": "shell",
     "SqlEnvironment": "sql",
+    "TicTacToe": "tic_tac_toe",
     "ToolEnvironment": "tools",
     "WebSearch": "web_search",
     "WritingEnvironment": "writing",
+    "WordEmission": "word_emission",
 }
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.data.collection import CollectionSums, without_signal
+from mrlm_pl.data.collection_observer import show_collection
 from mrlm_pl.data.episode_batch import EpisodeBatch
 from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.data.task_stream import TaskStream
@@ -316,6 +317,7 @@ class RolloutDataModule(LightningDataModule):
         if self.resample_rounds:
             measured.sums["rollout/resampled_groups"] = float(len({episode.group for episode in replaced}))
         self._metrics = self._over_ranks(measured).metrics() | algorithm.take_prepared_metrics()
+        show_collection(self._trainer(), [*episodes, *replaced])
         return rows
 
     def _over_ranks(self, measured: CollectionSums) -> CollectionSums:
