@@ -84,6 +84,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     trainer.fit(algorithm, data)
     whole = {name: weights(algorithm.policy(name)) for name in algorithm.policies}
     report = (Path(trainer.default_root_dir) / "self_play.json").read_text()
+    scores = callback.pool.scores
     assert json.loads(report)["anchors"][-1]["iteration"] == 5
     for step in (3, 8):
         algorithm, data, callback = duel(**options)
@@ -93,6 +94,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         for name, values in whole.items():
             assert same(values, weights(algorithm.policy(name))), (step, name)
         assert (Path(trainer.default_root_dir) / "self_play.json").read_text() == report
+        assert callback.pool.scores == scores
 
 
 def test_what_is_logged_agrees_with_the_report(duel: Any, quiet_trainer: Any, tmp_path: Path) -> None:
