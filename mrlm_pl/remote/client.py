@@ -66,9 +66,10 @@ class RemoteEnvironment(Environment):
         tls_key: PEM file of its key.
         open_seconds: how long to try for a server that opens a session.
         step_seconds: how long to wait for the answer to a step.
+        message_mb: size of the largest message, in MiB; the server's counts where it is smaller.
 
     Raises:
-        ConfigurationError: no address is given, or one is not ``HOST:PORT``.
+        ConfigurationError: no address is given, or one is not ``HOST:PORT``; a number is out of range.
     """
 
     def __init__(
@@ -82,18 +83,15 @@ class RemoteEnvironment(Environment):
         tls_key: str | None = None,
         open_seconds: float = 60.0,
         step_seconds: float = 90.0,
+        message_mb: int = 16,
     ) -> None:
         targets = [address] if isinstance(address, str) else list(address)
-        for target in targets or [""]:
-            host, colon, port = target.rpartition(":")
-            if not (host and colon and port.isdigit()):
-                raise ConfigurationError(f"remote: the address {target!r} is not HOST:PORT, such as 127.0.0.1:50051")
         if not (open_seconds > 0 and step_seconds > 0):
             raise ConfigurationError(
                 f"remote: open_seconds is {open_seconds} and step_seconds {step_seconds}; both must be above 0"
             )
         identity = Identity(tls_certificate, tls_key, tls_authority)
-        self.addresses = tuple(Address(target, token_file, identity) for target in targets)
+        self.addresses = tuple(Address(target, token_file, identity, message_mb) for target in targets or [""])
         self.name, self.settings = name, dict(settings or {})
         self.open_seconds, self.step_seconds = open_seconds, step_seconds
         self._described: tuple[str, ...] | None = None

@@ -83,7 +83,7 @@ class ControllerService(EnvironmentService):
         self.live: dict[str, Worker] = {}
         self._leaving: list[asyncio.Task[None]] = []
         self._started = time.monotonic()
-        self._way = Address("", token_file, identity, limits.message_mb)
+        self._way = Address("worker:1", token_file, identity, limits.message_mb)
 
     async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
         """A session on the least loaded worker that takes it."""
