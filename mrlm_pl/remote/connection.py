@@ -112,7 +112,7 @@ class Connection:
             ("grpc.keepalive_timeout_ms", 15_000),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.initial_reconnect_backoff_ms", 50),
-            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 1000),  # the time for a connection: three round trips with TLS
             ("grpc.max_reconnect_backoff_ms", 500),
             ("grpc.use_local_subchannel_pool", 1),
         ]
@@ -153,25 +153,25 @@ class Connection:
         finally:
             self._pending.pop(operation.id, None)
 
-    async def unary(self, method: str, request: Any, timeout: float) -> Any:
-        """The reply of a method outside of the stream; the server is waited for.
+    async def unary(self, method: str, request: Any, timeout: float, wait: bool = True) -> Any:
+        """The reply of a method outside of the stream; with ``wait`` a server that cannot be reached is waited for.
 
         Raises:
             StatusError: as for :meth:`operation`.
         """
-        return await self._called(getattr(self._stub, method), request, timeout)
+        return await self._called(getattr(self._stub, method), request, timeout, wait)
 
-    async def policy(self, method: str, request: Any, timeout: float) -> Any:
+    async def policy(self, method: str, request: Any, timeout: float, wait: bool = True) -> Any:
         """The reply of a method of the policy service.
 
         Raises:
             StatusError: as for :meth:`operation`.
         """
-        return await self._called(getattr(self._policies, method), request, timeout)
+        return await self._called(getattr(self._policies, method), request, timeout, wait)
 
-    async def _called(self, call: Any, request: Any, timeout: float) -> Any:
+    async def _called(self, call: Any, request: Any, timeout: float, wait: bool) -> Any:
         try:
-            return await call(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
+            return await call(request, timeout=timeout, metadata=self._metadata, wait_for_ready=wait)
         except grpc.aio.AioRpcError as error:
             text = f"{self.address.target}: {error.details()}"
             raise StatusError(error.code(), text) from error

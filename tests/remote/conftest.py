@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.event_loop import EventLoopThread
+from mrlm_pl.remote import addresses
 from mrlm_pl.remote.server import Endpoint, EnvironmentServer
 from mrlm_pl.remote.service import Limits
 
@@ -22,6 +23,7 @@ from remote_servers import Scripted, Served, offer
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
     """Starts servers: options are those of ``EnvironmentServer``, ``Limits`` and ``Endpoint``, and ``offer``."""
     monkeypatch.delenv("MRLM_TOKEN", raising=False)
+    addresses._gone.clear()  # a port may come again
     Scripted.gate = threading.Event()
     Scripted.steps, Scripted.closed, Scripted.made = [], [], 0
     started: list[Served] = []
