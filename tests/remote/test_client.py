@@ -232,9 +232,12 @@ def test_an_environment_that_is_dropped_ends_its_session(served: Served) -> None
     playing = begun(remote(served))
     asyncio.run(playing.reset(TASK))  # type: ignore[arg-type]
     eventually(lambda: served.live == 1)
+    assert served.server.service.sessions.opened_total == 2, "the second reset ended the first session"
     del playing
     gc.collect()
     eventually(lambda: served.live == 0)
+    assert len(Scripted.closed) == 2, "both environments were closed"
+    assert served.server.service.expired_total == 0, "and no lease had to run out"
 
 
 def test_a_forked_process_does_not_end_its_parents_sessions(served: Served) -> None:
