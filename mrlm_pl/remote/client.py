@@ -38,7 +38,7 @@ from mrlm_pl.remote.connection import (
     connection,
     submit,
 )
-from mrlm_pl.remote.security import Identity
+from mrlm_pl.remote.security import Identity, read_token
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,8 @@ class RemoteEnvironment(Environment):
         message_mb: size of the largest message, in MiB; the server's counts where it is smaller.
 
     Raises:
-        ConfigurationError: no address is given, or one is not ``HOST:PORT``; a number is out of range.
+        ConfigurationError: no address is given, or one is not ``HOST:PORT``; a number is out of range; a file cannot be
+            read.
     """
 
     def __init__(
@@ -94,6 +95,8 @@ class RemoteEnvironment(Environment):
                 f"remote: open_seconds is {open_seconds} and step_seconds {step_seconds}; both must be above 0"
             )
         identity = Identity(tls_certificate, tls_key, tls_authority)
+        identity.for_client()  # a mistake is told now
+        read_token(token_file)
         self.addresses = tuple(Address(target, token_file, identity, message_mb) for target in targets or [""])
         self.name, self.settings = name, dict(settings or {})
         self.open_seconds, self.step_seconds = open_seconds, step_seconds

@@ -41,7 +41,8 @@ CONTROLLER_SECONDS = 20.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 GOODBYE_SECONDS = 2.0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_FINAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
+FINAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
+"""Statuses that asking again does not change."""
 
 
 class StatusError(Exception):
@@ -226,7 +227,7 @@ class Connection:
             except Exception as error:  # a server that talks nonsense makes the library raise all kinds of errors
                 problem = StatusError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
             broken = broken or (time.monotonic() if answered else started)
-            if problem.code in _FINAL or time.monotonic() - broken + pause > self.patience:
+            if problem.code in FINAL or time.monotonic() - broken + pause > self.patience:
                 self._fail(problem.code, f"{self.address.target}: {problem.text}")
                 broken = None
                 continue
