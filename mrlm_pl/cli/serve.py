@@ -105,9 +105,10 @@ def _policy_service(models: dict[str, str], device: str) -> Any:
     from mrlm_pl.policy import Policy
     from mrlm_pl.remote.policy_service import PolicyService
 
-    engine = InProcessEngine()
+    engine, vocabularies = InProcessEngine(), {}
     for name, model in models.items():
         policy = Policy(model=model)
+        vocabularies[name] = policy.vocabulary_digest
         policy.load()
         try:
             policy.model.to(device).eval()
@@ -115,7 +116,7 @@ def _policy_service(models: dict[str, str], device: str) -> Any:
             raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
         engine.load(name, policy.model, 0)
         logger.info("policy %s: %s on %s", name, model, device)
-    return PolicyService(engine, models)
+    return PolicyService(engine, models, vocabularies)
 
 
 def serve_parser() -> CommandParser:
