@@ -122,7 +122,7 @@ class Policy(nn.Module):
         return int(getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
 
     def load(self, *, reference: bool = False, name: str = "main", bases: dict[Any, Any] | None = None) -> None:
-        """Read the weights, once, unless a server has them; with ``reference`` also a frozen copy, never trained or saved.
+        """Read the weights, once, unless a server has them; with ``reference`` also a frozen copy, which is not saved.
 
         Args:
             reference: whether the log-probabilities of the initial weights will be asked for. With adapters no copy is

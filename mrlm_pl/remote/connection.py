@@ -196,13 +196,15 @@ class Connection:
         """Keep it no longer."""
         self.leases.pop(session, None)
 
-    async def close(self) -> None:
-        """End the connection; what is unanswered fails."""
+    async def close(self, gone: str = "") -> None:
+        """End the connection; what is unanswered fails, as UNAVAILABLE if the other end is ``gone``: it says how."""
         for task in (self._runner, self._keeper):
             if task is not None:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
+        if gone:
+            self._fail(grpc.StatusCode.UNAVAILABLE, gone)
         self._fail(grpc.StatusCode.CANCELLED, "the connection was closed")
         await self._channel.close()
 

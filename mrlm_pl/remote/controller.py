@@ -151,7 +151,8 @@ class ControllerService(EnvironmentService):
                     del self.live[worker.report.worker]
                 logger.info("worker %s at %s is gone", worker.report.worker, worker.report.address)
                 # Not awaited here: this stream may be under cancellation, and the connection is to be closed for sure.
-                self._leaving.append(asyncio.ensure_future(worker.connection.close()))
+                closing = worker.connection.close(f"the worker at {worker.report.address} is gone")
+                self._leaving.append(asyncio.ensure_future(closing))
 
     async def leave(self) -> None:
         """Close the connections to all workers."""

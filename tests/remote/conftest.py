@@ -16,7 +16,7 @@ from mrlm_pl.remote.server import Endpoint, EnvironmentServer
 from mrlm_pl.remote.service import Limits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from remote_servers import Scripted, Served, offer
+from remote_servers import Scripted, Served, ServerProcess, offer
 
 
 @pytest.fixture
@@ -52,3 +52,17 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
 def served(serve: Callable[..., Served]) -> Served:
     """A server with the environments of this file."""
     return serve()
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers in processes."""
+    started: list[ServerProcess] = []
+
+    def start(*arguments: Any, **options: Any) -> ServerProcess:
+        started.append(ServerProcess(*arguments, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.end()
