@@ -57,6 +57,7 @@ class Policy(nn.Module):
 
     Raises:
         PolicyError: there is no such model, it has no tokenizer, or a value is out of range.
+        ConfigurationError: ``served_by`` is not ``HOST:PORT``.
     """
 
     def __init__(
@@ -89,6 +90,10 @@ class Policy(nn.Module):
                 f"policy {model!r} is served by {served_by}, which has its weights; set `trained: false` and leave out "
                 "random_init_seed"
             )
+        if served_by is not None:
+            from mrlm_pl.remote.connection import Address
+
+            Address(served_by)  # a mistake is told now
         self.served_by = served_by
         self.max_forward_tokens, self.lora, self.gradient_checkpointing = (
             max_forward_tokens,

@@ -98,6 +98,8 @@ def test_a_run_is_the_same_wherever_its_partner_generates(partner: Any, tmp_path
     assert main(arguments(tmp_path / "here", 3, None)) == 0
     assert weights(tmp_path / "there") == weights(tmp_path / "here")
     assert not (tmp_path / "there/policies/partner").exists()
+    played = ["--environment", "coordination", "--num-episodes", "4", "--output", str(tmp_path / "report.json")]
+    assert main(["eval", "--model", str(tmp_path / "there"), *played]) == 0, "it reads the partner's weights itself"
 
 
 def test_no_weights_are_read_here() -> None:
@@ -128,7 +130,7 @@ def test_what_the_server_has_is_checked_first(partner: Any, monkeypatch: pytest.
     ):
         with_served(engine, served_policy(partner(vocabulary="of another").target))
     with pytest.raises(ConfigurationError, match="'here' is not HOST:PORT"):
-        with_served(engine, served_policy("here"))
+        served_policy("here")
     monkeypatch.setattr(served_policies, "ANSWER_SECONDS", 0.7)
     with pytest.raises(RemoteError, match=r"at 127.0.0.1:9 did not answer within 0\.7 s; start their server again"):
         with_served(engine, served_policy("127.0.0.1:9"))

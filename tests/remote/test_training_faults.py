@@ -140,3 +140,17 @@ def test_a_controller_that_is_killed_and_started_again(tmp_path: Path, process: 
         reached(run, tmp_path / "run", 4 * (kills + 2))
     finished(run)
     assert cost(tmp_path / "run") == (0, 0)
+
+
+def test_a_server_that_stands_still_for_a_while(tmp_path: Path, process: Any, runs: Any) -> None:
+    server = serve_math(process)
+    run = begun(runs, tmp_path / "run", on(server.target))
+    server.send(signal.SIGSTOP)
+    time.sleep(1.0)  # what was under way is done
+    still = collections(tmp_path / "run")
+    time.sleep(5.0)
+    assert run.poll() is None
+    assert collections(tmp_path / "run") == still, "it waits"
+    server.send(signal.SIGCONT)
+    finished(run)
+    assert cost(tmp_path / "run") == (0, 0)
