@@ -23,9 +23,10 @@ from mrlm_pl.cli.plugins import environments_by_name, import_environment
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
+from mrlm_pl.play import EpisodeSpec, Seat
 from mrlm_pl.policy import Policy
 from mrlm_pl.remote import RemoteEnvironment
-from mrlm_pl.rollout import EpisodePlayer, EpisodeSpec, Seat
+from mrlm_pl.rollout import EpisodePlayer
 
 
 def specs(environment: Environment, groups: int, group_size: int) -> list[EpisodeSpec]:

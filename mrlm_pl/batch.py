@@ -123,8 +123,8 @@ class Batch:
     """What one training step receives: rows by policy, a piece of one optimizer update.
 
     Attributes:
-        policies: the rows of each policy in this piece; a policy without rows is left out.
-        totals: size of the whole update by policy, over all pieces and ranks; it names every policy of the update.
+        policies: the rows of each policy, or critic with rows of its own, in this piece; one without rows is left out.
+        totals: size of the whole update by policy, over all pieces and ranks; it names all that have rows in it.
         pieces: how many pieces (accumulation steps times ranks) make up the update.
         metrics: numbers about the collection, on its first piece only.
     """

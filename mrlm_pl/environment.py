@@ -200,11 +200,14 @@ class Environment(ABC):
         agents: the agents that take part, in a fixed order.
         quick: ``step`` takes well under a millisecond whatever the agents say, and waits for nothing. A server then
             calls it without a thread, which takes half the time, and without a deadline.
+        forks: :meth:`copy` in the middle of an episode gives an instance that goes on from there by itself. A turn tree
+            plays the earlier turns again in environments that hold more than plain values (processes, connections).
     """
 
     name: str
     agents: tuple[str, ...] = ("agent",)
     quick: bool = False
+    forks: bool = False
 
     @abstractmethod
     def reset(self, task: Task) -> Observations:
@@ -285,7 +288,7 @@ class TurnOrder:
                 f"step received actions of {sorted(actions)}, but due are {list(self.due)}",
                 "pass exactly one message for each agent that received an observation",
             )
-        self._acted |= self._due
+        self._acted = self._acted | self._due  # a new set: an episode that forks has a copy of this order
 
     def stepped(self, step: Step) -> None:
         """Take note of what ``step`` returned.

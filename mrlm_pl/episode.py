@@ -120,6 +120,9 @@ class Turn:
         policy: name of the weights that decided.
         version: their version, counted in optimizer steps.
         engine: the engine that sampled.
+        node: the state of the turn tree that it was decided in; empty where a state has one decision of each agent.
+        sample: which of the decisions that the agent was asked for in this state. Turns of several episodes with the
+            same group, node, agent and sample are one and the same decision.
     """
 
     agent: str
@@ -132,6 +135,8 @@ class Turn:
     policy: str
     version: int
     engine: str
+    node: str = ""
+    sample: int = 0
 
 
 @dataclass(frozen=True)
@@ -191,6 +196,7 @@ class Episode:
         truncated: True when a limit cut it short, so that the state it ended in still had value.
         success: whether the task was solved, or None where the environment does not say.
         metrics: named numbers of the environment, for the log.
+        step_rewards: what each agent was paid at each step of the environment, whenever it had decided.
         error: the failure that ended it, or None. A failed episode is counted and never enters the loss.
         attempts: how many times it was started.
         row_restarts: how many times a chat template rewrote history, so that a new row was begun.
@@ -207,6 +213,7 @@ class Episode:
     truncated: bool = False
     success: bool | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    step_rewards: tuple[Mapping[str, float], ...] = ()
     error: str | None = None
     attempts: int = 1
     row_restarts: int = 0
@@ -273,6 +280,7 @@ class Episode:
             )
         values = dict(data)
         values["task"] = Task(**data["task"])
+        values["step_rewards"] = tuple(data.get("step_rewards", ()))
         values["trajectories"] = {
             agent: tuple(_trajectory_from_dict(row) for row in rows) for agent, rows in data["trajectories"].items()
         }

@@ -12,7 +12,8 @@ from typing import Any
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import ConfigurationError, RolloutError
-from mrlm_pl.rollout import EpisodePlayer, EpisodeSpec
+from mrlm_pl.play import EpisodeSpec
+from mrlm_pl.rollout import EpisodePlayer
 from mrlm_pl.seeding import derive_seed, keyed_random
 
 Z95 = 1.959963984540054
@@ -161,8 +162,13 @@ def judged_successes(episodes: Sequence[Episode]) -> list[bool]:
 
     An episode that a limit cut short before its environment could judge it is a failure.
     """
-    judging = {episode.task.environment for episode in episodes if episode.success is not None}
+    judging = judging_environments(episodes)
     return [bool(episode.success) for episode in episodes if episode.task.environment in judging]
+
+
+def judging_environments(episodes: Sequence[Episode]) -> set[str]:
+    """Names of the environments that said of at least one episode whether it succeeded."""
+    return {episode.task.environment for episode in episodes if episode.success is not None}
 
 
 def problem_of(task: Task) -> str:

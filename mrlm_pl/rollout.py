@@ -10,175 +10,26 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
-from mrlm_pl.environment import Environment, Observations, Step, TurnOrder
-from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
+from mrlm_pl.engines.base import Engine, SampleRequest
+from mrlm_pl.environment import Environment, Observations
+from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, PolicyError
 from mrlm_pl.event_loop import EventLoopThread
 from mrlm_pl.hosting import STARTUP_SECONDS, EnvironmentHosts
-from mrlm_pl.policy.chat import ChatFormat, Conversation
+from mrlm_pl.play import EpisodeSpec, Play, Seat
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.stepping import Call, EnvironmentCaller
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 # A NaN reward would poison the weights and a chat template that fails would fail for ever: these stop the run.
 _FATAL = (NonFiniteError, PolicyError)
-
-
-@dataclass(frozen=True)
-class Seat:
-    """Who decides for an agent, and how.
-
-    Args:
-        policy: name of the weights.
-        chat: the policy's chat format.
-        sampling: the distribution that turns are drawn from.
-        context_window: tokens that fit into the policy's context.
-    """
-
-    policy: str
-    chat: ChatFormat
-    sampling: Sampling
-    context_window: int
-
-
-@dataclass(frozen=True)
-class EpisodeSpec:
-    """An episode to be played: its identity in the run and the seed of all its sampling."""
-
-    id: str
-    task: Task
-    group: str
-    seed: int
-    iteration: int = -1
-
-
-@dataclass
-class _TurnDraft:
-    agent: str
-    index: int
-    row: int
-    start: int
-    stop: int
-    sample: Sample
-    components: dict[str, float] = field(default_factory=dict)
-    reward: float = 0.0
-
-
-class _Play:
-    """One episode under way."""
-
-    def __init__(self, spec: EpisodeSpec, environment: Environment, attempt: int) -> None:
-        self.spec, self.environment, self.attempt = spec, environment, attempt
-        self.order = TurnOrder(environment.name, environment.agents)
-        self.conversations: dict[str, Conversation] = {}
-        self.turns: list[_TurnDraft] = []
-        self.steps = 0
-        self.actions: dict[str, Message] = {}
-        self.stop_reason, self.truncated = "", False
-        self.success: bool | None = None
-        self.metrics: dict[str, float] = {}
-        self.error: str | None = None
-        self.generate_seconds = self.environment_seconds = 0.0
-
-    @property
-    def over(self) -> bool:
-        return bool(self.stop_reason) or self.error is not None
-
-    def observe(self, observations: Observations, seats: Mapping[str, Seat]) -> None:
-        for agent, messages in observations.items():
-            if agent not in self.conversations:
-                tools = [tool.to_chat() for tool in self.environment.tools(agent)]
-                self.conversations[agent] = Conversation(seats[agent].chat, tools)
-            self.conversations[agent].observe(messages)
-
-    def record(self, agent: str, sample: Sample) -> None:
-        conversation = self.conversations[agent]
-        start = len(conversation.row.token_ids)
-        self.actions[agent] = conversation.act(sample.token_ids, sample.logprobs)
-        stop = len(conversation.row.token_ids)
-        self.turns.append(_TurnDraft(agent, self.steps, len(conversation.rows) - 1, start, stop, sample))
-
-    def take(self, step: Step, seats: Mapping[str, Seat]) -> None:
-        """Book a step's rewards on each agent's latest turn and hand out its observations."""
-        self.order.stepped(step)
-        latest = {turn.agent: turn for turn in self.turns}
-        for agent, reward in step.rewards.items():
-            if agent in latest:
-                parts = step.components.get(agent) or {"reward": reward}
-                latest[agent].reward += reward
-                for name, value in parts.items():
-                    latest[agent].components[name] = latest[agent].components.get(name, 0.0) + value
-        self.metrics.update(step.metrics)
-        self.steps += 1
-        self.actions = {}
-        if step.done:
-            self.stop_reason, self.truncated, self.success = step.stop_reason, step.truncated, step.success
-        else:
-            self.observe(step.observations, seats)
-
-    def cut(self, reason: str) -> None:
-        self.stop_reason, self.truncated = reason, True
-
-    def episode(self, seats: Mapping[str, Seat]) -> Episode:
-        trajectories: dict[str, tuple[Trajectory, ...]] = {}
-        for agent in self.environment.agents:
-            if agent in self.conversations and any(turn.agent == agent for turn in self.turns):
-                trajectories[agent] = self._rows(agent, seats[agent])
-        return Episode(
-            id=self.spec.id,
-            task=self.spec.task,
-            group=self.spec.group,
-            seed=self.spec.seed,
-            iteration=self.spec.iteration,
-            trajectories=trajectories,
-            stop_reason=self.stop_reason if self.error is None else "error",
-            truncated=self.truncated,
-            success=self.success,
-            metrics=dict(self.metrics),
-            error=self.error,
-            attempts=self.attempt,
-            row_restarts=sum(conversation.restarts for conversation in self.conversations.values()),
-            timings={"generate": self.generate_seconds, "environment": self.environment_seconds},
-        )
-
-    def _rows(self, agent: str, seat: Seat) -> tuple[Trajectory, ...]:
-        rows = []
-        for number, row in enumerate(self.conversations[agent].rows):
-            turns = tuple(
-                Turn(
-                    agent=agent,
-                    index=turn.index,
-                    start=turn.start,
-                    stop=turn.stop,
-                    reward=turn.reward,
-                    components=turn.components,
-                    finish_reason=turn.sample.finish_reason,
-                    policy=seat.policy,
-                    version=turn.sample.version,
-                    engine=turn.sample.engine,
-                )
-                for turn in self.turns
-                if turn.agent == agent and turn.row == number
-            )
-            rows.append(
-                Trajectory(
-                    agent=agent,
-                    policy=seat.policy,
-                    token_ids=tuple(row.token_ids),
-                    action_mask=tuple(row.action_mask),
-                    logprobs=tuple(row.logprobs),
-                    turns=turns,
-                    messages=tuple(row.messages),
-                )
-            )
-        return tuple(rows)
 
 
 class EpisodePlayer:
@@ -243,12 +94,16 @@ class EpisodePlayer:
 
     def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
         """:meth:`play` on an event loop of the player's own, while the calling thread computes for the engine."""
+        return self.run_blocking(lambda: self.play(specs))
+
+    def run_blocking(self, play: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of a coroutine on the player's loop, while the calling thread computes for the engine."""
         if self._loop is None:
             self._loop = EventLoopThread()
-        loop, started = self._loop, list[Future[list[Episode]]]()
+        loop, started = self._loop, list[Future[T]]()
 
-        def start() -> Future[list[Episode]]:
-            started.append(loop.submit(self.play(specs)))
+        def start() -> Future[T]:
+            started.append(loop.submit(play()))
             return started[0]
 
         try:
@@ -260,23 +115,23 @@ class EpisodePlayer:
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
         """One finished record per spec, in order; failures are records with ``error`` set."""
-        plays = [self._start(spec, attempt=1) for spec in specs]
+        plays = [self.start(spec, attempt=1) for spec in specs]
         fresh = list(range(len(plays)))
         while fresh or any(not play.over for play in plays):
-            await self._reset([plays[index] for index in fresh])
-            waiting = [play for play in plays if not play.over]
+            await self.reset([plays[index] for index in fresh])
+            waiting = self.still_playing(plays)
             await self._decide(waiting)
-            await self._step([play for play in waiting if not play.over])
+            await self.step(waiting)
             fresh = []
             for index, play in enumerate(plays):
                 if play.over and play.error is not None and play.attempt <= self.retries:
-                    self._finish(play)
-                    plays[index] = self._start(play.spec, play.attempt + 1)
+                    self.finish(play)
+                    plays[index] = self.start(play.spec, play.attempt + 1)
                     fresh.append(index)
-            await self._close_broken()
+            await self.close_broken()
         for play in plays:
-            self._finish(play)
-        await self._close_broken()
+            self.finish(play)
+        await self.close_broken()
         return [play.episode(self.seats) for play in plays]
 
     def close(self) -> None:
@@ -292,22 +147,31 @@ class EpisodePlayer:
                     stack.callback(environment.close)
                 self._idle[name] = []
 
-    def _start(self, spec: EpisodeSpec, attempt: int) -> _Play:
+    # The parts of a play, also for those who put them together in another way.
+
+    def start(self, spec: EpisodeSpec, attempt: int) -> Play:
+        """A play with an environment of its own, before its reset."""
         name = spec.task.environment
         if name not in self.environments:
             raise ConfigurationError(f"task {spec.task.key!r} is of an environment that this run does not have")
-        idle = self._idle[name]
-        return _Play(spec, idle.pop() if idle else self.environments[name].copy(), attempt)
+        return Play(spec, self.idle_environment(name), attempt)
 
-    def _finish(self, play: _Play) -> None:
-        self.engine.release(f"{play.spec.id}/")
+    def idle_environment(self, name: str) -> Environment:
+        """An instance that plays no episode."""
+        idle = self._idle[name]
+        return idle.pop() if idle else self.environments[name].copy()
+
+    def finish(self, play: Play) -> None:
+        """Take back what a play that is over has held."""
+        self.engine.release(f"{play.id}/")
         # An instance that failed may be in any state (or still be held by a stuck call): it is not used again.
         if play.error is None:
             self._idle[play.spec.task.environment].append(play.environment)
         else:
             self._broken.append(play.environment)
 
-    async def _close_broken(self) -> None:
+    async def close_broken(self) -> None:
+        """Close the environments of failed plays."""
         broken, self._broken = self._broken, []
         for environment, result in zip(
             broken, await self.caller.run([Call(environment.close, ()) for environment in broken]), strict=True
@@ -315,7 +179,8 @@ class EpisodePlayer:
             if result.error is not None:
                 logger.warning("closing a failed %r environment: %s", environment.name, result.error)
 
-    async def _reset(self, plays: Sequence[_Play]) -> None:
+    async def reset(self, plays: Sequence[Play]) -> None:
+        """Begin plays that were started; what fails has its ``error`` set."""
         calls = [Call(play.environment.reset, (play.spec.task,)) for play in plays]
         for play, result in zip(plays, await self.caller.run(calls), strict=True):
             play.environment_seconds += result.seconds
@@ -328,33 +193,38 @@ class EpisodePlayer:
             except Exception as error:  # any other fault of an environment becomes a record
                 play.error = _describe(error, play, "reset")
 
-    async def _decide(self, plays: Sequence[_Play]) -> None:
-        """Sample every decision that is due, in one engine call."""
-        requests: list[SampleRequest] = []
-        owners: list[tuple[_Play, str]] = []
+    def still_playing(self, plays: Sequence[Play]) -> list[Play]:
+        """The plays that wait for decisions; those that have reached a limit are cut."""
         for play in plays:
+            if play.over:
+                continue
             if play.steps >= self.max_turns:
                 play.cut("turn_limit")
-                continue
-            due = [(agent, play.conversations[agent].row.token_ids) for agent in play.order.due]
-            if any(len(context) >= self.seats[agent].context_window for agent, context in due):
+            elif any(
+                len(play.conversations[agent].row.token_ids) >= self.seats[agent].context_window
+                for agent in play.order.due
+            ):
                 play.cut("context_window")
-                continue
-            for agent, context in due:
-                seat = self.seats[agent]
-                requests.append(
-                    SampleRequest(
-                        token_ids=tuple(context),
-                        policy=seat.policy,
-                        seed=derive_seed("turn", play.spec.seed, agent, play.steps),
-                        sampling=seat.sampling,
-                        stop_ids=seat.chat.stop_ids,
-                        session=f"{play.spec.id}/{agent}",
-                    )
-                )
-                owners.append((play, agent))
-        if not requests:
+        return [play for play in plays if not play.over]
+
+    def request(self, play: Play, agent: str, *branch: int | str, session: str = "") -> SampleRequest:
+        """What the engine is asked for an agent's next decision; ``branch`` is part of what its seed depends on."""
+        seat = self.seats[agent]
+        return SampleRequest(
+            token_ids=tuple(play.conversations[agent].row.token_ids),
+            policy=seat.policy,
+            seed=derive_seed("turn", play.spec.seed, agent, play.steps, *branch),
+            sampling=seat.sampling,
+            stop_ids=seat.chat.stop_ids,
+            session=session,
+        )
+
+    async def _decide(self, plays: Sequence[Play]) -> None:
+        """Sample every decision that is due, in one engine call."""
+        owners = [(play, agent) for play in plays for agent in play.order.due]
+        if not owners:
             return
+        requests = [self.request(play, agent, session=f"{play.id}/{agent}") for play, agent in owners]
         started = time.perf_counter()
         samples = await self.engine.sample(requests)
         share = (time.perf_counter() - started) / len(requests)
@@ -362,7 +232,8 @@ class EpisodePlayer:
             play.generate_seconds += share
             play.record(agent, sample)
 
-    async def _step(self, plays: Sequence[_Play]) -> None:
+    async def step(self, plays: Sequence[Play]) -> None:
+        """Step the environments of plays whose agents have decided; what fails has its ``error`` set."""
         calls = [Call(play.environment.step, (dict(play.actions),)) for play in plays]
         for play, result in zip(plays, await self.caller.run(calls), strict=True):
             play.environment_seconds += result.seconds
@@ -379,5 +250,5 @@ def _itself(environment: Environment) -> Environment:
     return environment
 
 
-def _describe(error: Exception, play: _Play, phase: str) -> str:
+def _describe(error: Exception, play: Play, phase: str) -> str:
     return f"{type(error).__name__} in {phase} of {play.spec.task.key} at turn {play.steps}: {error}"

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import EchoEnvironment
 from mrlm_callbacks import HeldOutEvaluation
 
-from mrlm_pl.algorithms import DPO, GRPO, PPO, SFT
-from mrlm_pl.data import PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
+from mrlm_pl.algorithms import DPO, GRPO, IPPO, MADPO, MAGRPO, MAPPO, MAREMAX, PPO, RAE, SFT, DrMAS
+from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Message, Task
@@ -46,6 +46,29 @@ class OneOfTwo(Environment):
     def step(self, actions: Mapping[str, Message]) -> Step:
         digits = sum(letter.isdigit() for letter in actions[self.agent].content)
         return Step(rewards={self.agent: float(digits)}, done=True, stop_reason="end")
+
+
+class Duet(Environment):
+    """Both agents speak at once, for two turns; both are paid the share of digits in what they say together."""
+
+    name = "duet"
+    agents = ("left", "right")
+    forks = True
+
+    def tasks(self, split: str) -> TaskSource:
+        return DatasetTasks(self.name, split, [{"n": n} for n in range(16)])
+
+    def reset(self, task: Task) -> Observations:
+        self.turns = 2
+        return {agent: [Message("user", f"Say {task.data['n']}")] for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        self.turns -= 1
+        text = "".join(message.content for message in actions.values())
+        rewards = dict.fromkeys(self.agents, sum(map(str.isdigit, text)) / max(len(text), 1))
+        if not self.turns:
+            return Step(rewards=rewards, done=True, stop_reason="end")
+        return Step({agent: [Message("user", "More")] for agent in self.agents}, rewards)
 
 
 class Fails(lightning.Callback):
@@ -81,7 +104,8 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
-    classes = {"grpo": GRPO, "ppo": PPO, "dpo": DPO, "sft": SFT}
+    known = (GRPO, PPO, IPPO, MAPPO, DPO, SFT, MAGRPO, MAREMAX, MADPO, RAE, DrMAS)
+    classes = {cls.__name__.lower(): cls for cls in known} | {"dr_mas": DrMAS}
     policies = {
         name: Policy(
             model_folder,
@@ -92,10 +116,15 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
         )
         for name in options.get("policies", ["main"])
     }
-    algorithm = classes[options.get("algorithm", "grpo")](policies, **options.get("model", {}))
+    critics: dict[str, Any] = {}
+    if "critics" in options:
+        critics["critics"] = {name: Policy(model_folder, learning_rate=1e-3) for name in options["critics"]}
+    algorithm = classes[options.get("algorithm", "grpo")](policies, **critics, **options.get("model", {}))
     data: Any
     if options.get("algorithm") == "dpo":
         data = PreferenceDataModule(options["pairs"], options["pairs"], batch_size=options["batch_size"])
+    elif options.get("algorithm") == "madpo":
+        data = JointPreferenceDataModule(options["pairs"], options["pairs"], batch_size=options["batch_size"])
     elif options.get("algorithm") == "sft":
         data = TrajectoryDataModule(options["rows"], options["rows"], batch_size=options["batch_size"])
     else:
@@ -103,7 +132,7 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
         flat = options.get("flat") and os.environ.get("LOCAL_RANK") == "1"
         environment: Any = EchoEnvironment(turns=2, reward=1.0 if flat else None)
         if "policies" in options:
-            environment = OneOfTwo()
+            environment = Duet() if options.get("duet") else OneOfTwo()
         data = RolloutDataModule(environment, sampling=Sampling(max_tokens=options.get("max_tokens", 9)), **settings)
     tensor_parallel = options.get("tensor_parallel", 1)
     strategy = options.get("strategy", "auto")

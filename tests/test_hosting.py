@@ -10,7 +10,8 @@ from mrlm_pl.environment import Outcome, SingleAgentEnvironment
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.hosting import EnvironmentHosts
-from mrlm_pl.rollout import EpisodePlayer, EpisodeSpec
+from mrlm_pl.play import EpisodeSpec
+from mrlm_pl.rollout import EpisodePlayer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from hosted_environments import Hosted

@@ -10,9 +10,10 @@ from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Episode, Message, Task
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.play import EpisodeSpec, Seat
 from mrlm_pl.policy.chat import ChatFormat
 from mrlm_pl.policy.tiny import build_tokenizer
-from mrlm_pl.rollout import EpisodePlayer, EpisodeSpec, Seat
+from mrlm_pl.rollout import EpisodePlayer
 
 TOKENIZER = build_tokenizer()
 CHAT = ChatFormat(TOKENIZER)

@@ -81,13 +81,15 @@ def test_two_processes_have_the_gradient_of_one_with_twice_the_rows(strategy: st
     "options",
     [
         {"algorithm": "ppo", "model": {"kl_coefficient": 0.05, "kl_target": 0.1, "entropy_coefficient": 0.01}},
+        {"algorithm": "rae"},
+        {"algorithm": "dr_mas", "model": {"zero_variance": "exclude"}},
         {"accumulate": 2, "data": {"groups": 4, "minibatches": 1}},
         {"max_forward_tokens": 40, "max_tokens": 30},
         {"data": {"groups": 2, "resample_rounds": 2}},
         {"lora": True, "model": {"kl_coefficient": 0.1}},
         {"gradient_checkpointing": True, "max_forward_tokens": 40, "max_tokens": 30},
     ],
-    ids=["ppo", "accumulation", "chunks", "resampling", "lora", "recomputation"],
+    ids=["ppo", "rae", "dr_mas", "accumulation", "chunks", "resampling", "lora", "recomputation"],
 )
 def test_everything_that_is_shared_out_adds_up(strategy: str, options: dict[str, Any], launch: Any) -> None:
     assert_same(gradients(launch("two", strategy=strategy, devices=2, **options)), gradients(launch("one", **options)))
@@ -101,6 +103,19 @@ def test_a_rank_whose_groups_carry_no_signal_takes_part(strategy: str, launch: A
     assert metrics[0] == metrics[1]
     assert metrics[0]["rollout/zero_variance_groups"] == 0.5
     assert metrics[0]["train/grad_norm"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("algorithm", ["magrpo", "maremax"])
+def test_turn_trees_of_two_policies_are_shared_out(strategy: str, algorithm: str, launch: Any) -> None:
+    options = {"algorithm": algorithm, "policies": ["left", "right"], "duet": True, "data": {"groups": 4}}
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    assert len({item.id for item in episodes(two) if item.iteration == 0 and item.stop_reason == "end"}) >= 4 * 9
+    metrics = [json.loads((run / "metrics-0.json").read_text()) for run in (one, two)]
+    for name in ("train/left/comparison_groups", "train/right/comparison_groups"):
+        assert metrics[0][name] == metrics[1][name] == 4 * (1 + 3)
 
 
 @pytest.mark.slow
@@ -126,6 +141,27 @@ def test_policies_may_have_rows_on_one_rank_only(strategy: str, lora: bool, laun
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "options",
+    [{"algorithm": "mappo"}, {"algorithm": "ippo", "critics": ["left", "right"]}],
+    ids=["mappo", "ippo"],
+)
+def test_critics_with_rows_of_their_own_add_up(strategy: str, options: dict[str, Any], launch: Any) -> None:
+    """Two groups, one on each rank, each for one of two policies: ranks lack rows of a policy, and of its critic."""
+    options = {**options, "policies": ["left", "right"], "data": {"groups": 2, "iterations": 3, "passes": 2}}
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    assert any("critic" in name for name in gradients(two))
+    names = sorted(path.name for path in (one / "policies").iterdir())
+    assert sum("critic" in name for name in names) == (1 if options["algorithm"] == "mappo" else 2)
+    ids = torch.arange(8, 20)[None]
+    for name in names:
+        got, want = (AutoModelForCausalLM.from_pretrained(run / "policies" / name) for run in (two, one))
+        torch.testing.assert_close(got(ids).logits, want(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("algorithm", ["dpo", "sft"])
 def test_data_files_are_shared_out_to_the_last_row(strategy: str, algorithm: str, launch: Any, tmp_path: Path) -> None:
     pairs = [{"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"} for n in range(9)]
@@ -145,6 +181,26 @@ def test_data_files_are_shared_out_to_the_last_row(strategy: str, algorithm: str
     names = {"dpo": ["loss", "reward_margin", "preference_accuracy"], "sft": ["nll", "observation_nll"]}[algorithm]
     for name in names:
         assert got[f"val/{name}"] == pytest.approx(want[f"val/{name}"], rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_joint_pairs_are_shared_out_to_the_last_one(strategy: str, launch: Any, tmp_path: Path) -> None:
+    """Every third pair is of one agent alone, so that a policy may have rows on one rank only."""
+    source = tmp_path / "joint.jsonl"
+    with source.open("w") as file:
+        for n in range(9):
+            part = {"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"}
+            agents = ("left",) if n % 3 == 2 else ("right",) if n % 3 == 1 else ("left", "right")
+            file.write(json.dumps({"agents": dict.fromkeys(agents, part)}) + "\n")
+    options = {"algorithm": "madpo", "pairs": str(source), "policies": ["left", "right"], "model": {"loss": "ipo"}}
+    one = launch("one", batch_size=4, **options)
+    for name, share in (("two", {"batch_size": 2}), ("pieces", {"batch_size": 1, "accumulate": 2})):
+        two = launch(name, strategy=strategy, devices=2, **share, **options)
+        assert_same(gradients(two), gradients(one))
+        got, want = (json.loads((run / "metrics-0.json").read_text()) for run in (two, one))
+        for metric in ("loss", "reward_margin", "preference_accuracy"):
+            assert got[f"val/{metric}"] == pytest.approx(want[f"val/{metric}"], rel=1e-3, abs=1e-4), metric
 
 
 def _chat(*turns: str) -> list[dict[str, str]]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from mrlm_environments.code_rows import FIELDS, program_of, task_data, tests_of
-from mrlm_environments.code_tasks import ENTRY, KINDS, MAX_DIFFICULTY, CodeKind, generate_task
-from mrlm_pl.data.rows import read_split
+from mrlm_environments.code_rows import program_of, read_tasks, tests_of
+from mrlm_environments.code_tasks import CodeKind, checked_levels, generate_data
 from mrlm_pl.environment import DatasetTasks, Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
@@ -55,16 +54,10 @@ class CodeEnvironment(SingleAgentEnvironment):
         instruction: str = "",
         system_prompt: str = "",
     ) -> None:
-        levels = tuple(difficulty)
-        if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= MAX_DIFFICULTY:
-            raise ConfigurationError(
-                f"code: difficulty is {difficulty!r}; give [lowest, highest] from 1 to {MAX_DIFFICULTY}"
-            )
-        if kinds == [] or any(kind not in KINDS for kind in kinds or ()):
-            raise ConfigurationError(f"code: kinds is {kinds!r}; choose from {', '.join(KINDS)}")
         if max_attempts < 1:
             raise ConfigurationError(f"code: max_attempts is {max_attempts!r}; it must be 1 or above")
-        self.data, self.difficulty, self.kinds = data, (levels[0], levels[1]), tuple(kinds or KINDS)
+        self.difficulty, self.kinds = checked_levels(self.name, difficulty, kinds)
+        self.data = data
         self.max_attempts, self.sandbox = max_attempts, sandbox
         self.instruction, self.system_prompt = instruction, system_prompt
         self._data_tasks: dict[str, TaskSource] = {}
@@ -80,9 +73,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["prompt"])
         if split not in self._data_tasks:
-            rows = read_split(self.data, split, (), lambda row: str(row.get(FIELDS[0]) or row.get(FIELDS[1])))
-            data = [task_data(row, number, self.data) for number, row in enumerate(rows, start=1)]
-            self._data_tasks[split] = DatasetTasks(self.name, split, data)
+            self._data_tasks[split] = DatasetTasks(self.name, split, read_tasks(self.data, split))
         return self._data_tasks[split]
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
@@ -123,17 +114,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         )
 
     def _generate(self, rng: Random) -> Mapping[str, Any]:
-        kind, level = rng.choice(self.kinds), rng.randint(*self.difficulty)
-        made = generate_task(rng, kind, level)
-        return {
-            "prompt": f"Write {ENTRY}(x) that returns {made.description}.",
-            "given": "",
-            "entry": ENTRY,
-            "tests": [f"assert {ENTRY}(*{arguments!r}) == {value!r}" for arguments, value in made.pairs],
-            "solution": made.solution,
-            "kind": kind,
-            "difficulty": level,
-        }
+        return generate_data(rng, self.kinds, self.difficulty)
 
 
 def _feedback(found: Grade) -> str:

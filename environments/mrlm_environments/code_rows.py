@@ -9,14 +9,29 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from mrlm_pl.data.rows import read_split
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import Tests, bound_names
 
 FIELDS = ("prompt", "text")
 """Where a row's text stands, whichever it has."""
 
+COMPLETE = "Complete this function. Answer with the whole function in a fenced block.\n"
+"""What HumanEval's prompts begin with here."""
+
 _FENCE = "```"
 _PYTHON = ("", "python", "py", "python3")
+
+
+def read_tasks(data: str | Mapping[str, str], split: str) -> list[dict[str, Any]]:
+    """Tasks' data of one split of a data set; see :func:`task_data` and :func:`mrlm_pl.data.rows.read_split`.
+
+    Raises:
+        DataError: a row is none of the known formats.
+        ConfigurationError: the split is unknown or empty.
+    """
+    rows = read_split(data, split, (), lambda row: str(row.get(FIELDS[0]) or row.get(FIELDS[1])))
+    return [task_data(row, number, data) for number, row in enumerate(rows, start=1)]
 
 
 def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
@@ -54,6 +69,21 @@ def tests_of(data: Mapping[str, Any]) -> Tests:
     return Tests(tuple(data["tests"]), data["entry"], data["given"], tuple(data.get("names", ())))
 
 
+def entry_of(data: Mapping[str, Any]) -> str:
+    """The function that a task asks for: its entry, else the first that its tests call.
+
+    Raises:
+        ValueError: the tests call none.
+    """
+    if data["entry"]:
+        return str(data["entry"])
+    for test in data["tests"]:
+        for node in ast.walk(ast.parse(test)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in data["names"]:
+                return node.func.id
+    raise ValueError("its tests call no function of the task")
+
+
 def program_of(reply: str, given: str, entry: str | None) -> str:
     """The program in a reply: the last fenced block that defines the entry, else the last one, else the whole text.
 
@@ -64,12 +94,21 @@ def program_of(reply: str, given: str, entry: str | None) -> str:
     >>> program_of("    return 2 * x", "def f(x):\\n", "f")
     'def f(x):\\n    return 2 * x'
     """
-    blocks = [code for language, code in _fenced(reply) if language in _PYTHON]
+    blocks = python_blocks(reply)
     head = re.compile(rf"^(?:async def|def|class)[ \t]+{re.escape(entry or '')}\b", re.MULTILINE)
     defining = [code for code in blocks if entry and head.search(code)]
     code = (defining or blocks or [reply])[-1]
     first = next((line for line in code.splitlines() if line.strip()), "")
     return f"{given}{code}" if first[:1] in (" ", "\t") else code
+
+
+def python_blocks(reply: str) -> list[str]:
+    """Code of the reply's fenced blocks that are Python or name no language.
+
+    >>> python_blocks("```py\\nx = 1\\n```\\nand\\n```bash\\nls\\n```")
+    ['x = 1\\n']
+    """
+    return [code for language, code in _fenced(reply) if language in _PYTHON]
 
 
 def _fenced(reply: str) -> list[tuple[str, str]]:
@@ -101,7 +140,7 @@ def _read(row: Mapping[str, Any]) -> dict[str, Any]:
         return {"prompt": prompt, "given": given, "entry": entry, "tests": tests, "solution": row.get("solution")}
     body = row.get("canonical_solution")
     return {
-        "prompt": f"Complete this function. Answer with the whole function in a fenced block.\n```python\n{prompt}```",
+        "prompt": f"{COMPLETE}```python\n{prompt}```",
         "given": prompt,
         "entry": entry,
         "tests": [str(row["test"])],

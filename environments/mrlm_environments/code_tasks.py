@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
+
+from mrlm_pl.errors import ConfigurationError
 
 CodeKind = Literal["number", "text", "list"]
 MAX_DIFFICULTY = 3
@@ -96,6 +98,39 @@ def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
         else:
             description, expression = f"the length of ({description})", f"len({expression})"
     return CodeTask(description, f"def {ENTRY}(x): return {expression}", _pairs(rng, kind, number, expression))
+
+
+def checked_levels(
+    name: str, difficulty: Sequence[int], kinds: Sequence[CodeKind] | None
+) -> tuple[tuple[int, int], tuple[CodeKind, ...]]:
+    """Lowest and highest difficulty, and the kinds, of an environment's options.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+    levels = tuple(difficulty)
+    if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= MAX_DIFFICULTY:
+        raise ConfigurationError(
+            f"{name}: difficulty is {difficulty!r}; give [lowest, highest] from 1 to {MAX_DIFFICULTY}"
+        )
+    if kinds == [] or any(kind not in KINDS for kind in kinds or ()):
+        raise ConfigurationError(f"{name}: kinds is {kinds!r}; choose from {', '.join(KINDS)}")
+    return (levels[0], levels[1]), tuple(kinds or KINDS)
+
+
+def generate_data(rng: Random, kinds: Sequence[CodeKind], difficulty: tuple[int, int]) -> Mapping[str, Any]:
+    """A generated task's data, as of a row."""
+    kind, level = rng.choice(kinds), rng.randint(*difficulty)
+    made = generate_task(rng, kind, level)
+    return {
+        "prompt": f"Write {ENTRY}(x) that returns {made.description}.",
+        "given": "",
+        "entry": ENTRY,
+        "tests": [f"assert {ENTRY}(*{arguments!r}) == {value!r}" for arguments, value in made.pairs],
+        "solution": made.solution,
+        "kind": kind,
+        "difficulty": level,
+    }
 
 
 def _pairs(rng: Random, kind: CodeKind, number: int, expression: str) -> list[list[Any]]:

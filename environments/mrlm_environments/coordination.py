@@ -34,6 +34,7 @@ class CoordinationGame(Environment):
     name = "coordination"
     agents = ("row", "column")
     quick = True
+    forks = True
 
     def __init__(self, together: float = 1.0, alone: float = 0.4, deserted: float = 0.0) -> None:
         if not together > alone > deserted:

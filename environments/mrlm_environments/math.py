@@ -37,6 +37,7 @@ class MathEnvironment(SingleAgentEnvironment):
     """
 
     name = "math"
+    forks = True
 
     def __init__(
         self,

@@ -1,9 +1,18 @@
 """Advantages of one policy as pure functions: per row [B] from rewards in groups, or per token [B, T]."""
 
 from mrlm_pl.advantages.dr_grpo import group_centred_advantages
+from mrlm_pl.advantages.dr_mas import step_normalized_advantages
 from mrlm_pl.advantages.gae import token_gae, transition_gae
 from mrlm_pl.advantages.groups import finite_rewards, singleton_groups, zero_variance_groups
 from mrlm_pl.advantages.grpo import group_normalized_advantages
+from mrlm_pl.advantages.joint import (
+    counterfactual_advantages,
+    decision_returns,
+    group_max_advantages,
+    group_scaled_advantages,
+    tree_returns,
+)
+from mrlm_pl.advantages.rae import role_conditioned_advantages
 from mrlm_pl.advantages.reinforce import (
     discounted_returns,
     reinforce_plus_plus_baseline,
@@ -24,10 +33,14 @@ from mrlm_pl.advantages.whitening import Moments, masked_moments, merge_gathered
 __all__ = [
     "Moments",
     "broadcast_to_tokens",
+    "counterfactual_advantages",
+    "decision_returns",
     "discounted_returns",
     "finite_rewards",
     "group_centred_advantages",
+    "group_max_advantages",
     "group_normalized_advantages",
+    "group_scaled_advantages",
     "leave_one_out_advantages",
     "masked_moments",
     "merge_gathered",
@@ -36,12 +49,15 @@ __all__ = [
     "reinforce_plus_plus_returns",
     "remax_advantages",
     "rewards_at_last_token",
+    "role_conditioned_advantages",
     "singleton_groups",
+    "step_normalized_advantages",
     "task_moments",
     "task_scaled_advantages",
     "task_standardized_advantages",
     "token_gae",
     "transition_gae",
+    "tree_returns",
     "turn_discounts",
     "unnormalizable_tasks",
     "whiten",

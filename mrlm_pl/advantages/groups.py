@@ -15,19 +15,21 @@ from mrlm_pl.errors import NonFiniteError
 
 
 class GroupDeviations(NamedTuple):
-    """Per row, all [B] fp64: the reward minus its group's mean, the group's size, its sum of squared deviations."""
+    """Per row, all [B] fp64: the reward minus its group's mean, the group's size (each reward as often as it counts),
+    its sum of squared deviations."""
 
     deviations: Tensor
     sizes: Tensor
     squared_sums: Tensor
 
 
-def group_deviations(rewards: Tensor, group_ids: Tensor) -> GroupDeviations:
+def group_deviations(rewards: Tensor, group_ids: Tensor, counts: Tensor | None = None) -> GroupDeviations:
     """Deviation of each reward from its group's mean, exactly 0 where a group's rewards are all equal.
 
     Args:
         rewards: [B].
         group_ids: [B] int64.
+        counts: [B] int64, how often each reward counts, at least once; None counts each once.
 
     Raises:
         NonFiniteError: a reward is NaN or infinite; the message names its row.
@@ -38,6 +40,8 @@ def group_deviations(rewards: Tensor, group_ids: Tensor) -> GroupDeviations:
 
     >>> group_deviations(torch.tensor([1.0, 0.1, 3.0, 0.1]), torch.tensor([4, 2, 4, 2])).deviations.tolist()
     [-1.0, 0.0, 1.0, 0.0]
+    >>> group_deviations(torch.tensor([1.0, 4.0]), torch.tensor([0, 0]), torch.tensor([2, 1])).deviations.tolist()
+    [-1.0, 2.0]
     """
     rewards = finite_rewards(rewards)
     sizes, index = _group_sizes(rewards, group_ids)
@@ -51,10 +55,12 @@ def group_deviations(rewards: Tensor, group_ids: Tensor) -> GroupDeviations:
     # Measured from the group's minimum: equal rewards then differ by exactly 0, which their rounded mean would spoil.
     minimum = torch.full_like(sizes, torch.inf, dtype=torch.float64).scatter_reduce(0, index, rewards, "amin")
     heights = rewards - minimum[index]
-    totals = torch.zeros_like(minimum).index_add(0, index, heights)
-    deviations = heights - (totals / sizes)[index]
-    squared_sums = torch.zeros_like(minimum).index_add(0, index, deviations.square())
-    return GroupDeviations(deviations, sizes[index].double(), squared_sums[index])
+    weights = torch.ones_like(heights) if counts is None else counts.double()
+    counted = torch.zeros_like(minimum).index_add(0, index, weights)
+    totals = torch.zeros_like(minimum).index_add(0, index, weights * heights)
+    deviations = heights - (totals / counted)[index]
+    squared_sums = torch.zeros_like(minimum).index_add(0, index, weights * deviations.square())
+    return GroupDeviations(deviations, counted[index], squared_sums[index])
 
 
 def zero_variance_groups(rewards: Tensor, group_ids: Tensor) -> int:

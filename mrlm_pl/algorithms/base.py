@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
 from mrlm_pl.strategies import data_parallel_rank, each_share
+from mrlm_pl.turn_tree import TurnTree
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 _ON_BAR = ("kl", "nll", "preference_accuracy", "approx_kl")
@@ -85,13 +86,25 @@ class Algorithm(LightningModule, ABC):
         return False
 
     @property
+    def turn_tree(self) -> TurnTree | None:
+        """How the decisions of each state branch, or None for a group of separate episodes of each task."""
+        return None
+
+    @property
     def uses_reference(self) -> bool:
         """Whether the loss needs log-probabilities of the frozen initial weights."""
         return False
 
     @abstractmethod
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
-        """This piece's share (0-dim) of the update's loss of one policy; see :mod:`mrlm_pl.losses.reduction`."""
+        """This piece's share (0-dim) of the update's loss of one policy; see :mod:`mrlm_pl.losses.reduction`.
+
+        Where the policies have one loss together: the policy's part of what :meth:`combined` makes that loss of.
+        """
+
+    def combined(self, losses: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """This piece's share (0-dim) of the update's loss: the sum of what :meth:`policy_loss` gave for each policy."""
+        return torch.stack([loss.float() for loss in losses.values()]).sum()
 
     def prepare(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
@@ -116,11 +129,28 @@ class Algorithm(LightningModule, ABC):
             DataError: they lack what it learns from.
         """
 
+    @property
+    def learners(self) -> dict[str, Policy]:
+        """The models that have rows of their own in a batch, by name, in the order in which all ranks go through them:
+        the policies; an algorithm may add critics.
+        """
+        return {name: self.policy(name) for name in self.policies}
+
+    def check_agents(self, agents: Collection[str]) -> None:
+        """Nothing when there is a seat for each of a run's agents.
+
+        Raises:
+            ConfigurationError: see :meth:`seat`.
+        """
+        for agent in agents:
+            self.seat(agent)
+
     def idle_loss(self, name: str) -> Tensor:
-        """0 (0-dim) with a gradient of 0: what a policy without rows adds to the loss."""
-        if self.trainer.world_size > 1:
-            return self.policy(name).idle_loss()  # the ranks that have rows wait for every layer of this one
-        return 0.0 * next(iter(self.policy(name).model.parameters())).flatten()[0]
+        """0 (0-dim) with a gradient of 0: what a learner without rows adds to the loss."""
+        learner = self.learners[name]
+        if self.trainer.world_size > 1:  # the ranks that have rows wait for every layer of this one
+            return learner.idle_loss() if name in self.policies else learner.idle_values()
+        return 0.0 * next(iter(learner.model.parameters())).flatten()[0]
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """What the algorithm adds to the reward of a turn, or None."""
@@ -225,15 +255,18 @@ class Algorithm(LightningModule, ABC):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        self._absent = {name for name in self.policies if name not in batch.totals}
+        self._absent = {name for name in self.learners if name not in batch.totals}
+        losses: dict[str, Tensor] = {}
         shares = []
-        # One order on all ranks: the ranks of sharded models go through the layers together. Policies without rows
+        # One order on all ranks: the ranks of sharded models go through the layers together. Learners without rows
         # stay in the graph, so that every rank reduces the same gradients.
-        for name in self.policies:
+        for name, learner in self.learners.items():
             if name in batch.policies:
-                shares.append(self.policy_loss(name, batch.policies[name], batch))
-            elif self.policy(name).trained:
+                losses[name] = self.policy_loss(name, batch.policies[name], batch)
+            elif learner.trained:
                 shares.append(self.idle_loss(name))
+        if losses:
+            shares.append(self.combined(losses, batch))
         loss = torch.stack([share.float() for share in shares]).sum()
         if not bool(torch.isfinite(loss)):
             raise NonFiniteError(
@@ -368,9 +401,11 @@ class Algorithm(LightningModule, ABC):
     def metric_name(self, metric: str, policy: str) -> str:
         """Name under which a policy's number is logged: ``train/METRIC``, with the policy's name if there are several.
 
-        The number of policies, not of rows, decides, so the names do not change during a run.
+        The number of policies, not of rows, decides, so the names do not change during a run. The numbers of a critic
+        that learns from rows of its own always carry its name.
         """
-        return f"train/{metric}" if len(self.policies) == 1 else f"train/{policy}/{metric}"
+        alone = len(self.policies) == 1 and policy in self.policies
+        return f"train/{metric}" if alone else f"train/{policy}/{metric}"
 
     def log_policy(self, name: str, metrics: Mapping[str, Tensor | float]) -> None:
         """Log one policy's numbers of a training step, as means over the ranks that have rows of it.

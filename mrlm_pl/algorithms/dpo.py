@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.losses import dpo_hinge_loss, dpo_sigmoid_loss, ipo_loss, preference_gap, sequence_logp
+from mrlm_pl.losses import PreferenceLoss, preference_gap, preference_loss, sequence_logp
 from mrlm_pl.policy import Policy
 
 
@@ -52,7 +48,7 @@ class DPO(Algorithm):
         schedule: LearningRateSchedule = "constant",
         warmup_steps: int = 0,
         betas: tuple[float, float] = (0.9, 0.999),
-        loss: Literal["sigmoid", "hinge", "ipo"] = "sigmoid",
+        loss: PreferenceLoss = "sigmoid",
         beta: float = 0.1,
         label_smoothing: float = 0.0,
         margin: float | None = None,
@@ -62,24 +58,8 @@ class DPO(Algorithm):
         if len(self.policies) != 1:
             raise ConfigurationError(f"DPO trains one policy; `policies` has {sorted(self.policies)}")
         self.refuse_dropout()
-        if beta <= 0 or not 0 <= label_smoothing < 0.5:
-            raise ConfigurationError(
-                f"beta {beta} must be above 0, label_smoothing {label_smoothing} at least 0 and below 0.5"
-            )
-        if label_smoothing and loss != "sigmoid":
-            raise ConfigurationError(f"label_smoothing {label_smoothing} belongs to loss 'sigmoid', not to {loss!r}")
-        if margin is not None and loss == "ipo":
-            raise ConfigurationError(f"margin {margin} does not belong to loss 'ipo', whose margin is 1 / (2 beta)")
-        losses: dict[str, Callable[[Tensor], Tensor]] = {
-            "sigmoid": functools.partial(
-                dpo_sigmoid_loss, beta=beta, label_smoothing=label_smoothing, margin=margin or 0.0
-            ),
-            "hinge": functools.partial(dpo_hinge_loss, beta=beta, margin=1.0 if margin is None else margin),
-            "ipo": functools.partial(ipo_loss, beta=beta),
-        }
-        if loss not in losses:
-            raise ConfigurationError(f"loss is {loss!r}; choose from {', '.join(losses)}")
-        self.loss, self.beta, self.reference_free = losses[loss], beta, reference_free
+        self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
+        self.beta, self.reference_free = beta, reference_free
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         losses, gaps, rewards = self._compare(name, rows)

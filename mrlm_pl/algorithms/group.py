@@ -35,6 +35,16 @@ def comparison_keys(episodes: Sequence[Episode]) -> list[tuple[str, str]]:
     return [(episode.group, agent) for episode in episodes if not episode.failed for agent in episode.trajectories]
 
 
+def agent_turns(episodes: Sequence[Episode]) -> list[int]:
+    """How many turns each agent took in each episode that did not fail, in the order of :func:`comparison_keys`."""
+    return [
+        sum(len(row.turns) for row in rows)
+        for episode in episodes
+        if not episode.failed
+        for rows in episode.trajectories.values()
+    ]
+
+
 def agent_return(episode: Episode, agent: str, turn_bonus: Callable[[Turn], float] | None = None) -> float:
     """What an agent earned in an episode, with ``turn_bonus`` added for each of its turns."""
     earned = episode.rewards()[agent]

@@ -50,8 +50,9 @@ class PolicyGradient(Algorithm):
         max_length: longest response in tokens, for ``reduction: constant_length``.
         kl_coefficient: weight of the divergence from the reference; 0 skips the reference model altogether.
         kl_estimator: ``k3``, or ``k3_straight_through`` with k2's (unbiased) gradient.
-        zero_variance: rows without advantage have no gradient; ``keep`` counts their tokens in the reduction,
-            ``exclude`` does not.
+        zero_variance: a task whose episodes give an agent no advantage, as its returns are all equal, has no gradient
+            for that agent, whatever it has for others. ``keep`` counts the agent's tokens in the reduction, ``exclude``
+            does not and logs ``filtered_agents``: the share of a policy's (task group, agent) pairs that it left out.
         recompute_old_logp: take pi_old from the learner at the time of sampling rather than from the sampler. None does
             so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision.
         correction: weight of the losses for the difference between the two; see :class:`mrlm_pl.losses.Correction`.
@@ -99,7 +100,7 @@ class PolicyGradient(Algorithm):
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        """Rows of every policy with their advantages; the arguments are those of :meth:`prepare`."""
+        """Rows of every learner, a policy's with their advantages; the arguments are those of :meth:`prepare`."""
 
     @abstractmethod
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -144,17 +145,36 @@ class PolicyGradient(Algorithm):
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
     ) -> dict[str, PolicyBatch]:
         tables = self.credit(episodes, sampling, greedy)
-        trained = {name: rows.to(self.device) for name, rows in tables.items() if self.policy(name).trained}
+        trained = {name: rows.to(self.device) for name, rows in tables.items() if self.learners[name].trained}
+        if self.zero_variance == "exclude":
+            self._exclude_without_advantage(trained)
         for name, rows in trained.items():
+            if name not in self.policies:
+                continue  # a critic's rows come with all that its loss needs
             policy = self.policy(name)
-            assert rows.advantages is not None
-            if self.zero_variance == "exclude":
-                rows.action_mask &= (rows.advantages != 0).any(-1, keepdim=True)
             if self.uses_reference and rows.ref_logp is None:
                 rows.ref_logp = policy.reference_logprobs(**rows.inputs())
             if rows.proximal_logp is None and self.recomputes(sampling):
                 rows.proximal_logp = policy(**rows.inputs())
         return trained
+
+    def _exclude_without_advantage(self, tables: Mapping[str, PolicyBatch]) -> None:
+        """Take the (group, agent) pairs of which no row has an advantage out of the loss; every rank must call this."""
+        for name in self.policies:
+            if not self.policy(name).trained:
+                continue
+            counts = torch.zeros(2, dtype=torch.float64)
+            if name in tables:
+                rows = tables[name]
+                assert rows.advantages is not None
+                useful = (rows.advantages != 0).any(-1)
+                kept = torch.isin(rows.prefix_groups, rows.prefix_groups[useful])
+                rows.action_mask &= kept[:, None]
+                pairs, used = len(rows.prefix_groups.unique()), len(rows.prefix_groups[useful].unique())
+                counts = torch.tensor([pairs - used, pairs], dtype=torch.float64)
+            filtered, pairs_of_all = self.from_all_ranks(counts.to(self.device)).sum(0).tolist()
+            if pairs_of_all:
+                self._prepared_metrics[self.metric_name("filtered_agents", name)] = filtered / pairs_of_all
 
     def recomputes(self, sampling: Sampling) -> bool:
         """Whether pi_old is the learner's at the time of sampling rather than the sampler's."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mrlm_pl.advantages import turn_discounts, whiten
 from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
+from mrlm_pl.algorithms.critics import check_reads, critic_groups, value_group
 from mrlm_pl.algorithms.kl_controller import KLController
 from mrlm_pl.algorithms.rewarded import RewardedRows, rewarded_rows
 from mrlm_pl.batch import Batch, PolicyBatch
@@ -85,7 +86,7 @@ class PPO(Algorithm):
             decoupled PPO (arXiv 2505.24298); see :class:`mrlm_pl.losses.Correction`.
 
     Raises:
-        ConfigurationError: a value out of range, or a critic for a policy that does not exist.
+        ConfigurationError: a value out of range, a critic for a policy that does not exist, or with another tokenizer.
     """
 
     def __init__(
@@ -119,10 +120,11 @@ class PPO(Algorithm):
     ) -> None:
         super().__init__(policies, seats, schedule, warmup_steps, betas)
         self.refuse_dropout()
-        for name in critics or {}:
+        for name, critic in (critics or {}).items():
             if name not in self.policies or not self.policy(name).trained:
                 trained = [policy for policy in self.policies if self.policy(policy).trained]
                 raise ConfigurationError(f"critics names {name!r}, which is no trained policy; these are {trained}")
+            check_reads(f"critics.{name}", critic, name, self.policy(name))
         ranges = (
             ("gamma", gamma, 0 <= gamma <= 1, "between 0 and 1"),
             ("lam", lam, 0 <= lam <= 1, "between 0 and 1"),
@@ -164,6 +166,10 @@ class PPO(Algorithm):
     def collection_over(self) -> bool:
         return self._over
 
+    def has_values(self, name: str) -> bool:
+        """Whether the values are learnt from a policy's own rows, rather than from rows of a critic."""
+        return True
+
     def critic(self, name: str) -> Policy:
         """What estimates the values of a policy: its critic, or the policy itself."""
         critic = self.critics[name] if name in self.critics else self.policy(name)
@@ -173,14 +179,10 @@ class PPO(Algorithm):
     def read_weights(self) -> None:
         super().read_weights()
         for name in self.policies:
-            if self.policy(name).trained:
-                critic = self.critic(name)
-                critic.load(name=f"{name}/critic")
-                critic.add_value_head()
-                head = critic.network.get_output_embeddings()
-                tied = getattr(critic.config.get_text_config(), "tie_word_embeddings", False)
-                if name in self.critics and head is not None and not tied:
-                    head.requires_grad_(False)  # a critic has no use for it
+            if name in self.critics:
+                self.critic(name).load_critic(f"{name}/critic")
+            elif self.policy(name).trained and self.has_values(name):
+                self.policy(name).add_value_head()
 
     def networks(self) -> list[nn.Module]:
         return super().networks() + [network for name in self.critics for network in self.critic(name).networks()]
@@ -194,18 +196,11 @@ class PPO(Algorithm):
     def parameter_groups(self) -> list[dict[str, Any]]:
         groups = super().parameter_groups()
         for name in [group["policy"] for group in groups]:
-            critic = self.critic(name)
-            assert critic.value_head is not None
             if name in self.critics:
-                weights = [weight for weight in critic.model.parameters() if weight.requires_grad]
-                groups.append(self._group(f"{name}/critic", name, weights, critic.learning_rate, critic.weight_decay))
-            rate = critic.learning_rate if self.value_learning_rate is None else self.value_learning_rate
-            groups.append(self._group(f"{name}/value", name, list(critic.value_head.parameters()), rate, 0.0))
+                groups += critic_groups(f"{name}/critic", name, self.critic(name), self.value_learning_rate)
+            elif self.has_values(name):
+                groups.append(value_group(name, self.policy(name), self.value_learning_rate))
         return groups
-
-    @staticmethod
-    def _group(name: str, policy: str, weights: list[nn.Parameter], rate: float, decay: float) -> dict[str, Any]:
-        return {"params": weights, "lr": rate, "weight_decay": decay, "name": name, "policy": policy}
 
     def prepare(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
@@ -214,15 +209,16 @@ class PPO(Algorithm):
         temperature = sampling.temperature or 1.0
         tables = rewarded_rows(episodes, dict.fromkeys(self.policies, temperature))
         recomputed = self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp
-        rows = {}
+        rows: dict[str, PolicyBatch] = {}
         for name in self.policies:
             if self.policy(name).trained and name in tables:
-                rows[name] = self._credit(name, tables[name], recomputed)
+                rows |= self._credit(name, tables[name], recomputed)
             elif self.policy(name).trained:
                 self._take_part(name)
         return rows
 
-    def _credit(self, name: str, table: RewardedRows, recomputed: bool) -> PolicyBatch:
+    def _credit(self, name: str, table: RewardedRows, recomputed: bool) -> dict[str, PolicyBatch]:
+        """The rows of a policy with all that the loss needs, by name of the learner."""
         policy, rows = self.policy(name), table.batch.to(self.device)
         table.batch, table.rewards = rows, table.rewards.to(self.device)
         mask, rewards = rows.action_mask, table.rewards
@@ -240,20 +236,29 @@ class PPO(Algorithm):
         rows.values, rows.returns = values, returns
         spread = self.global_moments(returns, mask)
         error = self.global_moments(returns - values, mask)
-        if self.whiten_advantages:
-            advantages = whiten(advantages, mask, self.global_moments(advantages, mask))
-        rows.advantages = advantages
+        rows.advantages = self._whitened(advantages, mask, table.agents) if self.whiten_advantages else advantages
         self._tell(name, "return", spread.mean)
         self._tell(name, "explained_variance", 1.0 - (error.std / spread.std) ** 2 if spread.std else 0.0)
-        return rows
+        return {name: rows}
+
+    def _whitened(self, advantages: Tensor, mask: Tensor, agents: Sequence[str]) -> Tensor:
+        """Advantages [B, T] whitened over those of all ranks, which must all ask.
+
+        Args:
+            advantages, mask: [B, T].
+            agents: whose row each is.
+        """
+        return whiten(advantages, mask, self.global_moments(advantages, mask))
 
     def _take_part(self, name: str) -> None:
         """What :meth:`_credit` asks of all ranks, on one without rows of the policy."""
         nothing, nowhere = torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.bool)
         if self.uses_reference:
             self._steer(name, nothing, nowhere)
-        for _ in range(3 if self.whiten_advantages else 2):
+        for _ in range(2):
             self.global_moments(nothing, nowhere)
+        if self.whiten_advantages:
+            self._whitened(nothing, nowhere, ())
 
     def _estimates(self, name: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
         """Values [B, T] of the action tokens, and [B] of the states that episodes were cut short in, else 0."""
@@ -265,9 +270,13 @@ class PPO(Algorithm):
         inputs["token_ids"] = nn.functional.pad(inputs["token_ids"], (0, 1))
         inputs["action_mask"] = nn.functional.pad(mask, (0, 1)) | (further & unfinished[:, None])
         inputs["lengths"] = lengths + unfinished
-        values = self.critic(name).values(**inputs)
+        values = self._values(name, inputs, table.agents)
         ends = values.gather(1, lengths[:, None])[:, 0]
         return values[:, :-1].masked_fill(~mask, 0.0), torch.where(unfinished, ends, 0.0)
+
+    def _values(self, name: str, inputs: dict[str, Any], agents: Sequence[str]) -> Tensor:
+        """Values [B, T] of a policy's rows; ``agents`` says whose they are."""
+        return self.critic(name).values(**inputs)
 
     def _steer(self, name: str, penalty: Tensor, mask: Tensor) -> None:
         """Log the divergence from the reference over all ranks, and let the controller answer to it."""
@@ -286,27 +295,29 @@ class PPO(Algorithm):
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         assert rows.advantages is not None
-        assert rows.values is not None
-        assert rows.returns is not None
         mask, old_logp = rows.action_mask, self._old_logp(rows)
         found = self.policy(name).outputs(**rows.inputs(), with_entropy=self.entropy_coefficient > 0)
-        values = found.values if found.values is not None else self.critic(name).values(**rows.inputs())
         logp = found.logp
         policy_losses = ppo_clip_loss(logp, old_logp, rows.advantages, mask, dual_clip=self.dual_clip, **self.clip)
         weights = self.correction.weights(old_logp, rows.old_logp, mask)
-        policy_losses = policy_losses * weights
-        value_losses = value_loss(values, rows.values, rows.returns, mask, clip=self.value_clip)
-        losses = policy_losses + self.value_coefficient * value_losses
+        losses = policy_losses * weights
+        metrics = {}
+        if self.has_values(name):
+            assert rows.values is not None
+            assert rows.returns is not None
+            values = found.values if found.values is not None else self.critic(name).values(**rows.inputs())
+            value_losses = value_loss(values, rows.values, rows.returns, mask, clip=self.value_clip)
+            losses = losses + self.value_coefficient * value_losses
+            metrics["value_loss"] = masked_mean(value_losses.detach(), mask)
         if found.entropy is not None:
             losses = losses - self.entropy_coefficient * found.entropy
         if rows.ref_logp is not None and self.kl_in == "loss":
             losses = losses + self.kl_controllers[name].coefficient * kl_k3(logp, rows.ref_logp, mask)
         with torch.no_grad():
-            metrics = {
+            metrics |= {
                 "approx_kl": approx_kl(logp, rows.old_logp, mask),
                 "clip_fraction": clip_fraction(logp, old_logp, rows.advantages, mask, **self.clip),
                 "ratio_deviation": ratio_max_deviation(logp, old_logp, mask),
-                "value_loss": masked_mean(value_losses, mask),
             }
             if found.entropy is not None:
                 metrics["entropy"] = masked_mean(found.entropy, mask)

@@ -23,12 +23,14 @@ class RewardedRows:
         batch: the rows, B of them.
         rewards: [B, T], a turn's reward on its last token, 0 elsewhere.
         chains: rows of one agent in one episode, in order: one, or several where a chat template rewrote history.
+        agents: whose row each is.
         unfinished: [B] True for the last row of an episode that a limit cut short.
     """
 
     batch: PolicyBatch
     rewards: Tensor
     chains: list[list[int]]
+    agents: list[str]
     unfinished: Tensor
 
     def advantages(
@@ -115,4 +117,5 @@ def _rewarded(table: _Table, temperature: float, turn_bonus: Callable[[Turn], fl
     for row, trajectory in enumerate(table.trajectories):
         for turn in trajectory.turns:
             rewards[row, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
-    return RewardedRows(batch, rewards, table.chains, torch.tensor(table.unfinished))
+    agents = [trajectory.agent for trajectory in table.trajectories]
+    return RewardedRows(batch, rewards, table.chains, agents, torch.tensor(table.unfinished))

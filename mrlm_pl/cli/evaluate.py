@@ -21,7 +21,8 @@ from mrlm_pl.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mrlm_pl.evaluation import EvaluationReport
-    from mrlm_pl.rollout import EpisodePlayer, Seat
+    from mrlm_pl.play import Seat
+    from mrlm_pl.rollout import EpisodePlayer
 
 SINGLE = "main"
 """Name of the policy when a model, rather than a run, is evaluated."""
@@ -222,8 +223,8 @@ def _seats(
     import torch
     from transformers.utils.logging import disable_progress_bar
 
+    from mrlm_pl.play import Seat
     from mrlm_pl.policy import Policy
-    from mrlm_pl.rollout import Seat
 
     disable_progress_bar()
     if device == "auto":

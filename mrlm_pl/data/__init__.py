@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mrlm_pl.data.episode_files import read_episodes, write_episodes
+    from mrlm_pl.data.joint_preference_module import JointPreferenceDataModule, joint_pairs
     from mrlm_pl.data.preference_module import PreferenceDataModule, preference_pairs
     from mrlm_pl.data.rollout_module import RolloutDataModule
     from mrlm_pl.data.rows import read_rows
     from mrlm_pl.data.trajectory_module import TrajectoryDataModule
 
 __all__ = [
+    "JointPreferenceDataModule",
     "PreferenceDataModule",
     "RolloutDataModule",
     "TrajectoryDataModule",
+    "joint_pairs",
     "preference_pairs",
     "read_episodes",
     "read_rows",
@@ -23,7 +26,9 @@ __all__ = [
 ]
 
 _HOME = {
+    "JointPreferenceDataModule": "joint_preference_module",
     "PreferenceDataModule": "preference_module",
+    "joint_pairs": "joint_preference_module",
     "preference_pairs": "preference_module",
     "RolloutDataModule": "rollout_module",
     "TrajectoryDataModule": "trajectory_module",

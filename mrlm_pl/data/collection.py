@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mrlm_pl.algorithms.group import agent_return
-from mrlm_pl.episode import Episode, Turn
-from mrlm_pl.evaluation import judged_successes
+from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.evaluation import judging_environments
+from mrlm_pl.turn_tree import TREE_STOPS, path_weights
 
 
 def without_signal(group: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> bool:
@@ -17,6 +18,19 @@ def without_signal(group: Sequence[Episode], turn_bonus: Callable[[Turn], float]
     agents = {agent for episode in played for agent in episode.trajectories}
     returns = [{agent_return(e, agent, turn_bonus) for e in played if agent in e.trajectories} for agent in agents]
     return all(len(values) < 2 for values in returns)
+
+
+def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
+    """Every decision once, with a row that it is in; paths of a turn tree share some."""
+    found, seen = [], set()
+    for episode in episodes:
+        for row in episode.rows():
+            for turn in row.turns:
+                key = (episode.group, turn.node, turn.agent, turn.sample)
+                if not turn.node or key not in seen:
+                    found.append((turn, row))
+                seen.add(key)
+    return found
 
 
 @dataclass
@@ -48,24 +62,34 @@ class CollectionSums:
             unused: others that were played in that time; they are throughput, and may have failed.
         """
         played = [episode for episode in episodes if not episode.failed]
-        rows = [row for episode in played for row in episode.rows()]
-        turns = [turn for row in rows for turn in row.turns]
-        tokens = float(sum(row.num_actions for row in rows))
-        unused_tokens = float(sum(row.num_actions for episode in unused for row in episode.rows()))
+        turns = distinct_turns(played)
+        tokens = float(sum(turn.stop - turn.start for turn, _ in turns))
+        unused_tokens = float(sum(turn.stop - turn.start for turn, _ in distinct_turns(unused)))
         groups: dict[str, list[Episode]] = {}
         for episode in played:
             groups.setdefault(episode.group, []).append(episode)
-        values: dict[str, list[float]] = {
-            "rollout/reward": [episode.reward for episode in played],
-            "rollout/truncated_turns": [float(turn.finish_reason == "length") for turn in turns],
-            "rollout/zero_variance_groups": [float(without_signal(group, turn_bonus)) for group in groups.values()],
-            "rollout/success": [float(success) for success in judged_successes(played)],
+        values: dict[str, list[tuple[float, float]]] = {
+            "rollout/truncated_turns": [(float(turn.finish_reason == "length"), 1.0) for turn, _ in turns],
+            "rollout/zero_variance_groups": [
+                (float(without_signal(group, turn_bonus)), 1.0) for group in groups.values()
+            ],
         }
-        for episode in played:
-            for name, value in {**episode.components(), **episode.metrics}.items():
-                values.setdefault(f"rollout/{episode.task.environment}/{name}", []).append(value)
-        means = {name: (math.fsum(found), float(len(found))) for name, found in values.items() if found}
-        means["rollout/entropy"] = (-math.fsum(sum(row.logprobs) for row in rows), max(tokens, 1.0))
+        judging = judging_environments(played)
+        for episode, weight in zip(played, path_weights(played), strict=True):
+            found = {f"{episode.task.environment}/{name}": value for name, value in episode.components().items()}
+            found |= {f"{episode.task.environment}/{name}": value for name, value in episode.metrics.items()}
+            found["reward"] = episode.reward
+            if episode.task.environment in judging and episode.stop_reason not in TREE_STOPS:
+                found["success"] = float(bool(episode.success))
+            for name, value in found.items():
+                values.setdefault(f"rollout/{name}", []).append((value, weight))
+        means = {
+            name: (math.fsum(value * weight for value, weight in found), math.fsum(weight for _, weight in found))
+            for name, found in values.items()
+            if found
+        }
+        surprise = -math.fsum(sum(row.logprobs[turn.start : turn.stop]) for turn, row in turns)
+        means["rollout/entropy"] = (surprise, max(tokens, 1.0))
         means["rollout/response_tokens"] = (tokens, max(float(len(turns)), 1.0))
         sums = {
             "rollout/tokens_per_second": (tokens + unused_tokens) / seconds,

@@ -48,12 +48,12 @@ class FixedDataModule(LightningDataModule, ABC):
         """Number of examples in a split; 0 for one that has no source."""
 
     @abstractmethod
-    def collate(self, split: DataSplit, chosen: Sequence[int]) -> PolicyBatch:
-        """The rows of the examples ``chosen``, of which there is at least one."""
+    def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
+        """The rows of the examples ``chosen``, of which there is at least one, by policy."""
 
     @abstractmethod
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
-        """The size of an update on the examples ``update``; its first name is that of the policy."""
+        """The size of an update on the examples ``update``, by policy."""
 
     def before_first_batch(self) -> None:
         """Called when the model is on its device and a checkpoint has been read, before a batch is made."""
@@ -162,5 +162,4 @@ class EpochStream:
 
     def _share(self, chosen: Sequence[int], totals: Mapping[str, BatchTotals], pieces: int) -> Batch:
         own = chosen[self.rank :: self.ranks]
-        rows = {next(iter(totals)): self.data.collate(self.split, own)} if own else {}
-        return Batch(rows, totals, pieces)
+        return Batch(self.data.collate(self.split, own) if own else {}, totals, pieces)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.algorithms.dpo import DPO
+from mrlm_pl.algorithms import DPO, Algorithm
 from mrlm_pl.batch import PolicyBatch, collate_rows
 from mrlm_pl.data.chat_rows import chat_rows, messages_fault, messages_of, played_rows, read_examples, text_row
 from mrlm_pl.data.fixed_data import DataSplit, FixedDataModule
@@ -29,6 +30,17 @@ class PlayedPair(NamedTuple):
 
     chosen: Trajectory
     rejected: Trajectory
+
+
+class RowPair(NamedTuple):
+    """The token rows of what was preferred and of what was not; several where several agents acted."""
+
+    chosen: tuple[Trajectory, ...]
+    rejected: tuple[Trajectory, ...]
+
+    def rows(self) -> tuple[Trajectory, ...]:
+        """All rows, the chosen ones first."""
+        return self.chosen + self.rejected
 
 
 class PreferenceDataModule(FixedDataModule):
@@ -60,6 +72,8 @@ class PreferenceDataModule(FixedDataModule):
         DataError: a file is missing, a row lacks its fields, or episodes give no pair.
     """
 
+    algorithm_class: ClassVar[type[Algorithm]] = DPO
+
     def __init__(
         self,
         train: str,
@@ -71,39 +85,62 @@ class PreferenceDataModule(FixedDataModule):
         test: str | None = None,
     ) -> None:
         super().__init__({"train": train, "validation": validation, "test": test}, batch_size, seed)
-        self.max_tokens = max_tokens
-        self._examples = {split: _read_pairs(source, split, reward_gap) for split, source in self.sources.items()}
-        self.pairs: dict[DataSplit, list[tuple[Trajectory, Trajectory]]] = {}
+        self.max_tokens, self.reward_gap = max_tokens, reward_gap
+        self._examples = {split: self.read_pairs(source, split) for split, source in self.sources.items()}
+        self.pairs: dict[DataSplit, list[RowPair]] = {}
+        self._starts: dict[DataSplit, list[int]] = {}
         self._references: dict[str, Tensor] = {}
         self._digests: dict[str, str] = {}
         self._referenced: dict[str, str] = {}
 
-    def setup(self, stage: str) -> None:
-        if not isinstance(self.algorithm(), DPO):
-            raise ConfigurationError(f"PreferenceDataModule is for DPO, not for {type(self.algorithm()).__name__}")
+    def read_pairs(self, source: str, split: str) -> list[Any]:
+        """The pairs of a source, in a form that :meth:`row_pair` knows."""
+        return _read_pairs(source, split, self.reward_gap)
+
+    def row_pair(self, example: Any, where: str) -> RowPair:
+        """The token rows of a pair that :meth:`read_pairs` gave; an error's message begins with ``where``."""
         name, policy = self.learner()
-        limit = self.max_tokens or policy.context_window
+        chosen, rejected = pair_rows(example, policy.chat, name, where)
+        return RowPair((chosen,), (rejected,))
+
+    def setup(self, stage: str) -> None:
+        algorithm = self.algorithm()
+        if not isinstance(algorithm, self.algorithm_class):
+            raise ConfigurationError(
+                f"{type(self).__name__} is for {self.algorithm_class.__name__}, not for {type(algorithm).__name__}"
+            )
         for split in self._examples.keys() - self.pairs.keys():
             source = self.sources[split]
             made = [
-                pair_rows(example, policy.chat, name, f"{source}, row {number}")
+                self.row_pair(example, f"{source}, row {number}")
                 for number, example in enumerate(self._examples[split], start=1)
             ]
-            kept = [pair for pair in made if max(len(row.token_ids) for row in pair) <= limit]
-            if not kept:
-                raise DataError(f"no pair of {source!r} fits into {limit} tokens; raise data.max_tokens")
+            kept = self._learnable(made, source)
             if len(kept) < len(made):
                 logger.warning("left out %d of %d pairs of %s", len(made) - len(kept), len(made), source)
-            self.pairs[split], self._digests[split] = kept, _digest(kept)
+            self.pairs[split], self._starts[split], self._digests[split] = kept, row_starts(kept), _digest(kept)
+
+    def _learnable(self, pairs: Sequence[RowPair], source: str) -> list[RowPair]:
+        algorithm = self.algorithm()
+        limits = {name: self.max_tokens or algorithm.policy(name).context_window for name in algorithm.policies}
+        kept = [pair for pair in pairs if all(len(row.token_ids) <= limits[row.policy] for row in pair.rows())]
+        if not kept:
+            raise DataError(f"no pair of {source!r} fits into {min(limits.values())} tokens; raise data.max_tokens")
+        return kept
 
     def count(self, split: DataSplit) -> int:
         return len(self.pairs.get(split, ()))
 
+    def uses_reference(self) -> bool:
+        """Whether the loss compares with the reference."""
+        algorithm = self.algorithm()
+        assert isinstance(algorithm, DPO)
+        return not algorithm.reference_free
+
     def before_first_batch(self) -> None:
         algorithm, trainer = self.algorithm(), self.trainer
-        assert isinstance(algorithm, DPO)
         assert trainer is not None
-        if algorithm.reference_free:
+        if not self.uses_reference():
             return
         if not self._references and trainer.state.fn == "fit" and not trainer.global_step:
             was_training = algorithm.training
@@ -113,27 +150,34 @@ class PreferenceDataModule(FixedDataModule):
             algorithm.train(was_training)
         for split in self.pairs if trainer.state.fn == "fit" else (self._evaluated_split(),):
             if self._referenced.get(split) != self._digests[split]:
+                free = ", or use `model.reference_free`" if isinstance(algorithm, DPO) else ""
                 raise ConfigurationError(
                     f"data.{split}: {self.sources[split]!r} holds no pairs that the run began with, so that the "
                     "log-probabilities of DPO's reference, the policy before its first update, are not known; give "
-                    "the checkpoint of a run (--ckpt_path) and its files, or use `model.reference_free`"
+                    f"the checkpoint of a run (--ckpt_path) and its files{free}"
                 )
 
     def _evaluated_split(self) -> DataSplit:
         trainer: Any = self.trainer
         return "test" if trainer.state.fn == "test" else "validation"
 
-    def collate(self, split: DataSplit, chosen: Sequence[int]) -> PolicyBatch:
-        rows = _rows_of([self.pairs[split][index] for index in chosen])
+    def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
+        tables = row_tables([self.pairs[split][index] for index in chosen])
         if split in self._references:
-            rows.reference_sums = self._references[split][torch.tensor(chosen)].flatten()
-        return rows
+            starts = self._starts[split]
+            places = torch.tensor([place for index in chosen for place in range(starts[index], starts[index + 1])])
+            for rows, own in tables.values():
+                rows.reference_sums = self._references[split][places[own]]
+        return {name: rows for name, (rows, _) in tables.items()}
 
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
-        name, _ = self.learner()
-        tokens = sum(row.num_actions for index in update for row in self.pairs[split][index])
-        sequences = 2.0 * len(update)
-        return {name: BatchTotals(float(tokens), sequences, sequences)}
+        """The size of an update by policy; its episodes are the answers compared, for each policy all of them."""
+        rows = [row for index in update for row in self.pairs[split][index].rows()]
+        sizes: dict[str, BatchTotals] = {}
+        for row in rows:
+            before = sizes.get(row.policy, BatchTotals(0.0, 0.0, 2.0 * len(update)))
+            sizes[row.policy] = before + BatchTotals(float(row.num_actions), 1.0, 0.0)
+        return sizes
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "references": dict(self._references), "referenced": dict(self._referenced)}
@@ -144,23 +188,53 @@ class PreferenceDataModule(FixedDataModule):
         self._referenced = dict(state_dict["referenced"])
 
     @torch.no_grad()
-    def _reference_sums(self, pairs: Sequence[tuple[Trajectory, Trajectory]]) -> Tensor:
-        """Log-probabilities [pairs, 2] of the answers under the weights of now; each rank computes its share."""
+    def _reference_sums(self, pairs: Sequence[RowPair]) -> Tensor:
+        """Log-probabilities of the answers under the weights of now, for each row of each pair in order.
+
+        Each rank computes its share.
+        """
         algorithm, trainer = self.algorithm(), self.trainer
         assert trainer is not None
-        _, policy = self.learner()
         rank, ranks = data_parallel_rank(trainer)
-        sums = torch.zeros(len(pairs), 2, device=algorithm.device)
+        starts = row_starts(pairs)
+        sums = torch.zeros(starts[-1], device=algorithm.device)
+        learners = [name for name in algorithm.policies if algorithm.policy(name).trained]
         with trainer.precision_plugin.forward_context():
             for first in range(0, len(pairs), self.batch_size * ranks):
-                start = first + rank * self.batch_size
-                if start >= len(pairs):
-                    policy.idle_loss()  # sharded ranks make every forward pass together
-                    continue
-                rows = _rows_of(pairs[start : start + self.batch_size]).to(algorithm.device)
-                logp = policy(**rows.inputs())
-                sums[start : start + self.batch_size] = sequence_logp(logp, rows.action_mask).view(-1, 2)
+                start = min(first + rank * self.batch_size, len(pairs))
+                tables = row_tables(pairs[start : start + self.batch_size])
+                for name in learners:
+                    if name not in tables:
+                        if ranks > 1:
+                            algorithm.policy(name).idle_loss()  # sharded ranks make every forward pass together
+                        continue
+                    rows, places = tables[name]
+                    rows = rows.to(algorithm.device)
+                    logp = algorithm.policy(name)(**rows.inputs())
+                    sums[places.to(sums.device) + starts[start]] = sequence_logp(logp, rows.action_mask)
         return algorithm.from_all_ranks(sums).sum(0).cpu()  # the other ranks have zeros here
+
+
+def row_tables(pairs: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]]:
+    """The rows of each policy, and the place [B] of each among the rows of all pairs, pair after pair.
+
+    ``groups`` are the numbers of the answers: 2 i for the chosen one of pair i, 2 i + 1 for the rejected one.
+    """
+    rows = [row for pair in pairs for row in pair.rows()]
+    answers = [2 * number + side for number, pair in enumerate(pairs) for side in (0, 1) for _ in pair[side]]
+    tables = {}
+    for policy in dict.fromkeys(row.policy for row in rows):
+        places = [place for place, row in enumerate(rows) if row.policy == policy]
+        speakers: dict[tuple[int, str], int] = {}
+        prefixes = [speakers.setdefault((answers[p] // 2, rows[p].agent), len(speakers)) for p in places]
+        table = collate_rows([rows[p] for p in places], [answers[p] for p in places], prefixes, places)
+        tables[policy] = table, torch.tensor(places)
+    return tables
+
+
+def row_starts(pairs: Sequence[RowPair]) -> list[int]:
+    """Place of each pair's first row among the rows of all pairs, and at last the number of rows."""
+    return list(itertools.accumulate((len(pair.rows()) for pair in pairs), initial=0))
 
 
 def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[dict[str, Any]]:
@@ -234,17 +308,13 @@ def pair_rows(
     return made[0][0], made[1][0]
 
 
-def _rows_of(pairs: Sequence[tuple[Trajectory, Trajectory]]) -> PolicyBatch:
-    rows = [row for pair in pairs for row in pair]
-    pair_numbers = [index // 2 for index in range(len(rows))]
-    return collate_rows(rows, pair_numbers, pair_numbers, list(range(len(rows))))
-
-
-def _digest(pairs: Sequence[tuple[Trajectory, Trajectory]]) -> str:
+def _digest(pairs: Sequence[RowPair]) -> str:
     """What tells these pairs of tokens from others."""
     digest = hashlib.sha256()
     for pair in pairs:
-        for row in pair:
+        digest.update(bytes([len(pair.chosen)]))
+        for row in pair.rows():
+            digest.update(row.policy.encode())
             digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes() + bytes(row.action_mask))
     return digest.hexdigest()[:16]
 
@@ -261,18 +331,21 @@ def _read_pairs(source: str, split: str, reward_gap: float) -> list[Mapping[str,
         return list(pairs)
     made: list[Mapping[str, Any] | PlayedPair] = []
     for number, row in enumerate(rows, start=1):
-        fault = _fault(row)
+        fault = pair_fault(row)
         if fault:
             raise DataError(
                 f"{source}, row {number}: {fault}; a row is {{prompt, chosen, rejected}}, and this one has the fields "
                 f"{sorted(row)}"
             )
-        if "prompt" in row:
-            made.append({key: row[key] for key in ("prompt", "chosen", "rejected")})
-        else:
-            prompt, chosen, rejected = _split_prompt(row["chosen"], row["rejected"])
-            made.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+        made.append(with_prompt(row))
     return made
+
+
+def with_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
+    """``prompt``, ``chosen`` and ``rejected`` of a data row without fault; its prompt may be what both begin with."""
+    if "prompt" in row:
+        return {key: row[key] for key in ("prompt", "chosen", "rejected")}
+    return dict(zip(("prompt", "chosen", "rejected"), _split_prompt(row["chosen"], row["rejected"]), strict=True))
 
 
 def _split_prompt(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
@@ -283,7 +356,7 @@ def _split_prompt(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[Seque
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
 
-def _fault(row: Mapping[str, Any]) -> str | None:
+def pair_fault(row: Mapping[str, Any]) -> str | None:
     """What is wrong with a data row, or None."""
     for field in ("chosen", "rejected"):
         if field not in row:

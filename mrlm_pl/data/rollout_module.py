@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
@@ -17,6 +17,7 @@ from torch import Tensor
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.data.collection import CollectionSums, without_signal
+from mrlm_pl.data.collection_observer import show_collection
 from mrlm_pl.data.episode_batch import EpisodeBatch
 from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.data.task_stream import TaskStream
@@ -26,11 +27,14 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, summarize
 from mrlm_pl.losses import BatchTotals, batch_totals
+from mrlm_pl.play import EpisodeSpec, Seat
 from mrlm_pl.remote.served_policies import with_served
-from mrlm_pl.rollout import EpisodePlayer, EpisodeSpec, Seat
+from mrlm_pl.rollout import EpisodePlayer
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.strategies import data_parallel_rank, each_share
+from mrlm_pl.turn_tree import TreePlayer
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -145,9 +149,8 @@ class RolloutDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         algorithm = self._algorithm()
-        for environment in self.environments.values():
-            for agent in environment.agents:
-                algorithm.seat(agent)
+        agents = [agent for environment in self.environments.values() for agent in environment.agents]
+        algorithm.check_agents(dict.fromkeys(agents))
         if stage != "fit":
             return
         if self.group_size < algorithm.smallest_group:
@@ -275,6 +278,9 @@ class RolloutDataModule(LightningDataModule):
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
         """Episodes played with the current weights."""
+        return self._with_current_weights(lambda: self._player(sampling).play_blocking(specs))
+
+    def _with_current_weights(self, play: Callable[[], T]) -> T:
         algorithm, engine = self._algorithm(), self._ready_engine()
         was_training = algorithm.training
         algorithm.eval()
@@ -282,9 +288,9 @@ class RolloutDataModule(LightningDataModule):
             for name in algorithm.policies:
                 if algorithm.policy(name).served_by is None:
                     engine.load(name, algorithm.policy(name).network, self._version())
-            episodes = self._player(sampling).play_blocking(specs)
+            result = play()
         algorithm.train(was_training)
-        return episodes
+        return result
 
     def _collect(self) -> dict[str, PolicyBatch]:
         started = time.perf_counter()
@@ -312,8 +318,9 @@ class RolloutDataModule(LightningDataModule):
         seconds, bonus = time.perf_counter() - started, algorithm.turn_bonus(self.sampling)
         measured = CollectionSums.of(episodes, seconds, bonus, unused=[*replaced, *greedy])
         if self.resample_rounds:
-            measured.sums["rollout/resampled_groups"] = len(replaced) / self.group_size
+            measured.sums["rollout/resampled_groups"] = float(len({episode.group for episode in replaced}))
         self._metrics = self._over_ranks(measured).metrics() | algorithm.take_prepared_metrics()
+        show_collection(self._trainer(), [*episodes, *replaced])
         return rows
 
     def _over_ranks(self, measured: CollectionSums) -> CollectionSums:
@@ -326,16 +333,26 @@ class RolloutDataModule(LightningDataModule):
         replaced: list[Episode] = []
         due = list(groups)
         for attempt in range(self.resample_rounds + 1):
-            specs = [spec for group in due for spec in self._group_specs(group, attempt)]
-            episodes = iter(self.play(specs, self.sampling))
-            for group in due:
+            for group, episodes in zip(due, self._episodes_of_groups(due, attempt), strict=True):
                 replaced += played.get(group, [])
-                played[group] = [next(episodes) for _ in range(self.group_size)]
+                played[group] = episodes
             bonus = self._algorithm().turn_bonus(self.sampling)
             due = [group for group in due if without_signal(played[group], bonus)]
             if not self._sum_over_ranks(torch.tensor(float(len(due)))):
                 break  # as long as one rank goes on, all gather the weights
         return [episode for group in groups for episode in played[group]], replaced
+
+    def _episodes_of_groups(self, groups: Sequence[int], attempt: int) -> list[list[Episode]]:
+        """The episodes of each group: ``group_size`` separate ones, or the paths of its turn tree."""
+        tree = self._algorithm().turn_tree
+        if tree is None:
+            specs = [spec for group in groups for spec in self._group_specs(group, attempt)]
+            episodes = iter(self.play(specs, self.sampling))
+            return [[next(episodes) for _ in range(self.group_size)] for _ in groups]
+        roots = [self._group_specs(group, attempt)[0] for group in groups]
+        roots = [replace(root, id=root.group) for root in roots]
+        player = TreePlayer(self._player(self.sampling), tree, self.group_size)
+        return self._with_current_weights(lambda: player.play_blocking(roots))
 
     def _play_greedily(self, groups: Sequence[int]) -> list[Episode]:
         """One episode of the task of each group with the most probable token at every step."""
@@ -371,7 +388,7 @@ class RolloutDataModule(LightningDataModule):
         algorithm = self._algorithm()
         policies: dict[str, PolicyBatch] = {}
         totals: dict[str, BatchTotals] = {}
-        for name in algorithm.policies:
+        for name in algorithm.learners:
             rows = self._rows.get(name)
             size = torch.zeros(3, dtype=torch.float64)
             if rows is not None:

@@ -93,12 +93,12 @@ class TrajectoryDataModule(FixedDataModule):
     def count(self, split: DataSplit) -> int:
         return len(self.rows.get(split, ()))
 
-    def collate(self, split: DataSplit, chosen: Sequence[int]) -> PolicyBatch:
+    def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
         rows = [self.rows[split][index] for index in chosen]
         numbers = list(range(len(rows)))
         table = collate_rows(rows, numbers, numbers, numbers)
         table.observation_mask = padded_masks([observation_mask(row) for row in rows])
-        return table
+        return {self.learner()[0]: table}
 
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
         policy, _ = self.learner()

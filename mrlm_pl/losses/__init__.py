@@ -19,7 +19,16 @@ from mrlm_pl.losses.diagnostics import (
 from mrlm_pl.losses.kl import kl_k1, kl_k2, kl_k3, kl_k3_straight_through
 from mrlm_pl.losses.masking import last_token_mask, masked_values
 from mrlm_pl.losses.policy_gradient import cispo_loss, gspo_loss, policy_gradient_loss, ppo_clip_loss
-from mrlm_pl.losses.preference import dpo_hinge_loss, dpo_sigmoid_loss, ipo_loss, preference_gap, sequence_logp
+from mrlm_pl.losses.preference import (
+    PreferenceLoss,
+    dpo_hinge_loss,
+    dpo_sigmoid_loss,
+    ipo_loss,
+    joint_logp,
+    preference_gap,
+    preference_loss,
+    sequence_logp,
+)
 from mrlm_pl.losses.reduction import (
     BatchTotals,
     Reduction,
@@ -35,6 +44,7 @@ from mrlm_pl.losses.value import value_loss
 __all__ = [
     "BatchTotals",
     "Correction",
+    "PreferenceLoss",
     "RatioLevel",
     "Reduction",
     "approx_kl",
@@ -51,6 +61,7 @@ __all__ = [
     "episode_token_counts",
     "gspo_loss",
     "ipo_loss",
+    "joint_logp",
     "kl_k1",
     "kl_k2",
     "kl_k3",
@@ -64,6 +75,7 @@ __all__ = [
     "policy_gradient_loss",
     "ppo_clip_loss",
     "preference_gap",
+    "preference_loss",
     "ratio_max_deviation",
     "reduce_tokens",
     "sequence_logp",

@@ -6,6 +6,10 @@ does. Compute it once with ``preference_gap`` (it is also the metric to log) and
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,6 +26,20 @@ def sequence_logp(logp: Tensor, action_mask: Tensor) -> Tensor:
     [-6.0]
     """
     return masked_values(logp, action_mask).sum(-1)
+
+
+def joint_logp(row_logp: Tensor, joint_actions: Tensor, count: int) -> Tensor:
+    """Log-probability [count] of each joint action: the sum of its rows', as agents decide independently.
+
+    Args:
+        row_logp: [B], from ``sequence_logp``; the rows of all agents, in any order.
+        joint_actions: [B] int64, number of the joint action that each row is a part of.
+        count: of joint actions; one without a row has 0.
+
+    >>> joint_logp(torch.tensor([-1.0, -2.0, -4.0]), torch.tensor([1, 0, 1]), 3).tolist()
+    [-2.0, -5.0, 0.0]
+    """
+    return row_logp.new_zeros(count).index_add(0, joint_actions, row_logp)
 
 
 def preference_gap(
@@ -99,3 +117,43 @@ def ipo_loss(gap: Tensor, *, beta: float = 0.1) -> Tensor:
     [0.0, 4.0]
     """
     return (gap - 1.0 / (2.0 * beta)).square()
+
+
+PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]
+
+
+def preference_loss(
+    loss: PreferenceLoss, *, beta: float = 0.1, label_smoothing: float = 0.0, margin: float | None = None
+) -> Callable[[Tensor], Tensor]:
+    """The loss of that name, from gap [P] to loss [P].
+
+    Args:
+        loss: ``sigmoid``, ``hinge`` or ``ipo``.
+        beta: strength of the pull to the reference.
+        label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
+        margin: how far the chosen answer must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
+
+    Raises:
+        ConfigurationError: an unknown name, or a value is out of range or does not belong to the loss.
+
+    >>> preference_loss("ipo", beta=0.5)(torch.tensor([3.0])).tolist()
+    [4.0]
+    """
+    if beta <= 0 or not 0 <= label_smoothing < 0.5:
+        raise ConfigurationError(
+            f"beta {beta} must be above 0, label_smoothing {label_smoothing} at least 0 and below 0.5"
+        )
+    if label_smoothing and loss != "sigmoid":
+        raise ConfigurationError(f"label_smoothing {label_smoothing} belongs to loss 'sigmoid', not to {loss!r}")
+    if margin is not None and loss == "ipo":
+        raise ConfigurationError(f"margin {margin} does not belong to loss 'ipo', whose margin is 1 / (2 beta)")
+    losses: dict[str, Callable[[Tensor], Tensor]] = {
+        "sigmoid": functools.partial(
+            dpo_sigmoid_loss, beta=beta, label_smoothing=label_smoothing, margin=margin or 0.0
+        ),
+        "hinge": functools.partial(dpo_hinge_loss, beta=beta, margin=1.0 if margin is None else margin),
+        "ipo": functools.partial(ipo_loss, beta=beta),
+    }
+    if loss not in losses:
+        raise ConfigurationError(f"loss is {loss!r}; choose from {', '.join(losses)}")
+    return losses[loss]

@@ -158,6 +158,10 @@ class Row:
         self.action_mask.extend([logprobs is not None] * len(token_ids))
         self.logprobs.extend([0.0] * len(token_ids) if logprobs is None else logprobs)
 
+    def fork(self) -> Row:
+        """A copy that grows by itself."""
+        return Row(list(self.token_ids), list(self.action_mask), list(self.logprobs), self.messages)
+
 
 class Conversation:
     """One agent's dialogue as token rows: :meth:`observe` and :meth:`act` alternate.
@@ -175,6 +179,13 @@ class Conversation:
     def row(self) -> Row:
         """The row that grows."""
         return self.rows[-1]
+
+    def fork(self) -> Conversation:
+        """The same conversation so far, to go on by itself."""
+        copied = Conversation(self.chat, self.tools)
+        copied.rows = [row.fork() for row in self.rows]
+        copied._prompt_text = self._prompt_text
+        return copied
 
     @property
     def restarts(self) -> int:

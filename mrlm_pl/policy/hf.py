@@ -171,6 +171,14 @@ class Policy(nn.Module):
             self.value_head.read(self.source)
             self.value_head.requires_grad_(self.trained)
 
+    def load_critic(self, name: str) -> None:
+        """Read the weights of a policy that only estimates returns; its output head is not trained."""
+        self.load(name=name)
+        self.add_value_head()
+        head = self.network.get_output_embeddings()
+        if head is not None and not getattr(self.config.get_text_config(), "tie_word_embeddings", False):
+            head.requires_grad_(False)
+
     def networks(self) -> list[nn.Module]:
         """The modules that a forward pass of this policy may run: the model, its reference and its value head."""
         network = None if self.model is None else self.network

@@ -1,7 +1,7 @@
 """Runs untrusted code, bounded: Python, shells, and the grading of programs. See docs/sandbox.md."""
 
 from mrlm_pl.sandbox.cell import Cell, CellEndedError
-from mrlm_pl.sandbox.grading import Grade, Tests, grade
+from mrlm_pl.sandbox.grading import Grade, Tests, UnitTests, grade
 from mrlm_pl.sandbox.inside.grader import bound_names
 from mrlm_pl.sandbox.isolation import Isolation, IsolationName
 from mrlm_pl.sandbox.sandbox import Execution, Sandbox, running
@@ -16,6 +16,7 @@ __all__ = [
     "IsolationName",
     "Sandbox",
     "Tests",
+    "UnitTests",
     "bound_names",
     "grade",
     "running",

@@ -42,14 +42,51 @@ class Tests:
             return sorted({*self.names, *([self.entry] if self.entry else [])})
         return sorted({name for part in self.parts for name in unbound_names(part)} - bound_names(self.context))
 
+    def request(self) -> dict[str, Any]:
+        """What the process of the tests is asked."""
+        tests = {"context": self.context, "names": self.required(), "entry": self.entry, "tests": list(self.parts)}
+        return {"operation": "grade", **tests}
+
+
+@dataclass(frozen=True)
+class UnitTests:
+    """``unittest`` classes that test a program, trusted code; each test method counts.
+
+    What they do with the program's classes and objects is done in its process. They see values as copies, containers
+    that a call changed and files of the working folder as the program left them, and errors as the built-in class of
+    their name. An object equals itself only.
+
+    Args:
+        code: the classes.
+        names: classes and functions that the program must define.
+        context: code that the tests rely on, such as imports; the program finds it too.
+        operators: methods such as ``__eq__`` or ``__contains__`` that the task is to write: else the tests do not ask
+            the program to compare.
+    """
+
+    code: str
+    names: tuple[str, ...]
+    context: str = ""
+    operators: tuple[str, ...] = ()
+
+    def required(self) -> list[str]:
+        """Names that a program must define."""
+        return sorted(self.names)
+
+    def request(self) -> dict[str, Any]:
+        """What the process of the tests is asked."""
+        tests = {"context": self.context, "names": list(self.names), "tests": self.code}
+        return {"operation": "grade_unit_tests", **tests, "operators": list(self.operators)}
+
 
 @dataclass(frozen=True)
 class Grade:
     """How a program did.
 
     Args:
-        passed: assertions that held.
-        run: assertions that were reached; of a part that an error ended also those that are written in it, or one more.
+        passed: assertions that held, or test methods that passed.
+        run: assertions that were reached, of a part that an error ended also those that are written in it, or one more;
+            or all test methods.
         loaded: whether the program was parsed and executed without an error.
         ending: why its process, or the tests, ended before their time, or None.
         fault: the first error, of the program or of a call; None without one.
@@ -76,7 +113,7 @@ class Grade:
         return self.loaded and self.ending is None and 0 < self.run == self.passed
 
 
-def grade(sandbox: Sandbox, program: str, tests: Tests) -> Grade:
+def grade(sandbox: Sandbox, program: str, tests: Tests | UnitTests) -> Grade:
     """How the program does on the tests.
 
     The program runs in one child and the tests in another. Calls and their results pass by value, so that the program
@@ -114,7 +151,7 @@ def grade(sandbox: Sandbox, program: str, tests: Tests) -> Grade:
     )
 
 
-def _load(candidate: Cell, program: str, tests: Tests, deadline: float) -> str | None:
+def _load(candidate: Cell, program: str, tests: Tests | UnitTests, deadline: float) -> str | None:
     message = {"operation": "load", "given": tests.context, "source": program, "required": tests.required()}
     try:
         reply = candidate.request(message, deadline)
@@ -123,15 +160,11 @@ def _load(candidate: Cell, program: str, tests: Tests, deadline: float) -> str |
     return str(reply["error"]) if "error" in reply else None
 
 
-def _relay(candidate: Cell, grader: Cell, tests: Tests, deadline: float) -> tuple[dict[str, Any], Ending | None]:
+def _relay(
+    candidate: Cell, grader: Cell, tests: Tests | UnitTests, deadline: float
+) -> tuple[dict[str, Any], Ending | None]:
     """Pass calls of the tests to the program until the verdict is there."""
-    message: dict[str, Any] = {
-        "operation": "grade",
-        "context": tests.context,
-        "names": tests.required(),
-        "entry": tests.entry,
-        "tests": list(tests.parts),
-    }
+    message = tests.request()
     while True:
         try:
             reply = grader.request(message, deadline)

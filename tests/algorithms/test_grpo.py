@@ -112,10 +112,13 @@ def test_kl_to_the_reference_pulls_back(model_folder: Path) -> None:
     assert loss.item() == pytest.approx(0.5 * 0.106531, abs=1e-5)
 
 
-def test_zero_variance_rows_need_no_forward_pass_and_may_leave_the_denominator(model_folder: Path) -> None:
+def test_zero_variance_rows_need_no_forward_pass_and_may_leave_the_denominator(
+    model_folder: Path, quiet_trainer: Any
+) -> None:
     episodes = [episode(n, "even" if n < 2 else "odd", {"main": float(n == 3)}) for n in range(4)]
     for zero_variance, counted in (("keep", 12.0), ("exclude", 6.0)):
         algorithm = loaded(model_folder, zero_variance=zero_variance, recompute_old_logp=False)
+        algorithm.trainer = quiet_trainer()
         batch = algorithm.prepare(episodes, Sampling())["main"]
         assert algorithm.rows_with_gradient(batch).tolist() == [2, 3]
         assert batch_totals(batch.action_mask).tokens == counted

@@ -14,6 +14,7 @@ from mrlm_pl.algorithms import (
     CISPO,
     GRPO,
     GSPO,
+    RAE,
     REINFORCE,
     RLOO,
     REINFORCEPlusPlus,
@@ -29,7 +30,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import Correction, batch_totals
 from mrlm_pl.policy import Policy
 
-FAMILY = [CISPO, GRPO, GSPO, REINFORCE, RLOO, REINFORCEPlusPlus, REINFORCEPlusPlusBaseline, ReMax]
+FAMILY = [CISPO, GRPO, GSPO, RAE, REINFORCE, RLOO, REINFORCEPlusPlus, REINFORCEPlusPlusBaseline, ReMax]
 
 
 def episode(number: int, reward: float, group: str = "g", tokens: int = 2, error: str | None = None) -> Episode:

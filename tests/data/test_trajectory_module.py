@@ -235,7 +235,7 @@ class Stub(FixedDataModule):
         return self.examples
 
     def collate(self, split: Any, chosen: Any) -> Any:
-        return list(chosen)
+        return {"main": list(chosen)}
 
     def totals(self, split: Any, update: Any) -> dict[str, BatchTotals]:
         return {"main": BatchTotals(0.0, float(len(update)), 0.0)}

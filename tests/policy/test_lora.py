@@ -95,6 +95,21 @@ def test_policies_with_adapters_share_one_base_and_differ(model_folder: Path) ->
     torch.testing.assert_close(second(IDS).logits, plain(IDS).logits)
 
 
+def test_four_policies_with_adapters_have_the_memory_of_one_base(model_folder: Path) -> None:
+    def stored(algorithm: GRPO) -> int:
+        """Bytes behind all weights, each counted once."""
+        storages = {weight.untyped_storage().data_ptr(): weight.untyped_storage() for weight in algorithm.parameters()}
+        return sum(storage.nbytes() for storage in storages.values())
+
+    algorithm = GRPO({name: policy(model_folder) for name in "abcd"})
+    algorithm.configure_model()
+    plain = GRPO({"main": Policy(str(model_folder))})
+    plain.configure_model()
+    adapters = [weight for name, weight in algorithm.named_parameters() if "lora_" in name]
+    assert len(adapters) == 4 * 2 * 2 * 7, "A and B of seven matrices in two layers, for each policy"
+    assert stored(algorithm) == stored(plain) + sum(4 * weight.numel() for weight in adapters)
+
+
 def test_the_reference_is_the_model_without_its_adapter(model_folder: Path) -> None:
     with_adapter, plain = policy(model_folder), Policy(str(model_folder))
     with_adapter.load(reference=True)

@@ -21,26 +21,36 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from remote_servers import Served, eventually, offer
 
 MAX_TURNS = 12
-CHEAP = ["coordination", "math", "sql", "tools"]
-SANDBOXED = {"code": 6, "shell": 4}
+CHEAP = ["coordination", "debate", "length_ratio", "math", "sql", "tools", "writing"]
+SANDBOXED = {"class_completion": 2, "code": 6, "collaborative_coding": 2, "shell": 4}
 """Environments that run programs, and how many seeds are quick."""
 
 
 def make(name: str) -> Environment:
+    from mrlm_environments.class_completion import ClassCompletionEnvironment
     from mrlm_environments.code import CodeEnvironment
+    from mrlm_environments.collaborative_coding import CollaborativeCodingEnvironment
     from mrlm_environments.coordination import CoordinationGame
+    from mrlm_environments.debate import DebateEnvironment
+    from mrlm_environments.length_ratio import LengthRatioGame
     from mrlm_environments.math import MathEnvironment
     from mrlm_environments.shell import ShellEnvironment
     from mrlm_environments.sql import SqlEnvironment
     from mrlm_environments.tools import ToolEnvironment
+    from mrlm_environments.writing import WritingEnvironment
 
     makers: dict[str, Callable[[], Environment]] = {
+        "class_completion": ClassCompletionEnvironment,
+        "collaborative_coding": lambda: CollaborativeCodingEnvironment(turns=2, feedback="level_feedback"),
         "code": lambda: CodeEnvironment(max_attempts=2),
         "coordination": CoordinationGame,
+        "length_ratio": LengthRatioGame,
+        "debate": lambda: DebateEnvironment(reward="score"),
         "math": lambda: MathEnvironment(max_attempts=3, steps_bonus=0.2),
         "shell": ShellEnvironment,
         "sql": SqlEnvironment,
         "tools": ToolEnvironment,
+        "writing": lambda: WritingEnvironment("arxiv", turns=2),
     }
     return makers[name]()
 

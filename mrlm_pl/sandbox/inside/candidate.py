@@ -19,6 +19,8 @@ from typing import Any
 from mrlm_pl.sandbox.inside import landlock
 from mrlm_pl.sandbox.inside.channel import Channel
 from mrlm_pl.sandbox.inside.grader import grade
+from mrlm_pl.sandbox.inside.objects import Objects
+from mrlm_pl.sandbox.inside.unit_tests import grade_unit_tests
 from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
 
 MODULE = "solution"
@@ -39,7 +41,9 @@ def serve(requests: int, replies: int) -> None:
         "call": child.call,
         "run": child.run,
         "shell": child.shell,
+        "use": child.use,
         "grade": child.grade,
+        "grade_unit_tests": child.grade_unit_tests,
     }
     while True:
         request = channel.receive()
@@ -56,6 +60,7 @@ class _Child:
         self.namespace: dict[str, Any] = {}
         self.session: dict[str, Any] = {"__name__": "__main__"}
         self.kept: list[Any] = []
+        self.objects: Objects | None = None
 
     def load(self, request: dict[str, Any]) -> None:
         """Execute a program as a module, after what it was given to build on; it must define what is asked of it."""
@@ -75,6 +80,11 @@ class _Child:
         arguments = decode(request["arguments"], lambda mention: self.kept[mention.number])
         named = decode(request.get("named", {"dict": []}), lambda mention: self.kept[mention.number])
         return encode(self.namespace[request["name"]](*arguments, **named), self._keep)
+
+    def use(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What tests do with the program's objects."""
+        self.objects = self.objects or Objects(self.namespace)
+        return self.objects.use(request)
 
     def run(self, request: dict[str, Any]) -> None:
         """Execute lines in a session that goes on, and print the value of a last expression."""
@@ -119,6 +129,10 @@ class _Child:
     def grade(self, request: dict[str, Any]) -> dict[str, Any]:
         """Verdicts of tests on a candidate that lives elsewhere."""
         return grade(self.channel, request)
+
+    def grade_unit_tests(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Verdicts of ``unittest`` classes on a program that lives elsewhere."""
+        return grade_unit_tests(self.channel, request)
 
     def _keep(self, value: Any) -> Opaque:
         self.kept.append(value)

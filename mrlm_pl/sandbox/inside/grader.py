@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections.abc import Sequence
 from typing import Any
 
 from mrlm_pl.sandbox.inside.channel import Channel
@@ -63,7 +64,7 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
             if "gone" in answer:
                 raise CandidateGone
             if "error" in answer:
-                raise _raised(answer["error"], answer.get("kind"))
+                raise raised(answer["error"], answer.get("kind"))
             try:
                 return decode(answer["ok"], lambda mention: mention)
             except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -108,12 +109,18 @@ class _CountAsserts(ast.NodeTransformer):
         return ast.copy_location(ast.Try([record], [handler], [], []), node)
 
 
-def _raised(text: str, kind: Any) -> Exception:
-    """The error of a call, as the built-in class that tests may expect, else as :class:`CandidateError`."""
+def raised(text: str, kind: Any, arguments: Sequence[Any] | None = None) -> Exception:
+    """The error of a call, as the built-in class that tests may expect, else as :class:`CandidateError`.
+
+    Args:
+        text: what it says.
+        kind: name of its class.
+        arguments: of its constructor; the text alone by default.
+    """
     known = getattr(builtins, kind, None) if isinstance(kind, str) else None
     if isinstance(known, type) and issubclass(known, Exception) and known not in (StopIteration, UnicodeError):
         try:
-            return known(text)
+            return known(*([text] if arguments is None else arguments))
         except TypeError:
             return CandidateError(text)  # a class whose constructor wants more than a text
     return CandidateError(text)

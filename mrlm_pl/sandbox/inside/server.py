@@ -65,6 +65,7 @@ PRELOADED = [
     "types",
     "typing",
     "unicodedata",
+    "unittest",
 ]
 """Modules that a program finds loaded."""
 

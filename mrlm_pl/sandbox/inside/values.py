@@ -1,18 +1,22 @@
 """Plain values as JSON without loss of type: what may pass between a candidate and its grader.
 
-Numbers, text, bytes and the built-in containers are passed by value and by exact type, so an object that claims to be
-equal to everything arrives as what it is: an :class:`Opaque` mention of something that stayed behind.
+Numbers, text, bytes, dates, times, built-in types and the built-in containers are passed by value and by exact type, so
+an object that claims to be equal to everything arrives as what it is: an :class:`Opaque` mention of something that
+stayed behind.
 """
 
 from __future__ import annotations
 
+import builtins
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
 
 MAX_DEPTH = 60
 _EXACT = 2**53  # beyond it, JSON readers elsewhere lose digits
+_MOMENTS: dict[str, Any] = {kind.__name__: kind for kind in (date, datetime, time)}
 _DICTIONARIES = (dict, Counter, OrderedDict, defaultdict)
 
 
@@ -61,6 +65,13 @@ def encode(value: Any, keep: Callable[[Any], Opaque], depth: int = 0) -> Any:
         return {"bytes": value.hex()}
     if kind is complex:
         return {"complex": inner((value.real, value.imag))}
+    name = getattr(value, "__name__", "") if kind is type else ""
+    if name and vars(builtins).get(name) is value:
+        return {"type": name}
+    if kind is timedelta:
+        return {"timedelta": [value.days, value.seconds, value.microseconds]}
+    if kind in _MOMENTS.values() and type(getattr(value, "tzinfo", None)) in (type(None), timezone):
+        return {kind.__name__: value.isoformat()}
     mention = value if kind is Opaque else keep(value)
     return {"opaque": [mention.number, mention.kind]}
 
@@ -109,6 +120,15 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
         return complex(real, imaginary)
     if kind == "dict":
         return dict(inner(pair) for pair in content)
+    if kind == "type":
+        named = getattr(builtins, content)
+        if type(named) is not type:
+            raise ValueError(f"{content!r:.40} is no built-in type")
+        return named
+    if kind == "timedelta":
+        return timedelta(*inner(content))
+    if kind in _MOMENTS:
+        return _MOMENTS[kind].fromisoformat(content)
     if kind == "opaque":
         number, name = content
         if type(number) is not int or type(name) is not str:

@@ -1,0 +1,122 @@
+"""Games against opponents that never change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from mrlm_callbacks.snapshot_pool import check_fit, weights_of
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.evaluation import evaluation_specs, mean_interval
+from mrlm_pl.policy import Policy
+from mrlm_pl.strategies import data_parallel_rank, each_share
+
+
+@dataclass(frozen=True)
+class AnchorGames:
+    """How often and against whom a learner is measured.
+
+    Args:
+        every: iterations between two measurements; one is also made before the first and after the last iteration.
+        games: episodes of each environment against each anchor; the same ones every time.
+        split: split of their tasks.
+        models: further anchors beside the initial snapshot, by name: folders or hub ids of models of the same shape.
+        sampling: how turns are sampled; None is the data module's ``validation_sampling``.
+
+    Raises:
+        ConfigurationError: a number is below 1, or an anchor is called ``initial``.
+    """
+
+    every: int = 20
+    games: int = 128
+    split: str = "validation"
+    models: dict[str, str] = field(default_factory=dict)
+    sampling: Sampling | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.games < 1:
+            raise ConfigurationError(
+                f"the anchors of SelfPlay have every {self.every} and games {self.games}; both must be 1 or above"
+            )
+        if "initial" in self.models:
+            raise ConfigurationError("the anchors of SelfPlay: 'initial' is the initial snapshot; take another name")
+
+    def read(self, opponent: Policy) -> dict[str, dict[str, Tensor]]:
+        """Weights of the further anchors, by name.
+
+        Raises:
+            ConfigurationError: a model is none that the opponent's seat can play with.
+        """
+        weights = {}
+        for name, model in self.models.items():
+            anchor = Policy(model, trained=False)
+            check_language(opponent, anchor, f"the anchor {name!r}")
+            anchor.load(name=name)
+            weights[name] = weights_of(anchor)
+            check_fit(opponent, weights[name], f"the anchor {name!r}")
+        return weights
+
+    def play(
+        self, trainer: Any, data: RolloutDataModule, environments: Sequence[str], score: Callable[[Episode], float]
+    ) -> dict[str, float]:
+        """Numbers of the learner's games against who sits in the opponent's seat; every rank must ask.
+
+        Returns:
+            ``score`` with its 95 % interval ``low`` to ``high``; shares ``wins`` and ``draws``; ``games`` without
+            those that failed.
+
+        Raises:
+            RolloutError: every game failed.
+        """
+        found: list[float] = []
+        for name in environments:
+            specs = evaluation_specs(data.environments[name], self.games, self.split, data.seed)
+            rank, ranks = data_parallel_rank(trainer)
+            own = data.play(specs[rank::ranks], self.sampling or data.validation_sampling)
+            scores = [score(episode) for episode in own if not episode.failed]
+            found += [value for share in each_share(trainer, scores) for value in share]
+        if not found:
+            raise RolloutError(f"all games against an anchor failed; try `mrlm check-env {environments[0]}`")
+        low, high = mean_interval([[value] for value in found])
+        return {
+            "score": sum(found) / len(found),
+            "low": max(low, 0.0),
+            "high": min(high, 1.0),
+            "wins": sum(value == 1 for value in found) / len(found),
+            "draws": sum(value == 0.5 for value in found) / len(found),
+            "games": float(len(found)),
+        }
+
+
+def check_language(policy: Policy, other: Policy, whose: str) -> None:
+    """Nothing when two policies read the same tokens.
+
+    Raises:
+        ConfigurationError: their vocabularies or chat templates differ.
+    """
+    same = policy.tokenizer.get_vocab() == other.tokenizer.get_vocab()
+    if not same or policy.tokenizer.chat_template != other.tokenizer.chat_template:
+        raise ConfigurationError(
+            f"SelfPlay: {whose} ({other.name_or_path!r}) has another vocabulary or chat template than "
+            f"{policy.name_or_path!r}; give both the same model and chat_template"
+        )
+
+
+def game_score(episode: Episode, sides: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> float:
+    """1, .5 or 0: whether the learner's agents earned more than the opponent's, as much or less, in the mean.
+
+    Args:
+        episode: one that did not fail; an agent that had no turn earned 0.
+        sides: agents of the learner and of the opponent, by environment.
+    """
+    rewards = episode.rewards()
+    own, other = (
+        sum(rewards.get(agent, 0.0) for agent in agents) / len(agents) for agents in sides[episode.task.environment]
+    )
+    return 0.5 if own == other else float(own > other)

@@ -1,0 +1,135 @@
+"""Elo ratings with intervals from the results of games, by maximum likelihood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ELO = 400 / math.log(10)
+"""Elo points of a difference of 1 in the logarithm of the odds."""
+
+_Z95 = 1.959963984540054
+_STEPS, _PRECISION = 200, 1e-10
+
+
+@dataclass(frozen=True)
+class Rating:
+    """A player's strength.
+
+    Args:
+        elo: points above the player that the scale begins with.
+        low: lower end of the 95 % interval.
+        high: upper end of it.
+    """
+
+    elo: float
+    low: float
+    high: float
+
+
+class GameTable:
+    """Results of games between players that have names.
+
+    A win counts 1 and a draw a half; what a player did not score the other did.
+    """
+
+    def __init__(self) -> None:
+        self._games: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def add(self, player: str, other: str, score: float, games: int) -> None:
+        """Book ``games`` games of which the player won ``score``."""
+        if player > other:
+            player, other, score = other, player, games - score
+        before = self._games.get((player, other), (0.0, 0))
+        self._games[player, other] = (before[0] + score, before[1] + games)
+
+    def items(self) -> list[tuple[str, str, float, int]]:
+        """(player, other, the player's score, games) of every pair that met."""
+        return [(*pair, *found) for pair, found in self._games.items()]
+
+    def players(self) -> list[str]:
+        """Everybody who has played, by name."""
+        return sorted({player for pair in self._games for player in pair})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The table as plain values."""
+        return {"games": self.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        self._games = {(player, other): (score, games) for player, other, score, games in state["games"]}
+
+
+def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict[str, Rating]:
+    """Ratings of all players under the Bradley-Terry model, in which ``p = 1 / (1 + 10^(-difference / 400))``.
+
+    The ratings are those of highest likelihood (Bradley and Terry 1952), with a draw as half a win for each. Every pair
+    that met counts ``virtual_draws`` drawn games more, so that a player who won all games has a finite rating. The
+    intervals are normal with the standard errors of the information matrix, for the difference to ``zero``; they take
+    games as independent, and games with draws for as uncertain as games without.
+
+    Args:
+        table: who played whom; every player must be linked with ``zero`` by games.
+        zero: the player whose rating is 0.
+        virtual_draws: drawn games that are added for each pair.
+
+    >>> table = GameTable()
+    >>> table.add("strong", "weak", score=75, games=100)
+    >>> round(elo_ratings(table, zero="weak", virtual_draws=0)["strong"].elo, 2)  # 400 log10(75 / 25)
+    190.85
+    """
+    players = table.players()
+    if not players:
+        return {zero: Rating(0.0, 0.0, 0.0)}
+    index = {player: place for place, player in enumerate(players)}
+    scores = torch.zeros(len(players), len(players), dtype=torch.float64)
+    for player, other, score, games in table.items():
+        row, column = index[player], index[other]
+        scores[row, column] = score + virtual_draws / 2
+        scores[column, row] = games - score + virtual_draws / 2
+    free = torch.tensor([place for player, place in index.items() if player != zero], dtype=torch.int64)
+    strength, information = _most_likely(scores, free)
+    errors = torch.zeros(len(players), dtype=torch.float64)
+    errors[free] = torch.linalg.inv(information).diagonal().sqrt()
+    ratings = {}
+    for player, place in index.items():
+        elo, half = ELO * float(strength[place]), ELO * _Z95 * float(errors[place])
+        ratings[player] = Rating(elo, elo - half, elo + half)
+    return ratings
+
+
+def _most_likely(scores: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    """Strengths [P] by Newton's method, 0 for who is not ``free`` [F], and the information [F, F] there."""
+    games = scores + scores.T
+    strength = torch.zeros(len(scores), dtype=torch.float64)
+    for _ in range(_STEPS):
+        gradient, information = _derivatives(scores, games, strength, free)
+        step = torch.linalg.solve(information, gradient)
+        size, before = 1.0, _log_likelihood(scores, strength)
+        while True:
+            moved = strength.clone()
+            moved[free] += size * step
+            if _log_likelihood(scores, moved) >= before or size < _PRECISION:
+                break
+            size /= 2
+        strength = moved
+        if float((size * step).abs().max()) < _PRECISION:
+            break
+    return strength, _derivatives(scores, games, strength, free)[1]
+
+
+def _derivatives(scores: Tensor, games: Tensor, strength: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient [F] of the log-likelihood and its negative second derivative [F, F]."""
+    chance = torch.sigmoid(strength[:, None] - strength[None, :])
+    weight = games * chance * (1 - chance)
+    information = torch.diag(weight.sum(1)) - weight
+    return (scores - games * chance).sum(1)[free], information[free][:, free]
+
+
+def _log_likelihood(scores: Tensor, strength: Tensor) -> float:
+    return float((scores * torch.nn.functional.logsigmoid(strength[:, None] - strength[None, :])).sum())

@@ -1,0 +1,275 @@
+"""Self-play: the opponent plays with weights that the learner had before."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch import Tensor
+
+from mrlm_callbacks.anchor_games import AnchorGames, check_language, game_score
+from mrlm_callbacks.collapse_alarm import CollapseAlarm
+from mrlm_callbacks.elo import GameTable, Rating, elo_ratings
+from mrlm_callbacks.snapshot_pool import INITIAL, Draw, SnapshotPool, check_fit, put_into, weights_of
+from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.data.collection_observer import CollectionObserver
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy.lora import merged_state
+from mrlm_pl.strategies import each_share
+
+logger = logging.getLogger(__name__)
+
+
+class SelfPlay(Callback, CollectionObserver):
+    """Gives a frozen opponent the weights of past snapshots of the learner, and measures the learner.
+
+    Before each iteration a snapshot is drawn, by a counter-based seed, and put into the opponent. The learner is rated
+    on the Elo scale from the games that it trains on and those against anchors; the rating of the initial snapshot is
+    0. Anchors are opponents that never change, since in self-play the reward stays about 0 whether the learner gets
+    better or forgets; the alarm watches the scores against them. A game's score is 1, .5 or 0: whether the learner's
+    agents earned more than the opponent's, as much or less.
+
+    Logged after each iteration: ``self_play/score`` of its games, ``self_play/opponent`` (number of the snapshot),
+    ``self_play/pool`` (snapshots in it), ``self_play/elo``, ``elo_low``, ``elo_high`` and ``opponent_elo``; and when
+    the anchors were played ``self_play/NAME/score``, ``low``, ``high``, ``wins`` and ``draws`` for each anchor and
+    ``self_play/alarm`` (1 when one was raised). ``RUN/self_play.json`` has the ratings of all snapshots and all scores
+    against anchors, those before training included.
+
+    Everything that decides the future is in the checkpoint, the weights of the pool included. With LoRA a snapshot is
+    the adapter alone.
+
+    Args:
+        learner: name of the trained policy.
+        opponent: name of a frozen policy of the same model, whose weights are replaced.
+        snapshot_every: iterations between two snapshots.
+        pool_size: most snapshots that are held; the initial one stays and the oldest of the others leaves.
+        draw: how the opponent is drawn: ``uniform``, ``latest`` or ``prioritized``; see :class:`SnapshotPool`.
+        anchors: how the learner is measured.
+        alarm: what counts as a collapse.
+
+    Raises:
+        ConfigurationError: a number is out of range; in a run, the policies, seats or strategy do not allow self-play.
+    """
+
+    def __init__(
+        self,
+        learner: str = "learner",
+        opponent: str = "opponent",
+        snapshot_every: int = 10,
+        pool_size: int = 8,
+        draw: Draw = "uniform",
+        anchors: AnchorGames = AnchorGames(),  # noqa: B008 (frozen)
+        alarm: CollapseAlarm = CollapseAlarm(),  # noqa: B008 (frozen)
+    ) -> None:
+        if snapshot_every < 1 or pool_size < 2:
+            raise ConfigurationError(
+                f"SelfPlay has snapshot_every {snapshot_every} and pool_size {pool_size}; they must be 1 and 2 or above"
+            )
+        self.learner, self.opponent, self.snapshot_every = learner, opponent, snapshot_every
+        self.anchors, self.alarm = anchors, alarm
+        self.pool = SnapshotPool(pool_size, draw)
+        self.table = GameTable()
+        self.history: list[dict[str, Any]] = []
+        self._drawn: tuple[int, int] | None = None  # iteration, snapshot
+        self._score = float("nan")
+        self._anchor_weights: dict[str, dict[str, Tensor]] = {}
+        self._sides: dict[str, tuple[list[str], list[str]]] = {}
+
+    # Lightning's hooks, in the order in which a run meets them.
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        algorithm = self._algorithm(trainer)
+        known = {name: "trained" if algorithm.policy(name).trained else "frozen" for name in algorithm.policies}
+        for name, kind in ((self.learner, "trained"), (self.opponent, "frozen")):
+            if known.get(name) != kind:
+                raise ConfigurationError(
+                    f"SelfPlay needs a {kind} policy {name!r}; policies are {known}; name them with `learner` and "
+                    "`opponent`, and set `trained: false` for the opponent"
+                )
+        if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+            raise ConfigurationError(
+                f"SelfPlay cannot copy weights that {type(trainer.strategy).__name__} splits over processes; use one "
+                "device or `--trainer.strategy ddp`"
+            )
+        check_language(algorithm.policy(self.opponent), algorithm.policy(self.learner), "the learner")
+        self._sides = self._find_sides(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        algorithm, data = self._algorithm(trainer), self._data(trainer)
+        learner, opponent = algorithm.policy(self.learner), algorithm.policy(self.opponent)
+        merged = merged_state(learner.network) if learner.lora else dict(learner.network.named_parameters())
+        check_fit(opponent, merged, f"the learner's {learner.name_or_path!r}")
+        self._anchor_weights = self.anchors.read(opponent)
+        if not self.pool.snapshots:
+            self.pool.add(INITIAL, weights_of(learner))
+            for name, result in self._play_anchors(trainer).items():
+                self.history.append({"iteration": data.iteration, "anchor": name, **result, "alarm": None})
+            self._log_anchors(trainer)
+        self._seat_opponent(trainer)
+
+    def on_collection(self, trainer: Any, episodes: Sequence[Episode]) -> None:
+        """Book the games of the iteration that begins; see :meth:`CollectionObserver.on_collection`."""
+        own = [self._game_score(item) for item in episodes if not item.failed and item.task.environment in self._sides]
+        scores = [score for share in each_share(trainer, own) for score in share]
+        if not scores:  # the tasks of a run with several environments may all have been of the others
+            return
+        assert self._drawn is not None
+        _, number = self._drawn
+        self.table.add(self._player(self._data(trainer).iteration), str(number), sum(scores), len(scores))
+        self._score = sum(scores) / len(scores)
+        self.pool.note(number, self._score)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        data = self._data(trainer)
+        if data.position != 0:
+            return
+        assert self._drawn is not None
+        _, opponent = self._drawn
+        logged = {"score": self._score, "opponent": float(opponent), "pool": float(len(self.pool.snapshots))}
+        last = trainer.max_epochs is not None and data.iteration == trainer.max_epochs * data.iterations
+        measured = last or data.iteration % self.anchors.every == 0
+        if measured:
+            self._measure(trainer)
+        ratings = elo_ratings(self.table, zero=str(INITIAL))
+        own = ratings.get(self._player(data.iteration - 1))
+        if own is not None:
+            logged |= {"elo": own.elo, "elo_low": own.low, "elo_high": own.high}
+            logged["opponent_elo"] = ratings[str(opponent)].elo
+        for name, value in logged.items():
+            pl_module.log(f"self_play/{name}", value, prog_bar=name == "elo", batch_size=1)
+        if data.iteration % self.snapshot_every == 0:
+            self.pool.add(data.iteration, weights_of(self._algorithm(trainer).policy(self.learner)))
+        self._score = float("nan")
+        self._seat_opponent(trainer)
+        if trainer.is_global_zero and measured:
+            self._write(trainer, ratings)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "pool": self.pool.state_dict(),
+            "table": self.table.state_dict(),
+            "history": self.history,
+            "drawn": self._drawn,
+            "score": self._score,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.pool.load_state_dict(state_dict["pool"])
+        self.table.load_state_dict(state_dict["table"])
+        self.history = list(state_dict["history"])
+        self._drawn, self._score = state_dict["drawn"], state_dict["score"]
+
+    # The opponent.
+
+    def _seat_opponent(self, trainer: Trainer) -> None:
+        """Put the weights of this iteration's snapshot into the opponent."""
+        data = self._data(trainer)
+        if self._drawn is None or self._drawn[0] != data.iteration or self._drawn[1] not in self.pool.snapshots:
+            self._drawn = (data.iteration, self.pool.drawn(data.seed, data.iteration))
+        self._put(trainer, self.pool.snapshots[self._drawn[1]])
+
+    def _put(self, trainer: Trainer, weights: Mapping[str, Tensor]) -> None:
+        algorithm = self._algorithm(trainer)
+        put_into(algorithm.policy(self.opponent), weights, algorithm.policy(self.learner))
+
+    # Measurements.
+
+    def _play_anchors(self, trainer: Trainer) -> dict[str, dict[str, float]]:
+        """Results against each anchor; leaves the last one in the opponent's seat."""
+        results = {}
+        for name, weights in {"initial": self.pool.snapshots[INITIAL], **self._anchor_weights}.items():
+            self._put(trainer, weights)
+            results[name] = self.anchors.play(trainer, self._data(trainer), list(self._sides), self._game_score)
+        return results
+
+    def _measure(self, trainer: Trainer) -> None:
+        """Play the anchors, and raise the alarm if need be."""
+        iteration = self._data(trainer).iteration
+        for name, result in self._play_anchors(trainer).items():
+            score, games = result["score"], int(result["games"])
+            before = [row["score"] for row in self.history if row["anchor"] == name]
+            reason = self.alarm.reason(score, max([score, *before]))
+            self.history.append({"iteration": iteration, "anchor": name, **result, "alarm": reason})
+            player = str(INITIAL) if name == "initial" else f"anchor {name}"
+            self.table.add(self._player(iteration - 1), player, score * games, games)
+            if reason is not None:
+                self._raise_alarm(trainer, name, reason)
+        self._log_anchors(trainer)
+
+    def _log_anchors(self, trainer: Trainer) -> None:
+        """Log the latest scores against the anchors, in the row of the update before.
+
+        Straight to the loggers: what is logged through the module is repeated in each later row.
+        """
+        latest = [row for row in self.history if row["iteration"] == self.history[-1]["iteration"]]
+        metrics = {"self_play/alarm": float(any(row["alarm"] is not None for row in latest))}
+        for row in latest:
+            for key in ("score", "low", "high", "wins", "draws"):
+                metrics[f"self_play/{row['anchor']}/{key}"] = row[key]
+        for log in trainer.loggers:
+            log.log_metrics(metrics, step=max(trainer.global_step - 1, 0))
+
+    def _raise_alarm(self, trainer: Trainer, anchor: str, reason: str) -> None:
+        iteration = self._data(trainer).iteration
+        stop = self.alarm.action == "stop"
+        if trainer.is_global_zero:
+            level = logging.ERROR if stop else logging.WARNING
+            end = "the run stops" if stop else "look at the run, and lower the learning rate or draw older opponents"
+            logger.log(level, "collapse at iteration %d: the score against %s, %s; %s", iteration, anchor, reason, end)
+        trainer.should_stop = trainer.should_stop or stop
+
+    def _player(self, iteration: int) -> str:
+        """Who learns in an iteration, as a player: the snapshot that the next one will be."""
+        return str((iteration // self.snapshot_every + 1) * self.snapshot_every)
+
+    def _game_score(self, episode: Episode) -> float:
+        return game_score(episode, self._sides)
+
+    def _write(self, trainer: Trainer, ratings: Mapping[str, Rating]) -> None:
+        path = Path(trainer.default_root_dir) / "self_play.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = {name: {"elo": item.elo, "low": item.low, "high": item.high} for name, item in ratings.items()}
+        path.write_text(json.dumps({"ratings": table, "anchors": self.history}, indent=1) + "\n")
+
+    # What the trainer knows.
+
+    def _find_sides(self, trainer: Trainer) -> dict[str, tuple[list[str], list[str]]]:
+        """Agents of the learner and of the opponent, by environment, where both play."""
+        algorithm = self._algorithm(trainer)
+        sides = {}
+        for name, environment in self._data(trainer).environments.items():
+            own, other = (
+                [agent for agent in environment.agents if algorithm.seat(agent) == policy]
+                for policy in (self.learner, self.opponent)
+            )
+            if own and other:
+                sides[name] = (own, other)
+        if not sides:
+            raise ConfigurationError(
+                f"SelfPlay: in no environment do both {self.learner!r} and {self.opponent!r} have a seat; bind an "
+                "agent to each with `seats`"
+            )
+        return sides
+
+    def _data(self, trainer: Any) -> RolloutDataModule:
+        data = trainer.datamodule
+        if not isinstance(data, RolloutDataModule):
+            raise ConfigurationError(f"SelfPlay plays episodes; {type(data).__name__} has no environment")
+        return data
+
+    def _algorithm(self, trainer: Any) -> Algorithm:
+        module = trainer.lightning_module
+        if not isinstance(module, Algorithm):
+            raise ConfigurationError(f"SelfPlay needs the policies of an Algorithm; {type(module).__name__} has none")
+        return module

@@ -1,0 +1,127 @@
+"""Snapshots of a policy's weights, and how an opponent is drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy import Policy
+from mrlm_pl.policy.lora import is_adapter, merged_state
+from mrlm_pl.seeding import keyed_random
+
+Draw = Literal["uniform", "latest", "prioritized"]
+INITIAL = 0
+"""Number of the snapshot of the weights before the first update."""
+
+_MEMORY = 0.75
+_LEAST = 0.1
+
+
+class SnapshotPool:
+    """At most ``size`` snapshots, numbered by how many iterations came before them.
+
+    The initial one stays for good; when there are too many, the oldest of the others leaves.
+
+    Args:
+        size: most snapshots that are held, the initial one included.
+        draw: ``uniform``; ``latest``: the newest; ``prioritized``: with a weight of ``(1 - w)^2`` for the learner's
+            score ``w`` against it (AlphaStar's prioritized fictitious self-play, doi 10.1038/s41586-019-1724-z), but
+            never of less than .01, so that a beaten snapshot returns now and then and shows what was forgotten. ``w``
+            is .5 before the first game and then a running average, in which the latest collection against that
+            snapshot counts a quarter.
+    """
+
+    def __init__(self, size: int, draw: Draw) -> None:
+        self.size, self.draw = size, draw
+        self.snapshots: dict[int, dict[str, Tensor]] = {}
+        self.scores: dict[int, float] = {}
+
+    def add(self, number: int, weights: dict[str, Tensor]) -> None:
+        """Take a snapshot in, and let another one go if there are too many."""
+        self.snapshots[number] = weights
+        if len(self.snapshots) > self.size:
+            oldest = min(held for held in self.snapshots if held != INITIAL)
+            del self.snapshots[oldest]
+            self.scores.pop(oldest, None)
+
+    def note(self, number: int, score: float) -> None:
+        """Book the learner's mean score, from 0 to 1, in a collection against a snapshot."""
+        self.scores[number] = _MEMORY * self.scores.get(number, 0.5) + (1 - _MEMORY) * score
+
+    def drawn(self, seed: int, iteration: int) -> int:
+        """Number of the opponent of an iteration: a function of the seed, the iteration and what is in the pool."""
+        numbers = sorted(self.snapshots)
+        if self.draw == "latest":
+            return numbers[-1]
+        weights = [self.weight(number) for number in numbers]
+        return keyed_random("self-play", seed, iteration).choices(numbers, weights)[0]
+
+    def weight(self, number: int) -> float:
+        """Weight of a snapshot in the draw."""
+        if self.draw == "uniform":
+            return 1.0
+        return max(1.0 - self.scores.get(number, 0.5), _LEAST) ** 2
+
+    def state_dict(self) -> dict[str, Any]:
+        """The pool with all its weights."""
+        return {"snapshots": self.snapshots, "scores": self.scores}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave; snapshots that are too many for this pool leave, the oldest first."""
+        self.snapshots, self.scores = {}, dict(state["scores"])
+        for number in sorted(state["snapshots"]):
+            self.add(number, state["snapshots"][number])
+
+
+def weights_of(policy: Policy) -> dict[str, Tensor]:
+    """Copies, on the CPU, of what makes a policy differ from its model: with LoRA only the adapter."""
+    return {
+        name: weight.detach().cpu().clone()
+        for name, weight in policy.model.named_parameters()
+        if policy.lora is None or is_adapter(name)
+    }
+
+
+@torch.no_grad()
+def put_into(opponent: Policy, weights: Mapping[str, Tensor], learner: Policy) -> None:
+    """Make a frozen policy play with the weights of a snapshot of the learner, bit for bit.
+
+    Args:
+        opponent: is changed; its model has the learner's shape.
+        weights: what :func:`weights_of` gave, of the learner or of another policy of that shape.
+        learner: adapters are merged into its model's weights; it ends as it was.
+
+    Raises:
+        ConfigurationError: the weights are of another shape.
+    """
+    if any(is_adapter(name) for name in weights):
+        now = weights_of(learner)
+        _copy(learner.model, weights, partial=True)
+        weights = merged_state(learner.network)
+        _copy(learner.model, now, partial=True)
+    _copy(opponent.network, weights)
+
+
+def check_fit(opponent: Policy, weights: Mapping[str, Tensor], whose: str) -> None:
+    """Nothing when the opponent's model can play with these weights.
+
+    Raises:
+        ConfigurationError: a weight is only in one of them, or has another shape.
+    """
+    own = {name: weight.shape for name, weight in opponent.network.named_parameters()}
+    wrong = [name for name, shape in own.items() if name not in weights or weights[name].shape != shape]
+    if wrong:
+        raise ConfigurationError(
+            f"SelfPlay: {len(wrong)} weights of the opponent's model {opponent.name_or_path!r}, such as {wrong[0]!r}, "
+            f"have no counterpart of their shape in {whose}; give both the same model"
+        )
+
+
+def _copy(model: torch.nn.Module, weights: Mapping[str, Tensor], partial: bool = False) -> None:
+    for name, weight in model.named_parameters():
+        if name in weights or not partial:
+            weight.copy_(weights[name])

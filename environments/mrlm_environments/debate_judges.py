@@ -1,0 +1,86 @@
+"""What judges of debates have in common: the debate they read, the verdict they give, and who has won by it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Side = Literal["PRO", "CON"]
+SIDES: tuple[Side, Side] = ("PRO", "CON")
+OPPONENT: Mapping[Side, Side] = {"PRO": "CON", "CON": "PRO"}
+TIE = "TIE"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What one side said in one turn."""
+
+    side: Side
+    text: str
+
+
+@dataclass(frozen=True)
+class Debate:
+    """A debate that is over.
+
+    Args:
+        topic: the claim that PRO argues for and CON against.
+        arguments: all turns, in the order in which they were spoken.
+        seed: all randomness of judging it.
+    """
+
+    topic: str
+    arguments: tuple[Argument, ...]
+    seed: int = 0
+
+    def texts(self, side: Side) -> tuple[str, ...]:
+        """What a side said, turn after turn."""
+        return tuple(argument.text for argument in self.arguments if argument.side == side)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A judge's scores.
+
+    Args:
+        parts: named parts of each side's score, the same names for both sides; the score is their sum, in [0, 1].
+        metrics: named numbers for the log.
+    """
+
+    parts: Mapping[Side, Mapping[str, float]]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def score(self, side: Side) -> float:
+        """A side's score in [0, 1]."""
+        return math.fsum(self.parts[side].values())
+
+    def winner(self, tie_margin: float = 0.0) -> str:
+        """``PRO``, ``CON``, or ``TIE`` where the scores differ by ``tie_margin`` or less.
+
+        >>> Verdict({"PRO": {"judge": 0.75}, "CON": {"judge": 0.5}}).winner()
+        'PRO'
+        >>> Verdict({"PRO": {"judge": 0.75}, "CON": {"judge": 0.5}}).winner(tie_margin=0.25)
+        'TIE'
+        """
+        margin = self.score("PRO") - self.score("CON")
+        return TIE if abs(margin) <= tie_margin else "PRO" if margin > 0 else "CON"
+
+
+class Judge(ABC):
+    """Scores both sides of a debate. A judge keeps nothing of a debate, so that copies of an environment share it.
+
+    It is called from several threads at the same time, and is pickled where environments live in host processes.
+    """
+
+    @abstractmethod
+    def judge(self, debate: Debate) -> Verdict:
+        """The scores of both sides."""
+
+    def close(self) -> None:
+        """Free what the judge holds; may be called twice, and the judge may be used again."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Judge:
+        return self

@@ -1,0 +1,121 @@
+"""A repeated game of two writers: the second's text shall be so many times as long as the first's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, TurnOrder
+from mrlm_pl.errors import ConfigurationError
+
+MAX_CHARACTERS = 10_000
+"""What a text counts at most."""
+
+_KINDS = ("warm", "cold", "old", "quiet", "bright", "small", "grey", "wild", "slow", "late")
+_THINGS = ("rain", "sea", "town", "garden", "train", "night", "river", "house", "storm", "road")
+
+
+class LengthRatioGame(Environment):
+    """Two writers write at once, for some rounds; each round pays both the same.
+
+    A round pays 1 where the second text's characters over the first's lie in the target band. Below it the pay falls
+    linearly to 0 at a ratio of 0, above it to 0 at twice the band's upper end. Two texts are needed: one with fewer
+    than ``minimum`` characters, white space around it not counted, makes the round pay 0. After a round both learn
+    both lengths. An easier relative of CoMLRL's writing tasks (arXiv 2508.04652).
+
+    Args:
+        target: lowest and highest ratio that pay 1.
+        rounds: how often both write.
+        minimum: fewest characters of a text.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    name = "length_ratio"
+    agents = ("first", "second")
+    quick = True
+    forks = True
+
+    def __init__(self, target: tuple[float, float] = (2.0, 3.0), rounds: int = 2, minimum: int = 4) -> None:
+        band = tuple(target)
+        if len(band) != 2 or not 0 < band[0] <= band[1] < math.inf:
+            raise ConfigurationError(f"length_ratio: target is {target!r}; give [lowest, highest], both above 0")
+        if rounds < 1:
+            raise ConfigurationError(f"length_ratio: rounds is {rounds!r}; it must be 1 or above")
+        if not 1 <= minimum <= MAX_CHARACTERS:
+            raise ConfigurationError(f"length_ratio: minimum is {minimum!r}; it must be from 1 to {MAX_CHARACTERS}")
+        self.target, self.rounds, self.minimum = (band[0], band[1]), rounds, minimum
+
+    def tasks(self, split: str) -> TaskSource:
+        """Topics, each with a number, without end; see :meth:`Environment.tasks`."""
+        return SeededTasks(self.name, split, _topic, lambda data: data["topic"])
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """The topic's letters, as often as needed; None where no two lengths have a ratio in the band."""
+        lengths = self._lengths()
+        if lengths is None:
+            return None
+        letters = task.data["topic"].replace(" ", "")
+        texts = [(letters * (length // len(letters) + 1))[:length] for length in lengths]
+        return {agent: [text] for agent, text in zip(self.agents, texts, strict=True)}
+
+    def reset(self, task: Task) -> Observations:
+        """Give both the topic; see :meth:`Environment.reset`."""
+        self._round = 0
+        observations = {
+            agent: (Message("user", f"You are the {agent} writer. Topic: {task.data['topic']}."),)
+            for agent in self.agents
+        }
+        self._order = TurnOrder(self.name, self.agents)
+        self._order.began(observations)
+        return observations
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Pay a round; see :meth:`Environment.step`."""
+        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
+        order.check_actions(actions)
+        self._round += 1
+        first, second = (len(actions[agent].content[:MAX_CHARACTERS].strip()) for agent in self.agents)
+        pay = ratio_pay(first, second, self.target) if min(first, second) >= self.minimum else 0.0
+        done = self._round == self.rounds
+        shown = Message("user", f"The first text had {first} characters, the second {second}. Write again.")
+        step = Step(
+            observations={} if done else dict.fromkeys(self.agents, (shown,)),
+            rewards=dict.fromkeys(self.agents, pay),
+            components={agent: {"ratio": pay} for agent in self.agents},
+            done=done,
+            stop_reason="rounds" if done else "",
+            success=pay == 1.0 if done else None,
+            metrics={"first_characters": float(first), "second_characters": float(second)},
+        )
+        order.stepped(step)
+        return step
+
+    def _lengths(self) -> tuple[int, int] | None:
+        low, high = self.target
+        shortest = max(self.minimum, math.ceil(self.minimum / high))
+        for first in range(shortest, MAX_CHARACTERS + 1):
+            second = max(self.minimum, math.ceil(low * first))
+            if second <= MAX_CHARACTERS and second <= high * first:
+                return first, second
+        return None
+
+
+def ratio_pay(first: int, second: int, target: tuple[float, float]) -> float:
+    """What two lengths earn, from 0 to 1.
+
+    >>> [ratio_pay(10, second, (2.0, 3.0)) for second in (0, 10, 20, 30, 45, 60, 90)]
+    [0.0, 0.5, 1.0, 1.0, 0.5, 0.0, 0.0]
+    """
+    low, high = target
+    ratio = second / first
+    if ratio < low:
+        return ratio / low
+    return 1.0 if ratio <= high else max(0.0, 2.0 - ratio / high)
+
+
+def _topic(rng: Random) -> dict[str, Any]:
+    return {"topic": f"{rng.choice(_KINDS)} {rng.choice(_THINGS)} {rng.randint(1, 99)}"}

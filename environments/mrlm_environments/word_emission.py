@@ -1,0 +1,96 @@
+"""Several agents at once each say one word again and again: the smallest task that a team can learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, TurnOrder
+from mrlm_pl.errors import ConfigurationError
+
+JUDGED = 4096
+"""Characters of a reply that are looked at."""
+
+
+class WordEmission(Environment):
+    """Every agent is told a word and shall say it and nothing else, as often as it likes.
+
+    An agent's share is the share of its reply's characters, white space aside, that belong to the word: see
+    :func:`word_share`. All agents earn the mean of the shares, so 1 is reached when every reply is the word repeated.
+    The episode is a success when all shares are 1.
+
+    Args:
+        num_agents: agents that speak, ``agent_1`` and so on.
+        words: each task asks for one of them; upper and lower case differ. None is the letter ``a``.
+
+    Raises:
+        ConfigurationError: there is no agent or no word, or a word is empty or has white space.
+    """
+
+    name = "word_emission"
+    quick = True
+    forks = True
+
+    def __init__(self, num_agents: int = 2, words: list[str] | None = None) -> None:
+        words = ["a"] if words is None else list(words)
+        if num_agents < 1:
+            raise ConfigurationError(f"word_emission: num_agents is {num_agents}; it must be 1 or above")
+        if not words or any(not word or word.split() != [word] for word in words):
+            raise ConfigurationError(f"word_emission: words is {words}; give at least one, each without white space")
+        self.agents = tuple(f"agent_{number}" for number in range(1, num_agents + 1))
+        self.words = words
+
+    def tasks(self, split: str) -> TaskSource:
+        """A numbered request for one of the words, without end; see :meth:`Environment.tasks`."""
+        return SeededTasks(
+            self.name, split, partial(_request, words=tuple(self.words)), lambda data: str(data["round"])
+        )
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]]:
+        """Everybody says the word."""
+        return {agent: [task.data["word"]] for agent in self.agents}
+
+    def reset(self, task: Task) -> Observations:
+        """Ask all agents; see :meth:`Environment.reset`."""
+        self._word: str = task.data["word"]
+        question = f"Round {task.data['round']}: say {self._word}"
+        observations = {agent: (Message("user", question),) for agent in self.agents}
+        self._order = TurnOrder(self.name, self.agents)
+        self._order.began(observations)
+        return observations
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Pay all agents; see :meth:`Environment.step`."""
+        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
+        order.check_actions(actions)
+        shares = {agent: word_share(message.content, self._word) for agent, message in actions.items()}
+        reward = sum(shares.values()) / len(shares)
+        step = Step(
+            rewards=dict.fromkeys(self.agents, reward),
+            components={agent: {"word": reward} for agent in self.agents},
+            done=True,
+            stop_reason="answered",
+            success=all(share == 1 for share in shares.values()),
+            metrics={f"{agent}_share": share for agent, share in shares.items()},
+        )
+        order.stepped(step)
+        return step
+
+
+def word_share(reply: str, word: str) -> float:
+    """Share, from 0 to 1, of a reply's characters without white space that lie in occurrences of the word.
+
+    Occurrences are counted from the left and do not overlap; an empty reply has a share of 0. Only the first
+    :data:`JUDGED` characters of a reply count.
+
+    >>> word_share("on on", "on"), word_share("go on", "on"), word_share("onono", "on"), word_share(" ", "on")
+    (1.0, 0.5, 0.8, 0.0)
+    """
+    text = "".join(reply[:JUDGED].split())
+    return len(word) * text.count(word) / len(text) if text else 0.0
+
+
+def _request(rng: Random, words: tuple[str, ...]) -> dict[str, Any]:
+    return {"round": rng.randint(1, 9999), "word": rng.choice(words)}

@@ -1,0 +1,119 @@
+"""Direct preference optimization of joint actions: several agents, and policies, behind one preference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
+from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.losses import PreferenceLoss, joint_logp, preference_gap, preference_loss, sequence_logp
+from mrlm_pl.policy import Policy
+
+
+class MADPO(Algorithm):
+    """Multi-agent direct preference optimization: DPO (arXiv 2305.18290) where the answers are joint actions.
+
+    For a pair with the joint actions ``w`` (chosen) and ``l`` (rejected), of which agent a's parts are ``w_a`` and
+    ``l_a``, summed over their tokens::
+
+        gap  = sum over agents of (log pi_a(w_a) - log pi_ref_a(w_a)) - (log pi_a(l_a) - log pi_ref_a(l_a))
+        loss = mean over pairs of -log sigmoid(beta gap)                                  or another loss of DPO
+
+    There is one preference for all agents, so the loss is one over all policies, and each one's gradient depends on
+    what the others have learnt already. With one agent it is DPO. The reference of a policy is the policy as it is
+    before the first update; its log-probabilities are computed once for all pairs. Use it with
+    ``JointPreferenceDataModule``.
+
+    Logged under ``train/``: ``rewards_chosen`` and ``rewards_rejected`` (means of ``beta (log pi - log pi_ref)`` of the
+    joint actions), ``reward_margin`` (their difference), ``preference_accuracy`` (share of pairs with a positive gap);
+    for each of several policies ``reward_margin``, what it adds to the joint one, and ``grad_norm``; under ``val/`` and
+    ``test/`` ``loss``, ``preference_accuracy`` and ``reward_margin`` of the joint actions.
+
+    Args:
+        policies, seats, schedule, warmup_steps, betas: see :class:`Algorithm`.
+        loss: ``sigmoid``, ``hinge`` or ``ipo``; see :class:`~mrlm_pl.algorithms.dpo.DPO`.
+        beta: strength of the pull to the reference.
+        label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
+        margin: how far the chosen joint action must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
+
+    Raises:
+        ConfigurationError: a value is out of range or does not belong to the loss.
+    """
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        schedule: LearningRateSchedule = "constant",
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        loss: PreferenceLoss = "sigmoid",
+        beta: float = 0.1,
+        label_smoothing: float = 0.0,
+        margin: float | None = None,
+    ) -> None:
+        super().__init__(policies, seats, schedule, warmup_steps, betas)
+        self.refuse_dropout()
+        self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
+        self.beta = beta
+
+    def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
+        """Log-probability [2, 2 P] of the policy's part of each joint action: of the policy, and of its reference.
+
+        ``rows.groups`` are the numbers of the joint actions: 2 i for the chosen one of pair i, 2 i + 1 for the other.
+        """
+        assert rows.reference_sums is not None
+        count = 2 * (1 + max(int(table.groups.max()) for table in batch.policies.values()) // 2)
+        sums = sequence_logp(self.policies[name](**rows.inputs()), rows.action_mask)
+        parts = [joint_logp(of_rows, rows.groups, count) for of_rows in (sums, rows.reference_sums)]
+        return torch.stack(parts)
+
+    def combined(self, losses: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        gaps, rewards = self._compare(losses)
+        with torch.no_grad():
+            metrics = {
+                "rewards_chosen": rewards[:, 0],
+                "rewards_rejected": rewards[:, 1],
+                "reward_margin": rewards[:, 0] - rewards[:, 1],
+                "preference_accuracy": (gaps > 0).float(),
+            }
+            for metric, values in metrics.items():
+                on_bar = metric == "preference_accuracy"
+                self._note(f"train/{metric}", float(values.mean()), float(len(gaps)), on_bar=on_bar)
+            if len(self.policies) > 1:
+                for name, part in losses.items():
+                    self.log_policy(name, {"reward_margin": self.beta * self._compare({name: part})[0].mean()})
+        # An update has one denominator: its pairs of joint actions, whichever policies have a part in them.
+        return self.loss(gaps).sum() / (next(iter(batch.totals.values())).episodes / 2)
+
+    def _compare(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Gaps [P] and implicit rewards [P, 2] (chosen, rejected) of the joint actions of these policies' parts."""
+        logp, references = torch.stack(list(parts.values())).sum(0).view(2, -1, 2)
+        gaps = preference_gap(logp[:, 0], logp[:, 1], references[:, 0], references[:, 1])
+        return gaps, self.beta * (logp - references).detach()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._note_comparison("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._note_comparison("test", batch)
+
+    def _note_comparison(self, prefix: str, batch: Batch) -> None:
+        parts: dict[str, Tensor] = {}
+        for name in self.policies:
+            if name in batch.policies:
+                parts[name] = self.policy_loss(name, batch.policies[name], batch)
+            elif self.policy(name).trained:
+                self.idle_loss(name)  # ranks that have rows of it wait for this one
+        if not parts:
+            return
+        gaps, rewards = self._compare(parts)
+        numbers = {
+            "loss": self.loss(gaps).mean(),
+            "preference_accuracy": (gaps > 0).float().mean(),
+            "reward_margin": (rewards[:, 0] - rewards[:, 1]).mean(),
+        }
+        self.note_evaluation(prefix, {metric: (float(value), len(gaps)) for metric, value in numbers.items()})

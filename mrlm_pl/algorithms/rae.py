@@ -1,0 +1,91 @@
+"""Role-conditioned advantage estimation: self-play with a running baseline for each role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages import role_conditioned_advantages
+from mrlm_pl.algorithms.group import agent_return
+from mrlm_pl.algorithms.policy_gradient import PolicyGradient
+from mrlm_pl.batch import PolicyBatch
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import policy_gradient_loss
+from mrlm_pl.policy import Policy
+from mrlm_pl.strategies import data_parallel_rank, each_share
+
+
+class RAE(PolicyGradient):
+    """Policy gradient with role-conditioned advantage estimation (SPIRAL, arXiv 2506.24119), for self-play.
+
+    Each role (agent) of each game (environment) has a baseline ``b``, whichever policy plays it. For an episode in
+    which the role earned ``r``::
+
+        A    = r - b[game, role],   then   b[game, role] <- baseline_decay b + (1 - baseline_decay) r
+        loss = reduce_t( -A log pi(token_t) + beta KL_t )
+
+    Baselines begin at 0. Every episode that did not fail moves those of its roles once, in the order of the groups and
+    of the episodes in a group, over all ranks; so they do not depend on the number of ranks, and all ranks have the
+    same. They are part of the checkpoint. There is no ratio and no clip, so use a collection once (``data.passes`` and
+    ``data.minibatches`` 1). Logged once a collection: ``train/baseline/GAME/ROLE``, after it; the rest is described at
+    :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+
+    Args:
+        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        baseline_decay: weight of the past.
+        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        baseline_decay: float = 0.95,
+        **settings: Any,
+    ) -> None:
+        super().__init__(policies, seats, **settings)
+        if not 0 <= baseline_decay < 1:
+            raise ConfigurationError(f"baseline_decay {baseline_decay} must be at least 0 and below 1")
+        self.baseline_decay = baseline_decay
+        self._baselines: dict[str, float] = {}
+
+    def credit(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
+    ) -> dict[str, PolicyBatch]:
+        bonus = self.turn_bonus(sampling)
+        own = [
+            (f"{episode.task.environment}/{agent}", agent_return(episode, agent, bonus))
+            for episode in episodes
+            if not episode.failed
+            for agent in episode.trajectories
+        ]
+        shares = each_share(self.trainer, own)  # ranks play blocks of groups: one after the other is the groups' order
+        plays = [play for share in shares for play in share]
+        returns = torch.tensor([earned for _, earned in plays], dtype=torch.float64)
+        advantages, self._baselines = role_conditioned_advantages(
+            returns, [role for role, _ in plays], self._baselines, decay=self.baseline_decay
+        )
+        for role, level in self._baselines.items():
+            self._prepared_metrics[f"train/baseline/{role}"] = level
+        rank, _ = data_parallel_rank(self.trainer)
+        start = sum(map(len, shares[:rank]))
+        mine = advantages[start : start + len(own)]
+        return self.group_credit(episodes, sampling, lambda rewards, keys: mine)
+
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        assert rows.advantages is not None
+        return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}
+
+    def progress(self) -> dict[str, Any]:
+        return {"role_baselines": dict(self._baselines)}
+
+    def load_progress(self, progress: Mapping[str, Any]) -> None:
+        self._baselines = dict(progress.get("role_baselines", {}))

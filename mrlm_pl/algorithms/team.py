@@ -1,0 +1,111 @@
+"""What a team earned at each step of an episode, and what its agents did and saw there."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from mrlm_pl.episode import Episode, Message, Trajectory, Turn
+from mrlm_pl.errors import DataError
+
+
+def decision_steps(episode: Episode) -> int:
+    """How many steps of the environment the agents decided."""
+    return 1 + max((turn.index for row in episode.rows() for turn in row.turns), default=-1)
+
+
+def team_rewards(episode: Episode, turn_bonus: Callable[[Turn], float] | None = None) -> list[float]:
+    """The mean over the agents of what they were paid at each step, whoever had decided.
+
+    In a record without ``step_rewards`` it is what is booked on the turns of the step.
+
+    Args:
+        episode: one that did not fail.
+        turn_bonus: added to the agent's pay at the step of each of its turns; None adds nothing.
+    """
+    turns = [turn for row in episode.rows() for turn in row.turns]
+    paid: list[list[float]] = [[] for _ in range(decision_steps(episode))]
+    for step, rewards in enumerate(episode.step_rewards[: len(paid)]):
+        paid[step] += rewards.values()
+    for turn in turns:
+        if not episode.step_rewards:
+            paid[turn.index].append(turn.reward)
+        if turn_bonus is not None:
+            paid[turn.index].append(turn_bonus(turn))
+    return [math.fsum(parts) / len(episode.trajectories) for parts in paid]
+
+
+def paid_as_a_team(episode: Episode) -> Episode:
+    """The episode with every turn paid what the team earned from its step on until the agent's next turn.
+
+    What was earned before an agent's first turn is none of its doing, and is on no turn of it.
+    """
+    earned = team_rewards(episode) if not episode.failed else []
+
+    def repaid(rows: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
+        starts = [turn.index for row in rows for turn in row.turns]
+        ends = dict(zip(starts, [*starts[1:], len(earned)], strict=True))
+        return tuple(
+            dataclasses.replace(row, turns=tuple(pay(turn, ends[turn.index]) for turn in row.turns)) for row in rows
+        )
+
+    def pay(turn: Turn, end: int) -> Turn:
+        reward = math.fsum(earned[turn.index : end])
+        return dataclasses.replace(turn, reward=reward, components={"team": reward})
+
+    if episode.failed:
+        return episode
+    return dataclasses.replace(
+        episode, trajectories={agent: repaid(rows) for agent, rows in episode.trajectories.items()}
+    )
+
+
+def joint_history(episode: Episode) -> list[str]:
+    """What is new to a reader of all conversations before each step, and after the last one: steps + 1 texts.
+
+    A line ``[agent] role: text`` begins each message. Before a step stand first the replies of the step before, then
+    what its agents are shown; an environment shows it to those that are to decide next.
+
+    Raises:
+        DataError: the record lacks the agents' messages.
+    """
+    steps = decision_steps(episode)
+    said: list[list[str]] = [[] for _ in range(steps + 1)]
+    shown: list[list[str]] = [[] for _ in range(steps + 1)]
+    for agent, rows in episode.trajectories.items():
+        indices = [turn.index for row in rows for turn in row.turns]
+        messages = rows[-1].messages  # where a template rewrote history, the last row has all of it
+        replies = [place for place, message in enumerate(messages) if message.role == "assistant"]
+        if len(replies) < len(indices):
+            raise DataError(
+                f"episode {episode.id!r}: agent {agent!r} decided {len(indices)} times, but its record holds "
+                f"{len(replies)} replies; a centralised critic reads the messages, so keep them in the record"
+            )
+        # Replies beyond its own are examples in the first prompt.
+        own = dict(zip(replies[len(replies) - len(indices) :], indices, strict=True))
+        step = indices[0]
+        for place, message in enumerate(messages):
+            line = _line(agent, message)
+            if place in own:
+                said[own[place] + 1].append(line)
+                later = [index for index in indices if index > own[place]]
+                step = later[0] if later else steps
+            else:
+                shown[step].append(line)
+    return ["\n".join(lines) for lines in (before + after for before, after in zip(said, shown, strict=True))]
+
+
+def _line(agent: str, message: Message) -> str:
+    return f"[{agent}] {message.role}: {message.content}"
+
+
+def acting_rows(episodes: Sequence[Episode]) -> list[tuple[int, Trajectory]]:
+    """The rows with actions of all episodes that did not fail, each with the number of its episode."""
+    return [
+        (number, row)
+        for number, episode in enumerate(episodes)
+        if not episode.failed
+        for row in episode.rows()
+        if row.num_actions
+    ]

@@ -1,0 +1,87 @@
+"""What a candidate does with its own objects when tests ask for it: calls, attributes, operators."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from mrlm_pl.sandbox.inside.files import Files
+from mrlm_pl.sandbox.inside.shared import KINDS, Shared
+from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
+
+BUILT_IN: dict[str, Callable[..., Any]] = {
+    "get": getattr, "set": setattr, "delete": delattr, "is_instance": isinstance, "__bool__": bool, "__hash__": hash,
+    "__iter__": iter, "__len__": len, "__next__": next, "__repr__": repr, "__str__": str,
+}  # fmt: skip
+
+
+class Objects:
+    """A program's objects, by number: those that cannot be passed by value stay here and are mentioned.
+
+    Args:
+        namespace: the program's global names.
+    """
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.namespace = namespace
+        self._kept: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._files = Files()
+        self._shared = Shared(lambda value: encode(value, self.keep), lambda data: decode(data, self.recall))
+
+    def use(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What an action gave: its value, or the error that it raised; numbers of containers; files and containers
+        that changed.
+
+        Args:
+            request: ``action`` (``global``, ``call``, a key of ``BUILT_IN`` or the name of an operator's method),
+                ``arguments`` and ``named``, encoded, and ``files`` and ``shared`` containers that changed.
+        """
+        self._files.apply(request["files"])
+        self._shared.apply(request["shared"])
+        arguments = [self._received(data, number) for data, number in request["arguments"]]
+        named = {key: self._received(data, number) for key, data, number in request["named"]}
+        held = [self._hold(value) for value in (*arguments, *named.values())]
+        reply: dict[str, Any] = {"held": held}
+        try:
+            value = self._perform(request["action"], arguments, named)
+            reply["value"] = encode(value, self.keep)
+            reply["number"] = self._hold(value)
+        except Exception as error:
+            details = encode(list(error.args), self.keep)
+            reply["raised"] = {"kind": type(error).__name__, "text": f"{error}"[:2000], "arguments": details}
+        return {**reply, "files": self._files.changed(), "shared": self._shared.changed()}
+
+    def _received(self, data: Any, number: int | None) -> Any:
+        """An argument: the container of a number, where the tests got it from here."""
+        return decode(data, self.recall) if number is None else self._kept[number]
+
+    def _hold(self, value: Any) -> int | None:
+        """The number of a container, of which the tests have a copy from now on; None of other values."""
+        if type(value) not in KINDS:
+            return None
+        number = self.keep(value).number
+        self._shared.hold(number, value)
+        return number
+
+    def keep(self, value: Any) -> Opaque:
+        """The mention of an object, the same one each time."""
+        number = self._numbers.setdefault(id(value), len(self._kept))
+        if number == len(self._kept):
+            self._kept.append(value)
+        return Opaque(number, type(value).__name__)
+
+    def recall(self, mention: Opaque) -> Any:
+        """The object of a mention."""
+        return self._kept[mention.number]
+
+    def _perform(self, action: str, arguments: list[Any], named: dict[str, Any]) -> Any:
+        if action == "global":
+            return self.namespace[arguments[0]]
+        if action == "call":
+            return arguments[0](*arguments[1:], **named)
+        known = BUILT_IN.get(action) or getattr(operator, action, None)
+        if known is not None:
+            return known(*arguments)
+        return getattr(arguments[0], action)(*arguments[1:])

@@ -1,0 +1,94 @@
+"""Containers that two processes hold copies of: what one of them changes in its copy, the other one does in its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+KINDS = (list, dict, set)
+MAX_CONTAINERS, MAX_VALUES = 32, 1000
+
+
+class Shared:
+    """Copies of the latest ``MAX_CONTAINERS`` containers, each of ``MAX_VALUES`` values at most.
+
+    Args:
+        encode: makes data of a container.
+        decode: makes a container of data.
+    """
+
+    def __init__(self, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
+        self._encode, self._decode = encode, decode
+        self._held: dict[int, tuple[Any, Any]] = {}
+
+    def hold(self, number: int, container: Any) -> Any:
+        """The copy that is held under the number: an earlier one with the content of this one, or this one."""
+        held = self._held.pop(number, (container, None))[0]
+        if held is not container:
+            update(held, container)
+        if _is_small(held):
+            self._held[number] = (held, self._encode(held))
+            while len(self._held) > MAX_CONTAINERS:
+                del self._held[next(iter(self._held))]
+        return held
+
+    def number_of(self, value: Any) -> int | None:
+        """The number under which a container is held; None of anything else."""
+        return next((number for number, (container, _) in self._held.items() if container is value), None)
+
+    def changed(self) -> list[Any]:
+        """Number and data of each container that changed since the last look."""
+        changes = []
+        for number, (container, data) in self._held.items():
+            now = self._encode(container)
+            if now != data:
+                changes.append([number, now])
+                self._held[number] = (container, now)
+        return changes
+
+    def apply(self, changes: Any) -> None:
+        """Change the copies in the same way; those that are no longer held are left out."""
+        for number, data in changes:
+            if number in self._held:
+                container = self._held[number][0]
+                update(container, self._decode(data))
+                self._held[number] = (container, self._encode(container))
+
+
+def update(old: Any, new: Any) -> None:
+    """Give a container another one's content in place, inner containers included.
+
+    >>> inner = [1]
+    >>> outer = {"a": inner, "b": 0}
+    >>> update(outer, {"a": [1, 2]})
+    >>> outer, inner
+    ({'a': [1, 2]}, [1, 2])
+    """
+    if isinstance(old, list):
+        old[:] = [_merged(*pair) for pair in zip(old, new, strict=False)] + new[len(old) :]
+    elif isinstance(old, dict):
+        content = {key: _merged(old.get(key), value) for key, value in new.items()}
+        old.clear()
+        old.update(content)
+    else:
+        old.clear()
+        old.update(new)
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if type(old) is type(new) and type(old) in KINDS:
+        update(old, new)
+        return old
+    return new
+
+
+def _is_small(container: Any) -> bool:
+    waiting, values = [container], 0
+    while waiting:
+        value = waiting.pop()
+        values += 1
+        if isinstance(value, (*KINDS, tuple)):
+            if values + len(waiting) + len(value) > MAX_VALUES:
+                return False
+            waiting += [*value, *value.values()] if isinstance(value, dict) else value
+    return True

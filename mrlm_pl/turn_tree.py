@@ -1,0 +1,299 @@
+"""Turn trees: several decisions of each agent in one state, combined to joint actions, each of which may be played on.
+
+A node is a state of an episode in which agents decide. Each of them is asked for as many decisions as the tree has
+branches; a joint action takes one decision of each, and leads to a node of the next level or to the end. Every path
+from the root to an end is an episode record; turns that paths share have the same ``node`` and ``sample`` in all of
+them. The decisions of a whole level, of all trees and agents, are sampled in one engine call, and all its joint actions
+are judged at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mrlm_pl.engines.base import Sample
+from mrlm_pl.environment import Environment, Observations
+from mrlm_pl.episode import Episode, Message, Task
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
+from mrlm_pl.play import EpisodeSpec, Play
+from mrlm_pl.rollout import EpisodePlayer
+from mrlm_pl.stepping import Call
+
+MOST_JOINT_ACTIONS = 65_536
+"""In one level of all trees of a collection; more would fill the memory."""
+
+THRESHOLD_STOP, UNEXPANDED_STOP = TREE_STOPS = ("reward_threshold", "not_expanded")
+"""Why a tree ended a path that the environment would have gone on with."""
+
+JointMode = Literal["align", "cross", "counterfactual"]
+
+
+@dataclass(frozen=True)
+class TurnTree:
+    """How the decisions of a state are combined, and where the tree goes on.
+
+    Args:
+        joint_mode: ``align`` combines the g-th decisions of all agents, G joint actions; ``cross`` combines each with
+            each, G^N of N agents; ``counterfactual`` is ``align``, and for each of its joint actions those in which one
+            agent's decision is replaced by another of its own.
+        expand: play ``all`` joint actions of a state on, or the ``best``, the one with the highest reward, alone.
+        stop_above: end all paths of a state when the mean reward of its joint actions is above this; None never does.
+
+    Raises:
+        ConfigurationError: an unknown word.
+    """
+
+    joint_mode: JointMode = "align"
+    expand: Literal["all", "best"] = "all"
+    stop_above: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (("joint_mode", ("align", "cross", "counterfactual")), ("expand", ("all", "best"))):
+            if getattr(self, name) not in known:
+                raise ConfigurationError(f"{name} is {getattr(self, name)!r}; choose from {', '.join(known)}")
+
+    def joint_actions(self, agents: int, branches: int) -> list[tuple[int, ...]]:
+        """The joint actions of a state: for each, the number of every agent's decision.
+
+        >>> TurnTree("align").joint_actions(2, 2)
+        [(0, 0), (1, 1)]
+        >>> TurnTree("cross").joint_actions(2, 2)
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
+        >>> TurnTree("counterfactual").joint_actions(3, 2)[2:]
+        [(0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0)]
+        """
+        aligned = [(number,) * agents for number in range(branches)]
+        if self.joint_mode == "align":
+            return aligned
+        if self.joint_mode == "cross":
+            return list(itertools.product(range(branches), repeat=agents))
+        replaced = {
+            (*joint[:agent], other, *joint[agent + 1 :])
+            for joint in aligned
+            for agent in range(agents)
+            for other in range(branches)
+        }
+        return aligned + sorted(replaced.difference(aligned))
+
+    def count(self, agents: int, branches: int) -> int:
+        """How many joint actions a state has, without making them."""
+        if self.joint_mode == "align" or agents == 1:
+            return branches
+        if self.joint_mode == "cross":
+            return int(branches**agents)
+        return branches + (branches * (branches - 1) * agents if agents > 2 else branches * (branches - 1))
+
+
+class TreePlayer:
+    """Plays turn trees with the environments, seats and engine of an :class:`EpisodePlayer`.
+
+    Args:
+        player: whose parts are used.
+        tree: how decisions are combined.
+        branches: decisions that each agent is asked for in each state.
+    """
+
+    def __init__(self, player: EpisodePlayer, tree: TurnTree, branches: int) -> None:
+        self.player, self.tree, self.branches = player, tree, branches
+
+    def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
+        """:meth:`play`, while the calling thread computes for the engine; see :meth:`EpisodePlayer.play_blocking`."""
+        return self.player.run_blocking(lambda: self.play(specs))
+
+    async def play(self, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
+        """For each spec the episodes of its tree, one for each path; paths that fail for good have ``error`` set.
+
+        Raises:
+            ConfigurationError: a level has more joint actions than fit into memory.
+        """
+        roots = await self._roots(specs)
+        paths: dict[str, list[Play]] = {spec.id: [] for spec in specs}
+        nodes = roots
+        while nodes:
+            self._check_size(nodes)
+            waiting = self.player.still_playing(nodes)
+            for node in nodes:
+                if node.over:
+                    paths[node.spec.id].append(node)
+            children = await self._branch(waiting)
+            await self._step([child for found in children for child in found])
+            for found in children:
+                self._prune(found)
+            nodes = [child for found in children for child in found]
+        for found in paths.values():
+            self._give_back(found)
+        await self.player.close_broken()
+        return [[play.episode(self.player.seats) for play in paths[spec.id]] for spec in specs]
+
+    async def _roots(self, specs: Sequence[EpisodeSpec]) -> list[Play]:
+        plays = [self.player.start(spec, attempt=1) for spec in specs]
+        fresh = list(range(len(plays)))
+        while fresh:
+            await self.player.reset([plays[index] for index in fresh])
+            fresh = [index for index in fresh if self._fails_again(plays[index])]
+            for index in fresh:
+                self.player.finish(plays[index])
+                plays[index] = self.player.start(plays[index].spec, plays[index].attempt + 1)
+        return plays
+
+    def _fails_again(self, play: Play) -> bool:
+        """Whether a play failed and may be tried once more."""
+        return play.error is not None and play.attempt <= self.player.retries
+
+    def _check_size(self, nodes: Sequence[Play]) -> None:
+        total = sum(self.tree.count(len(node.order.due), self.branches) for node in nodes if not node.over)
+        if total > MOST_JOINT_ACTIONS:
+            raise ConfigurationError(
+                f"a level of the turn trees has {total} joint actions ({self.branches} decisions of each agent, "
+                f"joint_mode {self.tree.joint_mode!r}); at most {MOST_JOINT_ACTIONS} fit: lower data.group_size, "
+                "data.groups or data.max_turns, use joint_mode align or expand best"
+            )
+
+    async def _branch(self, nodes: Sequence[Play]) -> list[list[Play]]:
+        """The joint actions of each node, decided and not yet judged."""
+        owners = [(node, agent) for node in nodes for agent in node.order.due]
+        if not owners:
+            return []
+        requests = [
+            self.player.request(node, agent, node.id, number)
+            for node, agent in owners
+            for number in range(self.branches)
+        ]
+        started = time.perf_counter()
+        samples = iter(await self.player.engine.sample(requests))
+        share = (time.perf_counter() - started) / len(nodes)
+        decided: dict[str, dict[str, list[Sample]]] = {node.id: {} for node in nodes}
+        for node, agent in owners:
+            decided[node.id][agent] = [next(samples) for _ in range(self.branches)]
+        children = [self._children(node, decided[node.id], share) for node in nodes]
+        # The last child of a node goes on in its environment, which nobody else needs any more.
+        await self._restore([child for found in children for child in found[:-1] if not child.environment.forks])
+        return children
+
+    def _children(self, node: Play, decided: Mapping[str, Sequence[Sample]], seconds: float) -> list[Play]:
+        joints = self.tree.joint_actions(len(decided), self.branches)
+        children = []
+        for place, joint in enumerate(joints):
+            environment = node.environment
+            if place < len(joints) - 1:
+                name = node.spec.task.environment
+                environment = environment.copy() if environment.forks else self.player.idle_environment(name)
+            child = node.fork(f"{node.id}-{place}", environment)
+            child.generate_seconds += seconds / len(joints)
+            for agent, number in zip(decided, joint, strict=True):
+                child.record(agent, decided[agent][number], node.id, number)
+            children.append(child)
+        return children
+
+    async def _restore(self, plays: Sequence[Play]) -> None:
+        """Bring the environments of plays into their states, by playing the turns again."""
+        calls = [
+            Call(
+                _again_async if _is_async(play.environment) else _again,
+                (play.environment, play.spec.task, tuple(play.history)),
+            )
+            for play in plays
+        ]
+        for play, result in zip(plays, await self.player.caller.run(calls), strict=True):
+            play.environment_seconds += result.seconds
+            if result.error is not None:
+                play.error = f"{type(result.error).__name__} when {play.spec.task.key} was played again: {result.error}"
+            elif result.value != play.observed:
+                raise EnvironmentContractError(
+                    f"environment {play.environment.name!r}: the same actions led to another state when they were "
+                    "played again; a turn tree needs an environment that is deterministic in the task"
+                )
+
+    async def _step(self, plays: Sequence[Play]) -> None:
+        """Judge the joint actions; what fails is tried again in a new environment."""
+        due = list(plays)
+        while due:
+            await self.player.step([play for play in due if play.error is None])
+            due = [play for play in due if self._fails_again(play)]
+            for play in due:
+                self.player.finish(play)
+                play.environment = self.player.idle_environment(play.spec.task.environment)
+                play.error, play.attempt = None, play.attempt + 1
+            await self._restore(due)
+            await self.player.close_broken()
+
+    def _give_back(self, paths: Sequence[Play]) -> None:
+        """Return what the paths of a tree held; of environments that can be forked, one of a tree is enough to keep."""
+        for place, play in enumerate(paths):
+            if place == 0 or play.error is not None or not play.environment.forks:
+                self.player.finish(play)
+            else:
+                play.environment.close()
+
+    def _prune(self, children: Sequence[Play]) -> None:
+        """End the paths that the tree does not go on with."""
+        judged = [child for child in children if child.error is None]
+        if not judged:
+            return
+        rewards = {child.id: mean_reward(child.step_rewards[-1], child.environment.agents) for child in judged}
+        going = [child for child in judged if not child.over]
+        threshold = self.tree.stop_above
+        if threshold is not None and math.fsum(rewards.values()) / len(rewards) > threshold:
+            for child in going:
+                child.cut(THRESHOLD_STOP, truncated=False)
+            return
+        if self.tree.expand == "best" and going:
+            best = max(going, key=lambda child: rewards[child.id])
+            for child in going:
+                if child is not best:
+                    child.cut(UNEXPANDED_STOP)
+
+
+def mean_reward(rewards: Mapping[str, float], agents: Sequence[str]) -> float:
+    """Mean over all agents of what a step paid; who is left out was paid 0."""
+    return math.fsum(rewards.values()) / len(agents)
+
+
+def _is_async(environment: Environment) -> bool:
+    return inspect.iscoroutinefunction(environment.reset) or inspect.iscoroutinefunction(environment.step)
+
+
+def _again(environment: Environment, task: Task, history: Sequence[Mapping[str, Message]]) -> Observations:
+    """The observations after the turns of ``history``."""
+    observations = environment.reset(task)
+    for actions in history:
+        observations = environment.step(actions).observations
+    return observations
+
+
+async def _again_async(environment: Environment, task: Task, history: Sequence[Mapping[str, Message]]) -> Observations:
+    observations: Any = environment.reset(task)
+    if inspect.isawaitable(observations):
+        observations = await observations
+    for actions in history:
+        step: Any = environment.step(actions)
+        observations = (await step if inspect.isawaitable(step) else step).observations
+    return observations
+
+
+def path_weights(episodes: Sequence[Episode]) -> list[float]:
+    """The probability of each episode when joint actions of a state are equally likely; 1 outside turn trees.
+
+    Without them a mean over the paths would count those most that branch most.
+    """
+    steps = [_states(episode) for episode in episodes]
+    children: dict[tuple[str, str], set[str]] = {}
+    for episode, states in zip(episodes, steps, strict=True):
+        for node, after in itertools.pairwise([*states, episode.id]):
+            children.setdefault((episode.group, node), set()).add(after)
+    return [
+        math.prod(1 / len(children[episode.group, node]) for node in states)
+        for episode, states in zip(episodes, steps, strict=True)
+    ]
+
+
+def _states(episode: Episode) -> list[str]:
+    """The nodes on an episode's path, from the root; none outside a turn tree."""
+    nodes = {turn.index: turn.node for row in episode.rows() for turn in row.turns if turn.node}
+    return [nodes[index] for index in sorted(nodes)]

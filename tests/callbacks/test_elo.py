@@ -1,0 +1,57 @@
+"""Ratings against arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from mrlm_callbacks.elo import GameTable, elo_ratings
+
+
+def table(*rows: tuple[str, str, float, int]) -> GameTable:
+    games = GameTable()
+    for row in rows:
+        games.add(*row)
+    return games
+
+
+def test_two_players() -> None:
+    rating = elo_ratings(table(("b", "a", 75, 100)), zero="a", virtual_draws=0)["b"]
+    assert rating.elo == pytest.approx(400 * math.log10(3))
+    # The information of 100 games with p = 3/4 is 100 * 3/16 = 18.75 on the logistic scale.
+    half = 1.959963984540054 / math.sqrt(18.75) * 400 / math.log(10)
+    assert (rating.low, rating.high) == (pytest.approx(rating.elo - half), pytest.approx(rating.elo + half))
+
+
+def test_virtual_draws_keep_a_perfect_score_finite() -> None:
+    rating = elo_ratings(table(("b", "a", 10, 10)), zero="a")["b"]
+    assert rating.elo == pytest.approx(400 * math.log10(10.5 / 0.5))
+
+
+def test_a_chain_adds_up_and_its_variances_too() -> None:
+    ratings = elo_ratings(table(("b", "a", 60, 80), ("b", "c", 10, 40)), zero="a", virtual_draws=0)
+    assert ratings["b"].elo == pytest.approx(400 * math.log10(3))
+    assert ratings["c"].elo == pytest.approx(2 * 400 * math.log10(3))
+    variance = 1 / (80 * 3 / 16) + 1 / (40 * 3 / 16)
+    half = 1.959963984540054 * math.sqrt(variance) * 400 / math.log(10)
+    assert ratings["c"].high - ratings["c"].elo == pytest.approx(half)
+    assert ratings["a"].low == ratings["a"].high == 0
+
+
+def test_expected_scores_give_back_the_strengths() -> None:
+    elo = {"a": 0.0, "b": 120.0, "c": -310.0, "d": 455.0}
+    rows = [(one, two, 50 / (1 + 10 ** ((elo[two] - elo[one]) / 400)), 50) for one in elo for two in elo if one < two]
+    found = elo_ratings(table(*rows), zero="a", virtual_draws=0)
+    assert {name: item.elo for name, item in found.items()} == pytest.approx(elo, abs=1e-6)
+
+
+def test_results_add_up_from_both_sides_and_survive_a_checkpoint() -> None:
+    games = table(("a", "b", 1.5, 4), ("b", "a", 3, 6))
+    assert games.items() == [("a", "b", 4.5, 10)]
+    again = GameTable()
+    again.load_state_dict(games.state_dict())
+    assert again.items() == games.items()
+
+
+def test_without_games_the_first_player_has_rating_zero() -> None:
+    assert elo_ratings(GameTable(), zero="a")["a"].elo == 0

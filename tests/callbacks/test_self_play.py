@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from mrlm_callbacks import AnchorGames, CollapseAlarm, SelfPlay
+from mrlm_callbacks.anchor_games import game_score
+from torch import Tensor
+
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.cli.run_outputs import MetricsFile
+from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Episode, Task, Trajectory, Turn
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.policy.lora import merged_state
+from mrlm_pl.strategies import FSDP
+
+
+def weights(policy: Policy) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in merged_state(policy.network).items()}
+
+
+def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    return all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+class Watch(Callback):
+    """Keeps who the opponent is, and who the learner was, at the beginning of each iteration."""
+
+    def __init__(self) -> None:
+        self.opponents: list[dict[str, Tensor]] = []
+        self.learners: list[dict[str, Tensor]] = []
+
+    def on_train_batch_start(self, trainer: Any, algorithm: Any, batch: Any, batch_idx: int) -> None:
+        self.opponents.append(weights(algorithm.policy("opponent")))
+        self.learners.append(weights(algorithm.policy("learner")))
+
+
+def test_the_opponent_of_an_iteration_is_a_snapshot_of_the_learner(duel: Any, quiet_trainer: Any) -> None:
+    """With a snapshot after every second iteration the latest are those before iterations 0, 0, 2, 2 and 4."""
+    algorithm, data, callback = duel(draw="latest")
+    watch = Watch()
+    quiet_trainer(callbacks=[callback, watch]).fit(algorithm, data)
+    for iteration, source in enumerate((0, 0, 2, 2, 4)):
+        assert same(watch.opponents[iteration], watch.learners[source]), iteration
+    assert not same(watch.learners[1], watch.learners[0]), "the learner changes"
+    assert sorted(callback.pool.snapshots) == [0, 2, 4]
+
+
+def test_with_lora_a_snapshot_is_the_adapter(duel: Any, quiet_trainer: Any) -> None:
+    algorithm, data, callback = duel(draw="latest", learner={"lora": LoRA(rank=2)})
+    watch = Watch()
+    quiet_trainer(callbacks=[callback, watch]).fit(algorithm, data)
+    for iteration, source in enumerate((0, 0, 2, 2, 4)):
+        assert same(watch.opponents[iteration], watch.learners[source]), iteration
+    assert not same(watch.opponents[2], watch.opponents[0])
+    held = callback.state_dict()["pool"]["snapshots"][4]
+    assert held
+    assert all(".lora_" in name for name in held)
+
+
+@pytest.mark.parametrize("learner", [{}, {"lora": LoRA(rank=2)}], ids=["full", "lora"])
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    duel: Any, quiet_trainer: Any, tmp_path: Path, learner: dict[str, Any]
+) -> None:
+    """Checkpoints lie within collections (odd steps) and between them (even steps)."""
+    options: dict[str, Any] = {"data": {"passes": 2}, "learner": learner, "draw": "prioritized", "pool_size": 2}
+    algorithm, data, callback = duel(**options)
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer = quiet_trainer(callbacks=[callback, keep], enable_checkpointing=True)
+    trainer.fit(algorithm, data)
+    whole = {name: weights(algorithm.policy(name)) for name in algorithm.policies}
+    report = (Path(trainer.default_root_dir) / "self_play.json").read_text()
+    assert json.loads(report)["anchors"][-1]["iteration"] == 5
+    for step in (3, 8):
+        algorithm, data, callback = duel(**options)
+        trainer = quiet_trainer(callbacks=[callback])
+        trainer.fit(algorithm, data, ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert trainer.global_step == 10
+        for name, values in whole.items():
+            assert same(values, weights(algorithm.policy(name))), (step, name)
+        assert (Path(trainer.default_root_dir) / "self_play.json").read_text() == report
+
+
+def test_what_is_logged_agrees_with_the_report(duel: Any, quiet_trainer: Any, tmp_path: Path) -> None:
+    algorithm, data, callback = duel()
+    trainer = quiet_trainer(callbacks=[callback], logger=[MetricsFile(tmp_path)], log_every_n_steps=1)
+    trainer.fit(algorithm, data)
+    report = json.loads((Path(trainer.default_root_dir) / "self_play.json").read_text())
+    assert [row["iteration"] for row in report["anchors"]] == [0, 2, 4, 5]
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    measured = [row for row in rows if row["self_play/initial/score"]]
+    assert [int(row["step"]) for row in measured] == [0, 1, 3, 4]
+    for row, told in zip(measured, report["anchors"], strict=True):
+        for key in ("score", "low", "high", "wins", "draws"):
+            assert float(row[f"self_play/initial/{key}"]) == pytest.approx(told[key])
+        assert told["low"] <= told["score"] == told["wins"] + told["draws"] / 2 <= told["high"]
+    played = [row for row in rows if row["self_play/score"]]
+    assert len(played) == 5
+    assert {float(row["self_play/opponent"]) for row in played} <= {0, 2, 4}
+    assert [float(row["self_play/pool"]) for row in played] == [1, 1, 2, 2, 3]
+    rating = report["ratings"]["6"]
+    for name, key in (("elo", "elo"), ("elo_low", "low"), ("elo_high", "high")):
+        assert float(played[-1][f"self_play/{name}"]) == pytest.approx(rating[key], rel=1e-4)
+    # 5 collections of 12 games, and 8 games against the anchor at iterations 2, 4 and 5.
+    assert sum(games for _, _, _, games in callback.table.items()) == 5 * 12 + 3 * 8
+
+
+@pytest.mark.parametrize("action", ["warn", "stop"])
+def test_the_alarm_tells_of_a_learner_that_collapses(
+    duel: Any, quiet_trainer: Any, caplog: pytest.LogCaptureFixture, action: str
+) -> None:
+    """Training pays for few digits and the anchors' games for many: what is learnt loses against the beginning."""
+    alarm = CollapseAlarm(margin=0.15, action=action)
+    anchors = AnchorGames(every=2, games=64)
+    settings = {"iterations": 8, "groups": 4, "group_size": 16, "sampling": Sampling(max_tokens=12)}
+    algorithm, data, callback = duel(perverse=True, data=settings, anchors=anchors, alarm=alarm)
+    trainer = quiet_trainer(callbacks=[callback])
+    with caplog.at_level(logging.WARNING):
+        trainer.fit(algorithm, data)
+    assert abs(callback.history[0]["score"] - 0.5) < 0.2, "before training it plays against itself"
+    first = next(row for row in callback.history if row["alarm"])
+    best = max(row["score"] for row in callback.history[: callback.history.index(first) + 1])
+    assert best - first["score"] > 0.15
+    assert f"collapse at iteration {first['iteration']}: the score against initial" in caplog.text
+    assert data.iteration == (first["iteration"] if action == "stop" else 8)
+    assert Path(trainer.default_root_dir, "policies", "learner").is_dir(), "a run that is stopped ends in order"
+
+
+def test_a_learner_that_gets_better_raises_no_alarm(duel: Any, quiet_trainer: Any) -> None:
+    settings = {"iterations": 6, "groups": 4, "group_size": 16, "sampling": Sampling(max_tokens=12)}
+    algorithm, data, callback = duel(data=settings, anchors=AnchorGames(every=3, games=64))
+    quiet_trainer(callbacks=[callback]).fit(algorithm, data)
+    assert callback.history[-1]["score"] > 0.7
+    assert not any(row["alarm"] for row in callback.history)
+    assert callback.history[-1]["low"] > callback.history[0]["score"]
+
+
+def test_a_model_folder_is_an_anchor(duel: Any, quiet_trainer: Any, model_folder: Path) -> None:
+    anchors = AnchorGames(every=5, games=8, models={"twin": str(model_folder)})
+    algorithm, data, callback = duel(anchors=anchors)
+    quiet_trainer(callbacks=[callback]).fit(algorithm, data)
+    rows = {name: [row for row in callback.history if row["anchor"] == name] for name in ("initial", "twin")}
+    assert len(rows["twin"]) == len(rows["initial"]) == 2
+    for one, two in zip(rows["initial"], rows["twin"], strict=True):
+        assert one["score"] == two["score"], "it is the model that the learner began with"
+    assert "anchor twin" in callback.table.players()
+
+
+def episode(near: float | None, far: float | None) -> Episode:
+    rows = {}
+    for agent, reward in (("near", near), ("far", far)):
+        if reward is not None:
+            turns = (Turn(agent, 0, 0, 1, reward, {}, "stop", agent, 0, "test"),)
+            rows[agent] = (Trajectory(agent, agent, (1,), (True,), (0.0,), turns),)
+    return Episode("0", Task("duel", "train", 0, 0, {}), "g", 0, 0, rows, "end")
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "score"),
+    [(1, -1, 1.0), (-1, 1, 0.0), (0, 0, 0.5), (2, 1, 1.0), (None, -1, 1.0), (-1, None, 0.0)],
+)
+def test_the_side_that_earned_more_has_won(near: float | None, far: float | None, score: float) -> None:
+    assert game_score(episode(near, far), {"duel": (["near"], ["far"])}) == score
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"snapshot_every": 0}, "snapshot_every 0"),
+        ({"pool_size": 1}, "pool_size 1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        SelfPlay(**options)
+    with pytest.raises(ConfigurationError, match="games 0"):
+        AnchorGames(games=0)
+    with pytest.raises(ConfigurationError, match="'initial'"):
+        AnchorGames(models={"initial": "builtin:tiny"})
+    with pytest.raises(ConfigurationError, match="margin 0"):
+        CollapseAlarm(margin=0.0)
+    with pytest.raises(ConfigurationError, match=r"floor 2"):
+        CollapseAlarm(floor=2.0)
+
+
+def test_policies_that_do_not_fit_are_refused(duel: Any, quiet_trainer: Any, model_folder: Path) -> None:
+    algorithm, data, callback = duel()
+    for options in ({"learner": "opponent"}, {"opponent": "learner"}, {"opponent": "nobody"}):
+        with pytest.raises(ConfigurationError, match=r"SelfPlay needs a (trained|frozen) policy"):
+            quiet_trainer(callbacks=[SelfPlay(**options)]).fit(algorithm, data)
+
+    others = {"learner": Policy(str(model_folder)), "opponent": Policy(trained=False)}
+    larger = GRPO(others, seats=algorithm.seats)
+    with pytest.raises(ConfigurationError, match="no counterpart of their shape"):
+        quiet_trainer(callbacks=[callback]).fit(larger, data)
+
+    others = {"learner": Policy(str(model_folder)), "opponent": Policy(str(model_folder), trained=False)}
+    others["opponent"].tokenizer.chat_template = "{{ messages[0].content }}"
+    with pytest.raises(ConfigurationError, match="another vocabulary or chat template"):
+        quiet_trainer(callbacks=[callback]).fit(GRPO(others, seats=algorithm.seats), data)
+
+    alone = GRPO(others, seats={"near": "learner", "far": "learner"})
+    others["opponent"].tokenizer.chat_template = others["learner"].tokenizer.chat_template
+    with pytest.raises(ConfigurationError, match="in no environment"):
+        quiet_trainer(callbacks=[callback]).fit(alone, data)
+
+
+def test_split_weights_are_refused(duel: Any) -> None:
+    algorithm, data, callback = duel()
+    trainer: Any = SimpleNamespace(strategy=FSDP(), lightning_module=algorithm, datamodule=data)
+    with pytest.raises(ConfigurationError, match=r"FSDP splits over processes; use one device or .*ddp"):
+        callback.setup(trainer, algorithm, "fit")
+
+
+@pytest.mark.slow
+def test_two_processes_hold_the_same_pool_and_opponent(tmp_path: Path, model_folder: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for variable in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
+        environment.pop(variable, None)
+    command = [sys.executable, str(Path(__file__).with_name("duel.py")), str(tmp_path), str(model_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    one, two = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    assert one == two
+    # 5 collections of 12 games, and 8 games against the anchor at iterations 2, 4 and 5, on both ranks together.
+    assert sum(games for _, _, _, games in one["games"]["games"]) == 5 * 12 + 3 * 8
+
+
+def test_no_score_is_known_before_the_first_game(duel: Any) -> None:
+    assert math.isnan(duel()[2].state_dict()["score"])
