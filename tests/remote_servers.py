@@ -32,6 +32,8 @@ from mrlm_pl.event_loop import EventLoopThread
 from mrlm_pl.remote import environment_pb2 as pb
 from mrlm_pl.remote import environment_pb2_grpc
 from mrlm_pl.remote.codec import to_actions, to_map, to_task
+from mrlm_pl.remote.connection import Address
+from mrlm_pl.remote.controller import SEPARATOR, Membership
 from mrlm_pl.remote.hosted import Offer
 from mrlm_pl.remote.server import Endpoint, EnvironmentServer
 from mrlm_pl.remote.service import Limits
@@ -221,10 +223,13 @@ class ServerProcess:
         port: 0 takes a free one.
         lease_seconds: of its sessions.
         arguments: in its place another command that tells ``serving on HOST:PORT``.
+        join: controller that it is a worker of.
     """
 
-    def __init__(self, port: int = 0, lease_seconds: float = 60.0, arguments: list[str] | None = None) -> None:
-        command = arguments or [__file__, str(port), str(lease_seconds)]
+    def __init__(
+        self, port: int = 0, lease_seconds: float = 60.0, arguments: list[str] | None = None, join: str = ""
+    ) -> None:
+        command = arguments or [__file__, str(port), str(lease_seconds), join]
         self.process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -290,13 +295,17 @@ class Proxy:
                 sink.shutdown(socket.SHUT_WR)
 
 
-async def _serve(port: int, lease_seconds: float) -> None:
+async def _serve(port: int, lease_seconds: float, controller: str) -> None:
     limits = Limits(lease_seconds, 20.0)
     server = EnvironmentServer(offer(), Endpoint(port=port), limits)
     await server.start()
+    if controller:
+        server.service.sessions.prefix = f"worker{server.port}{SEPARATOR}"
+        membership = Membership(server, Address(controller), f"127.0.0.1:{server.port}")
+        await membership.start()
     print(f"serving on 127.0.0.1:{server.port}", flush=True)
     await server.serve()
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2])))
+    asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))

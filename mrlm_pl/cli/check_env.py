@@ -12,6 +12,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Raises:
         ConfigurationError: a mistake in the options or in the environment's arguments.
+        RemoteError: it is on a server that does not answer.
     """
     parser = environment_parser("check-env", "Check that an environment keeps to the contract.")
     parser.usage = "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--config FILE]"
@@ -22,6 +23,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from mrlm_pl.environment_check import check_environment
 
+    _ = environment.agents  # one on a server is asked for here: if it cannot be, no check tells more
     results = check_environment(environment).checks
     for result in results:
         print(f"{'ok  ' if result.passed else 'FAIL'} {result.name}: {result.message}")

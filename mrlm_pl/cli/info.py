@@ -34,6 +34,7 @@ def collect() -> dict[str, Any]:
     from lightning.pytorch import Callback, LightningDataModule
 
     from mrlm_pl.algorithms import Algorithm
+    from mrlm_pl.remote import RemoteEnvironment
 
     load_package("mrlm_pl.algorithms")
     load_package("mrlm_pl.data")
@@ -47,7 +48,10 @@ def collect() -> dict[str, Any]:
         "sandbox": sandbox(),
         "algorithms": _describe(subclasses(Algorithm)),
         "data": _describe(subclasses(LightningDataModule)),
-        "environments": [{"name": named[cls], **_entry(cls)} for cls in sorted(named, key=lambda cls: named[cls])],
+        "environments": [
+            *({"name": named[cls], **_entry(cls)} for cls in sorted(named, key=lambda cls: named[cls])),
+            {"name": RemoteEnvironment.__name__, **_entry(RemoteEnvironment)},
+        ],
         "callbacks": _describe(cls for cls in subclasses(Callback) if not cls.__module__.startswith("lightning.")),
     }
 

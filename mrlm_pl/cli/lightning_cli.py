@@ -35,7 +35,7 @@ from mrlm_pl.cli.run_outputs import (
 from mrlm_pl.errors import ConfigurationError
 
 FSDP_CLASS = "mrlm_pl.strategies.FSDP"
-OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines")
+OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines", "mrlm_pl.remote")
 """Packages of this one whose classes may be named without their path."""
 
 

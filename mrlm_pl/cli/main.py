@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         Exception: whatever is not an :class:`~mrlm_pl.errors.MRLMError` passes, so that its traceback is seen.
     """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it logs is also in the errors that are told
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):

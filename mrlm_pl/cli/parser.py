@@ -113,6 +113,11 @@ def explain(message: str, parser: Any, unknown: Sequence[UnknownName] = ()) -> s
         keys = [re.sub(r"^(fit|validate|test|predict)\.", "", key) for key in required.group(1).split(", ")]
         return f"{', '.join(keys)} missing; give it as `--{keys[0]} VALUE` or in a file with `--config FILE`"
     findings = list(_findings(message))
+    for finding in findings:
+        required = re.match(r"the following arguments are required: (.+)", finding.text)
+        if required and finding.class_path:
+            name = finding.class_path.rsplit(".", 1)[1]
+            return f"{finding.key}: {name} needs {required.group(1)}; give it as `--{finding.key}.ARGUMENT VALUE`"
     if not any(finding.key for finding in findings):
         return " ".join(message.split())
     for finding in findings:

@@ -22,6 +22,9 @@ GROUP = "mrlm_pl.plugins"
 ENVIRONMENTS = "environments"
 """Entry points whose name begins so are imported first, so that an environment is found without what needs torch."""
 
+REMOTE = "mrlm_pl.remote"
+"""Our own package of environments: that of servers. It has a class name and no short name, which is the server's."""
+
 
 def load_package(name: str) -> ModuleType:
     """The package of that name, with all lazy exports of its ``__all__`` imported."""
@@ -81,14 +84,19 @@ def environments_by_name() -> dict[str, type[Environment]]:
 def import_environment(name: str) -> None:
     """Import plugins one after another until one brings the environment of that short name or class name.
 
-    A dotted path needs no plugin. A name that no plugin has is left to the parser, which answers with the nearest.
+    A dotted path needs no plugin, nor does the environment of a server. A name that none has is left to the parser,
+    which answers with the nearest.
     """
     if "." in name:
+        return
+    if name == "RemoteEnvironment":
+        load_package(REMOTE)
         return
     for entry_point in plugin_entry_points():
         if _knows(name):
             return
         _load_plugin(entry_point)
+    load_package(REMOTE)
 
 
 def class_path(cls: type) -> str:

@@ -48,6 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
     endpoint = Endpoint(options.host, int(options.port), read_token(options.token_file), identity)
     limits = Limits(options.lease_seconds, options.step_seconds, options.max_sessions, options.message_mb)
+    _check_roles(options)
     server = (
         ControllerServer(endpoint, limits, options.token_file)
         if options.controller
@@ -55,6 +56,32 @@ def run(arguments: Sequence[str]) -> int:
     )
     asyncio.run(_serve(server, options, identity))
     return 0
+
+
+def _check_roles(options: Any) -> None:
+    """Nothing when the options of controllers and workers go together.
+
+    Raises:
+        ConfigurationError: they do not, or an address is wrong.
+    """
+    if options.controller and (options.join or options.environments or options.settings or options.policies):
+        raise ConfigurationError(
+            "controller: it hosts nothing; leave out environments, settings, policies and join, and start workers with "
+            "`mrlm serve --environments ... --join HOST:PORT`"
+        )
+    if options.advertise and not options.join:
+        raise ConfigurationError("advertise: it is told to a controller; name one with `--join HOST:PORT`")
+    if options.join and not options.advertise and options.host in ("0.0.0.0", "::", "[::]"):
+        raise ConfigurationError(
+            f"host: clients cannot reach a worker at {options.host!r}; name an address of this machine with "
+            "`--advertise HOST:PORT`, and its port with `--port`"
+        )
+    for name in ("join", "advertise"):
+        if getattr(options, name):
+            try:
+                Address(getattr(options, name))
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{name}: {error}") from error
 
 
 def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:
@@ -78,9 +105,10 @@ def _policy_service(models: dict[str, str], device: str) -> Any:
     from mrlm_pl.policy import Policy
     from mrlm_pl.remote.policy_service import PolicyService
 
-    engine = InProcessEngine()
+    engine, vocabularies = InProcessEngine(), {}
     for name, model in models.items():
         policy = Policy(model=model)
+        vocabularies[name] = policy.vocabulary_digest
         policy.load()
         try:
             policy.model.to(device).eval()
@@ -88,7 +116,7 @@ def _policy_service(models: dict[str, str], device: str) -> Any:
             raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
         engine.load(name, policy.model, 0)
         logger.info("policy %s: %s on %s", name, model, device)
-    return PolicyService(engine, models)
+    return PolicyService(engine, models, vocabularies)
 
 
 def serve_parser() -> CommandParser:
@@ -184,10 +212,17 @@ async def _serve(server: EnvironmentServer, options: Any, identity: Identity) ->
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS)
     print(f"serving on {server.endpoint.host}:{server.port}", flush=True)
-    await stopping.wait()
+    ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
+    if membership is not None:
+        ends.append(asyncio.ensure_future(membership.refused()))
+    done, waiting = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for end in waiting:
+        end.cancel()
     logger.info("going down: %d sessions are live", len(server.service.sessions))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)  # a second signal ends the process at once
     await server.drain(options.grace_seconds)
     if membership is not None:
         await membership.stop()
+    for end in done:
+        end.result()

@@ -41,7 +41,10 @@ def run(arguments: Sequence[str]) -> int:
         reply = submit(_list(Address(options.address, options.token_file, identity), request)).result()
     except StatusError as error:
         if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise RemoteError(f"no server answers at {options.address} within {ANSWER_SECONDS:g} s") from error
+            raise RemoteError(
+                f"no server answers at {options.address} within {ANSWER_SECONDS:g} s; start one with `mrlm serve`, or "
+                "check the address and whether both sides use TLS"
+            ) from error
         raise RemoteError(str(error)) from error
     if options.json:
         shown = MessageToDict(reply, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)

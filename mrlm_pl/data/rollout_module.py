@@ -28,6 +28,7 @@ from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, summarize
 from mrlm_pl.losses import BatchTotals, batch_totals
 from mrlm_pl.play import EpisodeSpec, Seat
+from mrlm_pl.remote.served_policies import with_served
 from mrlm_pl.rollout import EpisodePlayer
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.strategies import data_parallel_rank, each_share
@@ -137,6 +138,7 @@ class RolloutDataModule(LightningDataModule):
         self.tasks = TaskStream({name: item.tasks("train") for name, item in self.environments.items()}, weights, seed)
         self._engine = engine
         self._own_engine: InProcessEngine | None = None
+        self._routed: Engine | None = None
         self._players: dict[Sampling, EpisodePlayer] = {}
         self.iteration = 0
         self.position = 0
@@ -188,7 +190,7 @@ class RolloutDataModule(LightningDataModule):
         self._players = {}
         if self._own_engine is not None:
             self._own_engine.close()
-            self._own_engine = None
+        self._own_engine = self._routed = None
 
     def state_dict(self) -> dict[str, Any]:
         rows = None if self._rows is None else {name: batch.tensors() for name, batch in self._rows.items()}
@@ -284,7 +286,8 @@ class RolloutDataModule(LightningDataModule):
         algorithm.eval()
         with torch.no_grad(), algorithm.gathered():
             for name in algorithm.policies:
-                engine.load(name, algorithm.policy(name).network, self._version())
+                if algorithm.policy(name).served_by is None:
+                    engine.load(name, algorithm.policy(name).network, self._version())
             result = play()
         algorithm.train(was_training)
         return result
@@ -436,12 +439,14 @@ class RolloutDataModule(LightningDataModule):
         return Path(self._trainer().default_root_dir)
 
     def _ready_engine(self) -> Engine:
-        if self._engine is not None:
-            return self._engine
-        if self._own_engine is None:
-            low = "bf16" in str(self._trainer().precision)
-            self._own_engine = InProcessEngine(dtype=torch.bfloat16 if low else None)
-        return self._own_engine
+        if self._routed is None:
+            engine = self._engine
+            if engine is None:
+                low = "bf16" in str(self._trainer().precision)
+                engine = self._own_engine = InProcessEngine(dtype=torch.bfloat16 if low else None)
+            algorithm = self._algorithm()
+            self._routed = with_served(engine, {name: algorithm.policy(name) for name in algorithm.policies})
+        return self._routed
 
     def _player(self, sampling: Sampling) -> EpisodePlayer:
         if sampling not in self._players:

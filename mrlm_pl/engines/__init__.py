@@ -9,8 +9,18 @@ if TYPE_CHECKING:
     from mrlm_pl.engines.base import Engine, FinishReason, Sample, SampleRequest, Sampling
     from mrlm_pl.engines.generation import EngineStats
     from mrlm_pl.engines.in_process import InProcessEngine
+    from mrlm_pl.engines.routing import RoutingEngine
 
-__all__ = ["Engine", "EngineStats", "FinishReason", "InProcessEngine", "Sample", "SampleRequest", "Sampling"]
+__all__ = [
+    "Engine",
+    "EngineStats",
+    "FinishReason",
+    "InProcessEngine",
+    "RoutingEngine",
+    "Sample",
+    "SampleRequest",
+    "Sampling",
+]
 
 _HOME = {
     "Engine": "base",
@@ -20,6 +30,7 @@ _HOME = {
     "Sampling": "base",
     "EngineStats": "generation",
     "InProcessEngine": "in_process",
+    "RoutingEngine": "routing",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from contextlib import nullcontext
 from functools import cached_property
@@ -51,9 +52,12 @@ class Policy(nn.Module):
         gradient_checkpointing: keep one hidden state for each layer and compute the rest again in the backward pass.
         max_forward_tokens: rows are run through the model in chunks of at most this many tokens, each recomputed in
             the backward pass, so that memory does not grow with the batch; None runs all rows at once.
+        served_by: ``HOST:PORT`` of a server that generates for this policy (``mrlm serve --policies``), which has it
+            under the same name. It cannot be trained, and no weights are read here: ``model`` gives the tokenizer.
 
     Raises:
         PolicyError: there is no such model, it has no tokenizer, or a value is out of range.
+        ConfigurationError: ``served_by`` is not ``HOST:PORT``.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Policy(nn.Module):
         lora: LoRA | None = None,
         gradient_checkpointing: bool = False,
         max_forward_tokens: int | None = None,
+        served_by: str | None = None,
     ) -> None:
         super().__init__()
         if learning_rate < 0 or weight_decay < 0 or not 0 <= dropout < 1:
@@ -80,6 +85,16 @@ class Policy(nn.Module):
         self.chat_template, self.random_init_seed, self.dropout = chat_template, random_init_seed, dropout
         if lora is not None and not trained:
             raise PolicyError(f"policy {model!r} has lora but is not trained; leave one of them out")
+        if served_by is not None and (trained or random_init_seed is not None):
+            raise PolicyError(
+                f"policy {model!r} is served by {served_by}, which has its weights; set `trained: false` and leave out "
+                "random_init_seed"
+            )
+        if served_by is not None:
+            from mrlm_pl.remote.connection import Address
+
+            Address(served_by)  # a mistake is told now
+        self.served_by = served_by
         self.max_forward_tokens, self.lora, self.gradient_checkpointing = (
             max_forward_tokens,
             lora,
@@ -102,12 +117,17 @@ class Policy(nn.Module):
         return ChatFormat(self.tokenizer, self.chat_template, extra)
 
     @property
+    def vocabulary_digest(self) -> str:
+        """A digest of which token each number is: equal for models that can read each other's token ids."""
+        return hashlib.sha256(repr(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest()
+
+    @property
     def context_window(self) -> int:
         """How many tokens fit into the model's context."""
         return int(getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
 
     def load(self, *, reference: bool = False, name: str = "main", bases: dict[Any, Any] | None = None) -> None:
-        """Read the weights, once; with ``reference`` also a frozen copy of them, which is never trained or saved.
+        """Read the weights, once, unless a server has them; with ``reference`` also a frozen copy, which is not saved.
 
         Args:
             reference: whether the log-probabilities of the initial weights will be asked for. With adapters no copy is
@@ -115,6 +135,8 @@ class Policy(nn.Module):
             name: of the policy; its adapter begins with numbers that depend on it.
             bases: models that policies with adapters share, added to when this one's is not among them.
         """
+        if self.served_by is not None:
+            return
         if self.model is None:
             if self.lora is None:
                 self.model = self._read_weights().requires_grad_(self.trained)

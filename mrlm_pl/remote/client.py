@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import logging
 import math
 import os
 import secrets
@@ -20,6 +20,7 @@ from mrlm_pl.environment import Environment, Observations, Step, TaskSource, Too
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.remote import environment_pb2 as pb
+from mrlm_pl.remote.addresses import in_turn, is_gone, note_back, note_gone
 from mrlm_pl.remote.codec import (
     from_observations,
     from_step,
@@ -32,13 +33,14 @@ from mrlm_pl.remote.codec import (
 from mrlm_pl.remote.connection import (
     CONTROLLER_SECONDS,
     Address,
-    Connection,
     StatusError,
     client_name,
     connection,
     submit,
 )
-from mrlm_pl.remote.security import Identity
+from mrlm_pl.remote.security import Identity, read_token
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ASK_SECONDS = 30.0
@@ -46,7 +48,8 @@ TASKS_AT_ONCE = 64
 REACH_SECONDS = 3.0
 ASK_AGAIN_SECONDS = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-_ELSEWHERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
+_ELSEWHERE = (*_GONE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 """Statuses after which another server, or the same one later, may open the session."""
 
 
@@ -66,9 +69,11 @@ class RemoteEnvironment(Environment):
         tls_key: PEM file of its key.
         open_seconds: how long to try for a server that opens a session.
         step_seconds: how long to wait for the answer to a step.
+        message_mb: size of the largest message, in MiB; the server's counts where it is smaller.
 
     Raises:
-        ConfigurationError: no address is given, or one is not ``HOST:PORT``.
+        ConfigurationError: no address is given, or one is not ``HOST:PORT``; a number is out of range; a file cannot be
+            read.
     """
 
     def __init__(
@@ -82,18 +87,17 @@ class RemoteEnvironment(Environment):
         tls_key: str | None = None,
         open_seconds: float = 60.0,
         step_seconds: float = 90.0,
+        message_mb: int = 16,
     ) -> None:
         targets = [address] if isinstance(address, str) else list(address)
-        for target in targets or [""]:
-            host, colon, port = target.rpartition(":")
-            if not (host and colon and port.isdigit()):
-                raise ConfigurationError(f"remote: the address {target!r} is not HOST:PORT, such as 127.0.0.1:50051")
         if not (open_seconds > 0 and step_seconds > 0):
             raise ConfigurationError(
                 f"remote: open_seconds is {open_seconds} and step_seconds {step_seconds}; both must be above 0"
             )
         identity = Identity(tls_certificate, tls_key, tls_authority)
-        self.addresses = tuple(Address(target, token_file, identity) for target in targets)
+        identity.for_client()  # a mistake is told now
+        read_token(token_file)
+        self.addresses = tuple(Address(target, token_file, identity, message_mb) for target in targets or [""])
         self.name, self.settings = name, dict(settings or {})
         self.open_seconds, self.step_seconds = open_seconds, step_seconds
         self._described: tuple[str, ...] | None = None
@@ -184,15 +188,18 @@ class RemoteEnvironment(Environment):
         pause = FIRST_PAUSE
         while True:
             problem: StatusError | None = None
-            for address in _in_turn(self.addresses):
+            for address in in_turn(self.addresses):
                 server = await connection(address)
                 try:
                     reply: pb.OpenReply = await server.operation(self.step_seconds, open=request)
                 except StatusError as error:
                     problem = error
+                    if error.code in (*_GONE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                        note_gone(address)
                     if error.code not in _ELSEWHERE:
                         raise _told(error, f"environment {self.name!r}") from error
                     continue
+                note_back(address)
                 if reply.direct:
                     server.patience = CONTROLLER_SECONDS
                     worker = replace(address, target=reply.direct)
@@ -214,6 +221,8 @@ class RemoteEnvironment(Environment):
             try:
                 return await server.operation(self.step_seconds, step=request)
             except StatusError as error:
+                if error.code in _GONE:
+                    note_gone(place)
                 late = asyncio.get_running_loop().time() + pause > deadline
                 if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or late:
                     raise _told(error, f"environment {self.name!r}, turn {request.turn}") from error
@@ -229,22 +238,37 @@ class RemoteEnvironment(Environment):
 
     def _ask(self, method: str, request: Any) -> Any:
         """The reply of the first server that gives one."""
-        problem: StatusError | None = None
-        for address in self.addresses:
-            try:
-                return submit(_unary(address, method, request)).result()
-            except StatusError as error:
-                problem = error
-                if error.code not in (*_ELSEWHERE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    break
-        assert problem is not None
-        if problem.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            targets = ", ".join(address.target for address in self.addresses)
-            raise RemoteError(
-                f"environment {self.name!r}: no server answers at {targets} within {ASK_SECONDS:g} s; start one with "
-                "`mrlm serve`, or check the address and whether both sides use TLS"
-            ) from problem
-        raise _told(problem, f"environment {self.name!r}") from problem
+        return submit(self._asked(method, request)).result()
+
+    async def _asked(self, method: str, request: Any) -> Any:
+        deadline = asyncio.get_running_loop().time() + ASK_SECONDS
+        pause = FIRST_PAUSE
+        while True:
+            problem: StatusError | None = None
+            for address in sorted(self.addresses, key=is_gone):
+                server = await connection(address)
+                try:
+                    reply = await server.unary(method, request, ASK_SECONDS, wait=False)
+                except StatusError as error:
+                    problem = error
+                    if error.code in (*_GONE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                        note_gone(address)
+                    elif error.code not in _ELSEWHERE:
+                        raise _told(error, f"environment {self.name!r}") from error
+                else:
+                    note_back(address)
+                    return reply
+            assert problem is not None
+            if asyncio.get_running_loop().time() + pause > deadline:
+                targets = ", ".join(address.target for address in self.addresses)
+                raise RemoteError(
+                    f"environment {self.name!r}: no server answers at {targets} within {ASK_SECONDS:g} s; start one "
+                    f"with `mrlm serve`, or check the address and whether both sides use TLS ({problem.text})"
+                ) from problem
+            if pause == FIRST_PAUSE:
+                logger.warning("no server answers yet (%s); it is tried for %g s", problem.text, ASK_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
 
 class RemoteTasks(TaskSource):
@@ -281,14 +305,7 @@ class RemoteTasks(TaskSource):
         return self._environment._ask("GetTasks", request)
 
 
-_turns = itertools.count()
 _reached: dict[Address, tuple[bool, float]] = {}
-
-
-def _in_turn(addresses: Sequence[Address]) -> list[Address]:
-    """All addresses, each time beginning with the next."""
-    first = next(_turns) % len(addresses)
-    return [*addresses[first:], *addresses[:first]]
 
 
 async def _on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -321,11 +338,6 @@ def _close_unwanted(opening: Future[tuple[pb.OpenReply, Address]]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opened, place = opening.result()
         _close_in_background(place, opened.session, os.getpid())
-
-
-async def _unary(address: Address, method: str, request: Any) -> Any:
-    server: Connection = await connection(address)
-    return await server.unary(method, request, ASK_SECONDS)
 
 
 async def _close(place: Address, session: str) -> None:

@@ -21,16 +21,17 @@ from typing import Any, TypeVar
 
 import grpc
 
-from mrlm_pl.errors import RemoteError
+from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.event_loop import EventLoopThread
 from mrlm_pl.remote import environment_pb2 as pb
 from mrlm_pl.remote import environment_pb2_grpc
+from mrlm_pl.remote.exchange import MESSAGE_MARGIN, SIZE_HEADER, smaller_size
 from mrlm_pl.remote.security import PLAIN, Identity, read_token, with_token
 
 T = TypeVar("T")
 MAX_BATCH = 256
 MAX_BATCH_BYTES = 1 << 20
-MESSAGE_MARGIN = 1024
+LARGEST_MESSAGE_MB = 2047
 RECONNECT_SECONDS = 1.5
 """A server that cannot be reached for so long is gone, and its sessions with it."""
 
@@ -40,7 +41,8 @@ CONTROLLER_SECONDS = 20.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 GOODBYE_SECONDS = 2.0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_FINAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
+FINAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
+"""Statuses that asking again does not change."""
 
 
 class StatusError(Exception):
@@ -60,12 +62,29 @@ class Address:
         token_file: file with the token; None takes ``MRLM_TOKEN``.
         identity: for TLS.
         message_mb: size of the largest message, in MiB.
+
+    Raises:
+        ConfigurationError: the target is not ``HOST:PORT``, or the size is out of range.
     """
 
     target: str
     token_file: str | None = None
     identity: Identity = PLAIN
     message_mb: int = 16
+
+    def __post_init__(self) -> None:
+        host, _, port = self.target.rpartition(":")
+        if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+            raise ConfigurationError(
+                f"the address {self.target!r} is not HOST:PORT with a port of 1 to 65535, such as 127.0.0.1:50051"
+            )
+        if not 1 <= self.message_mb <= LARGEST_MESSAGE_MB:
+            raise ConfigurationError(f"message_mb is {self.message_mb}; it must be 1 to {LARGEST_MESSAGE_MB}")
+
+    @property
+    def message_bytes(self) -> int:
+        """Size of the largest message, in bytes."""
+        return self.message_mb << 20
 
 
 class Connection:
@@ -86,15 +105,15 @@ class Connection:
         self._keeper: asyncio.Task[None] | None = None
         self.leases: dict[str, float] = {}
         self.patience = RECONNECT_SECONDS
-        size = address.message_mb << 20
+        self._largest = address.message_bytes
         options = [
-            ("grpc.max_receive_message_length", size),
-            ("grpc.max_send_message_length", size),
+            ("grpc.max_receive_message_length", address.message_bytes),
+            ("grpc.max_send_message_length", address.message_bytes),
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 15_000),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.initial_reconnect_backoff_ms", 50),
-            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 1000),  # the time for a connection: three round trips with TLS
             ("grpc.max_reconnect_backoff_ms", 500),
             ("grpc.use_local_subchannel_pool", 1),
         ]
@@ -116,10 +135,10 @@ class Connection:
         """
         operation = pb.Operation(id=next(self._ids), **request)
         size = operation.ByteSize()
-        if size > (self.address.message_mb << 20) - MESSAGE_MARGIN:
+        if size > self._largest - MESSAGE_MARGIN:
             raise RemoteError(
                 f"a request to {self.address.target} has {size / (1 << 20):.1f} MiB, and messages may have up to "
-                f"{self.address.message_mb}; make it smaller"
+                f"{self._largest >> 20}; make it smaller, or raise message_mb on both sides"
             )
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[operation.id] = (operation, future)
@@ -135,25 +154,25 @@ class Connection:
         finally:
             self._pending.pop(operation.id, None)
 
-    async def unary(self, method: str, request: Any, timeout: float) -> Any:
-        """The reply of a method outside of the stream; the server is waited for.
+    async def unary(self, method: str, request: Any, timeout: float, wait: bool = True) -> Any:
+        """The reply of a method outside of the stream; with ``wait`` a server that cannot be reached is waited for.
 
         Raises:
             StatusError: as for :meth:`operation`.
         """
-        return await self._called(getattr(self._stub, method), request, timeout)
+        return await self._called(getattr(self._stub, method), request, timeout, wait)
 
-    async def policy(self, method: str, request: Any, timeout: float) -> Any:
+    async def policy(self, method: str, request: Any, timeout: float, wait: bool = True) -> Any:
         """The reply of a method of the policy service.
 
         Raises:
             StatusError: as for :meth:`operation`.
         """
-        return await self._called(getattr(self._policies, method), request, timeout)
+        return await self._called(getattr(self._policies, method), request, timeout, wait)
 
-    async def _called(self, call: Any, request: Any, timeout: float) -> Any:
+    async def _called(self, call: Any, request: Any, timeout: float, wait: bool) -> Any:
         try:
-            return await call(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
+            return await call(request, timeout=timeout, metadata=self._metadata, wait_for_ready=wait)
         except grpc.aio.AioRpcError as error:
             text = f"{self.address.target}: {error.details()}"
             raise StatusError(error.code(), text) from error
@@ -177,13 +196,15 @@ class Connection:
         """Keep it no longer."""
         self.leases.pop(session, None)
 
-    async def close(self) -> None:
-        """End the connection; what is unanswered fails."""
+    async def close(self, gone: str = "") -> None:
+        """End the connection; what is unanswered fails, as UNAVAILABLE if the other end is ``gone``: it says how."""
         for task in (self._runner, self._keeper):
             if task is not None:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
+        if gone:
+            self._fail(grpc.StatusCode.UNAVAILABLE, gone)
         self._fail(grpc.StatusCode.CANCELLED, "the connection was closed")
         await self._channel.close()
 
@@ -195,7 +216,9 @@ class Connection:
             answered = False
             try:
                 streams: list[Any] = []
-                streams.append(self._stub.Exchange(self._requests(streams), metadata=self._metadata))
+                told = (*self._metadata, (SIZE_HEADER, str(self.address.message_bytes)))
+                streams.append(self._stub.Exchange(self._requests(streams), metadata=told))
+                await self._agree(streams[0])
                 async for reply in streams[0]:
                     answered, broken, pause = True, None, FIRST_PAUSE
                     for result in reply.results:
@@ -206,12 +229,16 @@ class Connection:
             except Exception as error:  # a server that talks nonsense makes the library raise all kinds of errors
                 problem = StatusError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
             broken = broken or (time.monotonic() if answered else started)
-            if problem.code in _FINAL or time.monotonic() - broken + pause > self.patience:
+            if problem.code in FINAL or time.monotonic() - broken + pause > self.patience:
                 self._fail(problem.code, f"{self.address.target}: {problem.text}")
                 broken = None
                 continue
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _agree(self, stream: Any) -> None:
+        """Take over the server's limit where it is below this end's; too large a message would break the stream."""
+        self._largest = smaller_size(self.address.message_bytes, await stream.initial_metadata())
 
     async def _requests(self, streams: list[Any]) -> AsyncIterator[pb.BatchRequest]:
         """All that is unanswered, then whatever comes, in batches, until the stream has ended.

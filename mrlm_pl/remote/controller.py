@@ -16,9 +16,10 @@ from typing import Any
 
 import grpc
 
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.remote import environment_pb2 as pb
 from mrlm_pl.remote import environment_pb2_grpc
-from mrlm_pl.remote.connection import Address, Connection, StatusError
+from mrlm_pl.remote.connection import FINAL, Address, Connection, StatusError
 from mrlm_pl.remote.hosted import Offer
 from mrlm_pl.remote.security import Identity
 from mrlm_pl.remote.server import Endpoint, EnvironmentServer
@@ -83,7 +84,7 @@ class ControllerService(EnvironmentService):
         self.live: dict[str, Worker] = {}
         self._leaving: list[asyncio.Task[None]] = []
         self._started = time.monotonic()
-        self._way = Address("", token_file, identity, limits.message_mb)
+        self._way = Address("worker:1", token_file, identity, limits.message_mb)
 
     async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
         """A session on the least loaded worker that takes it."""
@@ -150,7 +151,8 @@ class ControllerService(EnvironmentService):
                     del self.live[worker.report.worker]
                 logger.info("worker %s at %s is gone", worker.report.worker, worker.report.address)
                 # Not awaited here: this stream may be under cancellation, and the connection is to be closed for sure.
-                self._leaving.append(asyncio.ensure_future(worker.connection.close()))
+                closing = worker.connection.close(f"the worker at {worker.report.address} is gone")
+                self._leaving.append(asyncio.ensure_future(closing))
 
     async def leave(self) -> None:
         """Close the connections to all workers."""
@@ -277,6 +279,7 @@ class Membership:
         self._connection: Connection | None = None
         self._described: list[pb.EnvironmentDescription] = []
         self._task: asyncio.Task[None] | None = None
+        self._joined = False
 
     async def start(self) -> None:
         """Begin to dial in."""
@@ -289,12 +292,21 @@ class Membership:
         """Leave; may be called twice."""
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, ConfigurationError):
                 await self._task
             self._task = None
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
+
+    async def refused(self) -> None:
+        """Waits until the controller lets this worker not in; one that did once may do so again, and is tried for ever.
+
+        Raises:
+            ConfigurationError: it does not.
+        """
+        assert self._task is not None, "start makes it"
+        await asyncio.shield(self._task)
 
     def report(self) -> pb.WorkerReport:
         """How this worker is now."""
@@ -311,15 +323,22 @@ class Membership:
 
     async def _run(self) -> None:
         assert self._connection is not None, "start makes it"
-        pause = 0.1
+        pause, told = 0.1, ""
         while True:
             try:
                 async for order in self._connection.join(self._reports()):
-                    pause = 0.1
+                    pause, told, self._joined = 0.1, "", True
                     if order.drain:
                         logger.info("the controller is going down")
             except grpc.aio.AioRpcError as error:
-                logger.info("the controller cannot be reached: %s", error.details())
+                target = self._controller.target
+                if error.code() in FINAL and not self._joined:
+                    known = error.code() is not Code.UNIMPLEMENTED
+                    why = error.details() if known else "it is no controller, which `--controller true` makes of it"
+                    raise ConfigurationError(f"join: {target} does not take this worker: {why}") from error
+                if (problem := error.details() or error.code().name) != told:
+                    logger.warning("the controller at %s cannot be reached, and is tried again: %s", target, problem)
+                    told = problem
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
 

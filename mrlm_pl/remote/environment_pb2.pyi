@@ -455,14 +455,16 @@ class DescribePoliciesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PolicyDescription(_message.Message):
-    __slots__ = ("name", "model", "version")
+    __slots__ = ("name", "model", "version", "vocabulary")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     version: int
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    vocabulary: str
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., vocabulary: _Optional[str] = ...) -> None: ...
 
 class DescribePoliciesReply(_message.Message):
     __slots__ = ("policies",)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
+
+import grpc
 
 from mrlm_pl.remote import environment_pb2 as pb
 
@@ -12,6 +14,10 @@ MAX_IN_FLIGHT = 4096
 MAX_RESULTS = 256
 MAX_REPLY_BYTES = 1 << 20
 """A reply is closed at this size, so that many large results do not make one that is too large."""
+
+MESSAGE_MARGIN = 1024
+SIZE_HEADER = "mrlm-message-bytes"
+"""Metadata in which each end of a stream tells how large a message it takes."""
 
 
 async def exchanged(
@@ -79,6 +85,25 @@ async def exchanged(
         reading.cancel()
         with suppress(asyncio.CancelledError, Exception):  # told above, where anybody listens
             await reading
+
+
+def smaller_size(own: int, metadata: Iterable[tuple[str, str | bytes]] | None) -> int:
+    """How many bytes a message may have that this end and the one that sent the metadata both take.
+
+    >>> smaller_size(100, [("mrlm-message-bytes", "70")]), smaller_size(100, [])
+    (70, 100)
+    """
+    theirs = str(dict(metadata or ()).get(SIZE_HEADER, ""))
+    return min(own, int(theirs)) if theirs.isdigit() else own
+
+
+def fitting(result: pb.Result, largest: int) -> pb.Result:
+    """The result, or that it is too large for messages of so many bytes."""
+    size = result.ByteSize()
+    if size <= largest - MESSAGE_MARGIN:
+        return result
+    text = f"the answer has {size / (1 << 20):.1f} MiB, and messages up to {largest >> 20}; raise message_mb"
+    return pb.Result(id=result.id, code=grpc.StatusCode.OUT_OF_RANGE.value[0], message=text)
 
 
 async def _batches(results: asyncio.Queue[pb.Result | None]) -> AsyncIterator[list[pb.Result]]:

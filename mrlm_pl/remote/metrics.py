@@ -25,7 +25,7 @@ def serve_metrics(server: EnvironmentServer, port: int) -> None:
     registry.register(_Numbers(server))
     try:
         start_http_server(int(port), "127.0.0.1", registry)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise ConfigurationError(f"metrics_port: cannot listen on port {port}: {error}") from error
 
 

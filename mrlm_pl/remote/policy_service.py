@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,13 @@ from mrlm_pl.remote import environment_pb2_grpc
 from mrlm_pl.remote.connection import Address, StatusError, connection, submit
 from mrlm_pl.remote.security import Identity
 
+logger = logging.getLogger(__name__)
+
 MAX_REQUESTS = 1024
 """Turns of one call."""
+
+RETRY_SECONDS = 0.5
+"""After which a server that cannot be reached is asked again."""
 
 
 class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
@@ -27,10 +33,13 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
     Args:
         engine: with the policies loaded.
         policies: name of the model behind each policy.
+        vocabularies: digest of each policy's vocabulary, where it is known.
     """
 
-    def __init__(self, engine: Engine, policies: Mapping[str, str]) -> None:
-        self.engine, self.policies = engine, dict(policies)
+    def __init__(
+        self, engine: Engine, policies: Mapping[str, str], vocabularies: Mapping[str, str] | None = None
+    ) -> None:
+        self.engine, self.policies, self.vocabularies = engine, dict(policies), dict(vocabularies or {})
         self._one_at_a_time = asyncio.Lock()
 
     async def Sample(self, request: pb.SampleBatch, context: Any) -> pb.SampleReplies:  # noqa: N802 (of the protocol)
@@ -59,7 +68,10 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
     async def DescribePolicies(  # noqa: N802
         self, request: pb.DescribePoliciesRequest, context: Any
     ) -> pb.DescribePoliciesReply:
-        described = [pb.PolicyDescription(name=name, model=model) for name, model in self.policies.items()]
+        described = [
+            pb.PolicyDescription(name=name, model=model, vocabulary=self.vocabularies.get(name, ""))
+            for name, model in self.policies.items()
+        ]
         return pb.DescribePoliciesReply(policies=described)
 
 
@@ -70,7 +82,7 @@ class RemoteEngine(Engine):
         address: ``HOST:PORT``.
         token_file: file with the token; without it, the environment variable ``MRLM_TOKEN``.
         identity: for TLS.
-        seconds: that one call may take.
+        seconds: that one call may take, with all that is tried again when the server cannot be reached.
     """
 
     def __init__(
@@ -109,27 +121,52 @@ class RemoteEngine(Engine):
         Raises:
             RemoteError: the server cannot be reached.
         """
+        return {name: item.model for name, item in self.described().items()}
+
+    def described(self) -> dict[str, pb.PolicyDescription]:
+        """What the server tells of each of its policies.
+
+        Raises:
+            RemoteError: the server cannot be reached.
+        """
         reply = submit(self._ask("DescribePolicies", pb.DescribePoliciesRequest())).result()
-        return {item.name: item.model for item in reply.policies}
+        return {item.name: item for item in reply.policies}
 
     def release(self, session_prefix: str) -> None:
         """Forget caches, in the background; see :meth:`Engine.release`."""
         submit(self._release(session_prefix))
 
     async def _release(self, session_prefix: str) -> None:
+        server = await connection(self.address)
         try:
-            await self._ask("Release", pb.ReleaseRequest(session_prefix=session_prefix))
-        except (EngineError, RemoteError):
+            await server.policy("Release", pb.ReleaseRequest(session_prefix=session_prefix), self.seconds, wait=False)
+        except StatusError:
             return  # caches are bounded; a server that is gone has none
 
     async def _ask(self, method: str, request: Any) -> Any:
+        """The reply, which a server that dies and is started again in time gives as well: a request has its seed."""
         server = await connection(self.address)
-        try:
-            return await server.policy(method, request, self.seconds)
-        except StatusError as error:
-            if error.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
-                raise EngineError(error.text) from error
-            raise RemoteError(str(error)) from error
+        loop = asyncio.get_running_loop()
+        deadline, told = loop.time() + self.seconds, False
+        while True:
+            try:
+                # Not waited for in the library, so that what keeps the server from answering can be told.
+                return await server.policy(method, request, max(deadline - loop.time(), 0.001), wait=False)
+            except StatusError as error:
+                if error.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
+                    raise EngineError(error.text) from error
+                late = loop.time() + RETRY_SECONDS > deadline
+                if error.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise RemoteError(str(error)) from error
+                if late:
+                    raise RemoteError(
+                        f"the policies at {self.address.target} did not answer within {self.seconds:g} s; start their "
+                        f"server again with `mrlm serve --policies ...` ({error.text})"
+                    ) from error
+                if not told:
+                    logger.warning("%s does not answer, and is waited for %g s", self.address.target, self.seconds)
+                    told = True
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 def _to_request(request: SampleRequest) -> pb.SampleRequest:

@@ -43,28 +43,28 @@ class Identity:
         """Credentials of a server, or None without TLS.
 
         Raises:
-            ConfigurationError: a file is missing, or the certificate or its key is.
+            ConfigurationError: a file is missing or no such file, or the certificate or its key is not given.
         """
         if self.empty:
             return None
         if not (self.certificate and self.key):
             raise ConfigurationError("tls: a server needs both tls_certificate and tls_key")
-        pair = (_file(self.key, "tls_key"), _file(self.certificate, "tls_certificate"))
-        authority = _file(self.authority, "tls_authority") if self.authority else None
+        pair = (_pem(self.key, "tls_key"), _pem(self.certificate, "tls_certificate"))
+        authority = _pem(self.authority, "tls_authority") if self.authority else None
         return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
     def for_client(self) -> grpc.ChannelCredentials | None:
         """Credentials of a client, or None without TLS.
 
         Raises:
-            ConfigurationError: a file is missing, or the certificate without its key or the other way round.
+            ConfigurationError: a file is missing or no such file, or one of certificate and key is not given.
         """
         if self.empty:
             return None
         if bool(self.certificate) != bool(self.key):
             raise ConfigurationError("tls: give both tls_certificate and tls_key, or neither")
         read = [
-            _file(path, name) if path else None
+            _pem(path, name) if path else None
             for path, name in (
                 (self.authority, "tls_authority"),
                 (self.key, "tls_key"),
@@ -163,3 +163,12 @@ def _file(path: str, name: str) -> bytes:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
         raise ConfigurationError(f"{name}: {path!r} cannot be read: {error.strerror}") from error
+
+
+def _pem(path: str, name: str) -> bytes:
+    """A file with a key or certificates; the library would only say later that the connection fails."""
+    content = _file(path, name)
+    wanted = "PRIVATE KEY" if name == "tls_key" else "CERTIFICATE"
+    if f"{wanted}-----".encode() not in content:
+        raise ConfigurationError(f"{name}: {path!r} is no PEM file with a {wanted.lower()}")
+    return content

@@ -39,7 +39,7 @@ class Endpoint:
         identity: for TLS.
 
     Raises:
-        ConfigurationError: it is reachable from other machines and has no token.
+        ConfigurationError: it is reachable from other machines and has no token, or there is no such port.
     """
 
     host: str = "127.0.0.1"
@@ -48,6 +48,8 @@ class Endpoint:
     identity: Identity = PLAIN
 
     def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:  # the library takes others for one of these
+            raise ConfigurationError(f"port: there is no port {self.port}; give 1 to 65535, or 0 for a free one")
         if not is_loopback(self.host) and not self.token:
             raise ConfigurationError(
                 f"host: {self.host!r} is reachable from other machines, and there is no token; put one into MRLM_TOKEN "

@@ -27,7 +27,7 @@ from mrlm_pl.remote.codec import (
     to_task,
     to_tools,
 )
-from mrlm_pl.remote.exchange import MAX_IN_FLIGHT, exchanged
+from mrlm_pl.remote.exchange import MAX_IN_FLIGHT, SIZE_HEADER, exchanged, fitting, smaller_size
 from mrlm_pl.remote.hosted import Offer
 from mrlm_pl.remote.refusals import refusal_of, refused
 from mrlm_pl.remote.sessions import RefusalError, Session, SessionTable, UnknownSessionError
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 Code = grpc.StatusCode
 MAX_TASKS = 1000
 MAX_LEASE_SECONDS = 24 * 3600.0
-MESSAGE_MARGIN = 1024
 KEPT_KEYS = 100_000
 
 
@@ -294,12 +293,25 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         results = [self._result_at_once(operation) for operation in request.operations]
         left = [item for item, result in zip(request.operations, results, strict=True) if result is None]
         waited = iter(await asyncio.gather(*(self._result(item) for item in left)))
-        return pb.BatchReply(results=[next(waited) if result is None else result for result in results])
+        largest = self.limits.message_mb << 20
+        found = [next(waited) if result is None else result for result in results]
+        return pb.BatchReply(results=[fitting(result, largest) for result in found])
 
     async def Exchange(  # noqa: N802
         self, requests: AsyncIterator[pb.BatchRequest], context: Any
     ) -> AsyncIterator[pb.BatchReply]:
-        async for reply in exchanged(requests, self._result_at_once, self._result, self.stopping):
+        own = self.limits.message_mb << 20
+        largest = smaller_size(own, context.invocation_metadata())
+        await context.send_initial_metadata(((SIZE_HEADER, str(own)),))
+
+        def at_once(operation: pb.Operation) -> pb.Result | None:
+            result = self._result_at_once(operation)
+            return None if result is None else fitting(result, largest)
+
+        async def waited(operation: pb.Operation) -> pb.Result:
+            return fitting(await self._result(operation), largest)
+
+        async for reply in exchanged(requests, at_once, waited, self.stopping):
             yield reply
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
@@ -357,7 +369,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             reply = await handlers[kind](getattr(operation, kind))
         except (Exception, asyncio.CancelledError) as error:
             return refused(operation, error)
-        return self._fitting(pb.Result(id=operation.id, **{kind: reply}))
+        return pb.Result(id=operation.id, **{kind: reply})
 
     def _result_at_once(self, operation: pb.Operation) -> pb.Result | None:
         """The result of a step that takes no waiting; None of any other operation."""
@@ -367,15 +379,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             reply = self._step_at_once(self.sessions.find(operation.step.session), operation.step)
         except Exception as error:  # an environment may raise anything, and each is told with its class
             return refused(operation, error)
-        return None if reply is None else self._fitting(pb.Result(id=operation.id, step=reply))
-
-    def _fitting(self, result: pb.Result) -> pb.Result:
-        """The result, or that it is too large."""
-        size = result.ByteSize()
-        if size <= (self.limits.message_mb << 20) - MESSAGE_MARGIN:
-            return result
-        text = f"the answer has {size >> 20} MiB, and messages up to {self.limits.message_mb}"
-        return pb.Result(id=result.id, code=Code.OUT_OF_RANGE.value[0], message=text)
+        return None if reply is None else pb.Result(id=operation.id, step=reply)
 
 
 async def _answered(answer: Awaitable[Any], context: Any) -> Any:

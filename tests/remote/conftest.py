@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 
 from mrlm_pl.event_loop import EventLoopThread
+from mrlm_pl.remote import addresses
 from mrlm_pl.remote.server import Endpoint, EnvironmentServer
 from mrlm_pl.remote.service import Limits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from remote_servers import Scripted, Served, offer
+from remote_servers import Scripted, Served, ServerProcess, offer
 
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
     """Starts servers: options are those of ``EnvironmentServer``, ``Limits`` and ``Endpoint``, and ``offer``."""
     monkeypatch.delenv("MRLM_TOKEN", raising=False)
+    addresses._gone.clear()  # a port may come again
     Scripted.gate = threading.Event()
     Scripted.steps, Scripted.closed, Scripted.made = [], [], 0
     started: list[Served] = []
@@ -50,3 +52,17 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
 def served(serve: Callable[..., Served]) -> Served:
     """A server with the environments of this file."""
     return serve()
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers in processes."""
+    started: list[ServerProcess] = []
+
+    def start(*arguments: Any, **options: Any) -> ServerProcess:
+        started.append(ServerProcess(*arguments, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.end()

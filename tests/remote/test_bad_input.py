@@ -31,7 +31,7 @@ def test_an_answer_that_is_too_large_for_a_message(serve: Any) -> None:
     )
     results = {r.id: r for reply in served.stub.Exchange(iter([batch])) for r in reply.results}
     assert results[1].code == Code.OUT_OF_RANGE.value[0]
-    assert results[1].message == "the answer has 2 MiB, and messages up to 1"
+    assert results[1].message == "the answer has 2.9 MiB, and messages up to 1; raise message_mb"
     assert results[2].code == 0
 
 

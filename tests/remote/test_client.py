@@ -125,7 +125,7 @@ def test_errors_say_what_happened_there(served: Served) -> None:
         begun(remote(served, settings={"a": {1}}))
 
 
-@pytest.mark.parametrize("address", ["localhost", ":50051", "host:", "host:port", "", []])
+@pytest.mark.parametrize("address", ["localhost", ":50051", "host:", "host:port", "", [], "h:0", "h:99999"])
 def test_an_address_has_a_host_and_a_port(address: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"is not HOST:PORT"):
         RemoteEnvironment(address, "x")
@@ -232,9 +232,12 @@ def test_an_environment_that_is_dropped_ends_its_session(served: Served) -> None
     playing = begun(remote(served))
     asyncio.run(playing.reset(TASK))  # type: ignore[arg-type]
     eventually(lambda: served.live == 1)
+    assert served.server.service.sessions.opened_total == 2, "the second reset ended the first session"
     del playing
     gc.collect()
     eventually(lambda: served.live == 0)
+    assert len(Scripted.closed) == 2, "both environments were closed"
+    assert served.server.service.expired_total == 0, "and no lease had to run out"
 
 
 def test_a_forked_process_does_not_end_its_parents_sessions(served: Served) -> None:
@@ -280,6 +283,30 @@ def test_a_request_that_is_too_large_disturbs_no_other(served: Served) -> None:
     assert say(huge).rewards == {"agent": 1.0}, "and the session goes on"
     for environment in (huge, *playing):
         environment.close()
+
+
+@pytest.mark.parametrize(("ours", "theirs", "limit"), [(64, 16, 16), (16, 64, 16), (64, 64, 64)])
+def test_both_ends_keep_to_the_smaller_limit_of_messages(serve: Server, ours: int, theirs: int, limit: int) -> None:
+    served = serve(message_mb=theirs)
+    playing, other = (begun(remote(served, message_mb=ours)) for _ in range(2))
+    if limit == 64:
+        assert say(playing, "9" * 30_000_000).rewards == {"agent": 1.0}
+        assert len(say(playing, "big 30000000").observations["agent"][0].content) == 30_000_000
+    else:
+        with pytest.raises(RemoteError, match=r"has 28\.6 MiB, and messages may have up to 16; make it smaller"):
+            say(playing, "9" * 30_000_000)
+        assert say(playing).rewards == {"agent": 1.0}, "the stream is whole, and the session goes on"
+        with pytest.raises(RemoteError, match=r"the answer has 28\.6 MiB, and messages up to 16; raise message_mb"):
+            say(playing, "big 30000000")
+    assert say(other).rewards == {"agent": 1.0}
+    for environment in (playing, other):
+        environment.close()
+
+
+@pytest.mark.parametrize("size", [0, -1, 2048])
+def test_a_size_of_messages_that_cannot_be(size: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"message_mb is {size}; it must be 1 to 2047"):
+        RemoteEnvironment("a:1", "x", message_mb=size)
 
 
 def test_many_sessions_get_their_own_answers(served: Served) -> None:

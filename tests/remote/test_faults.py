@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
 import random
 import signal
 import socket
@@ -13,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -26,28 +24,14 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import RemoteError
 from mrlm_pl.event_loop import EventLoopThread
-from mrlm_pl.remote import RemoteEnvironment, environment_pb2_grpc
+from mrlm_pl.remote import RemoteEnvironment, client, environment_pb2_grpc
 from mrlm_pl.remote import environment_pb2 as pb
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from remote_servers import TASK, Proxy, Scripted, Served, ServerProcess, eventually, played, step_request
+from remote_servers import TASK, Proxy, Scripted, Served, eventually, played, step_request
 
 Server = Callable[..., Served]
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def process() -> Iterator[Callable[..., ServerProcess]]:
-    """Starts servers in processes."""
-    started: list[ServerProcess] = []
-
-    def start(*arguments: Any, **options: Any) -> ServerProcess:
-        started.append(ServerProcess(*arguments, **options))
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.end()
 
 
 def remote(target: str, **options: Any) -> RemoteEnvironment:
@@ -91,6 +75,42 @@ def test_callers_are_told_within_two_seconds_that_a_server_was_killed(process: A
     again = process(server.port)
     assert say(begun(remote(again.target)), "end").done
     assert "never opened here" in str(failure(idle, "x")[0])
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "through the controller"])
+def test_callers_are_told_within_two_seconds_that_a_worker_was_killed(
+    process: Any, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    async def reaches(worker: Any, session: str) -> bool:
+        return direct
+
+    monkeypatch.setattr(client, "_reaches", reaches)
+    controller = process(arguments=["-m", "mrlm_pl.cli.main", "serve", "--controller", "true", "--port", "0"])
+    first, second = (process(join=controller.target) for _ in range(2))
+    with grpc.insecure_channel(controller.target) as channel:
+        stub = environment_pb2_grpc.ControllerServiceStub(channel)
+        eventually(lambda: len(stub.ListWorkers(pb.ListWorkersRequest()).workers) == 2)
+    environment = remote(controller.target)
+    waiting = [begun(environment) for _ in range(8)]
+    doomed = [playing._session.startswith(f"worker{first.port}.") for playing in waiting]
+    assert 0 < sum(doomed) < 8
+    with ThreadPoolExecutor(8) as pool:
+        told = [pool.submit(failure, playing, "sleep 4") for playing in waiting]
+        time.sleep(0.5)
+        first.send(signal.SIGKILL)
+        killed = time.monotonic()
+        outcomes = [future.result(20) for future in told]
+    lost = [(error, moment - killed) for error, moment in outcomes if error is not None]
+    assert [error is not None for error, _ in outcomes] == doomed, "those of that worker, and no other"
+    for error, _ in lost:
+        assert isinstance(error, RemoteError)
+        assert "UNAVAILABLE" in str(error)
+    assert max(seconds for _, seconds in lost) < 2.0
+    started = time.monotonic()
+    more = [begun(environment) for _ in range(4)]
+    assert time.monotonic() - started < 2.0, "the controller knows, and the other worker takes them"
+    assert all(say(playing, "end").done for playing in more)
+    assert second.process.poll() is None
 
 
 @pytest.mark.parametrize("seconds", [2.5, pytest.param(30.0, marks=pytest.mark.slow)])
@@ -313,84 +333,3 @@ def test_twice_the_load_that_a_server_bears(serve: Server) -> None:
     assert rewards == [3.0] * 48
     assert max(Counter(text for _, text in Scripted.steps if " b" in text).values()) == 1
     eventually(lambda: served.live == 0)
-
-
-def fit(folder: Path, *arguments: str, environment: str) -> subprocess.Popen[str]:
-    """The quick-start, short, on some environment."""
-    command = [sys.executable, "-m", "mrlm_pl.cli.main", "fit", "--config", "configs/quickstart.yaml"]
-    options = {
-        "--data.environment": environment,
-        "--data.groups": "4",
-        "--trainer.default_root_dir": str(folder),
-        "--trainer.callbacks": "null",
-        "--trainer.enable_progress_bar": "false",
-        "--trainer.accelerator": "cpu",
-    }
-    flat = [word for option in options.items() for word in option]
-    return subprocess.Popen(
-        [*command, *flat, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def serve_math(process: Any, port: int = 0) -> ServerProcess:
-    settings = ["-m", "mrlm_pl.cli.main", "serve", "--settings", str(ROOT / "configs" / "servers" / "math.yaml")]
-    return process(arguments=[*settings, "--port", str(port)])
-
-
-def on(server: ServerProcess) -> str:
-    arguments = {"address": server.target, "name": "math", "open_seconds": 60}
-    return json.dumps({"class_path": "mrlm_pl.remote.RemoteEnvironment", "init_args": arguments})
-
-
-def finished(run: subprocess.Popen[str]) -> str:
-    output, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, output[-3000:]
-    return output
-
-
-HERE = json.dumps({"class_path": "MathEnvironment", "init_args": {"difficulty": [1, 1]}})
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_weights_here_and_there(tmp_path: Path, process: Any) -> None:
-    server = serve_math(process)
-    for folder, environment in (("here", HERE), ("there", on(server))):
-        finished(fit(tmp_path / folder, "--data.iterations", "4", environment=environment))
-    weights = [(tmp_path / name / "policies/main/model.safetensors").read_bytes() for name in ("here", "there")]
-    assert weights[0] == weights[1]
-    assert rewards(tmp_path / "here") == rewards(tmp_path / "there")
-
-
-def episodes(folder: Path) -> list[dict[str, Any]]:
-    files = sorted((folder / "episodes").glob("*.gz"))
-    return [json.loads(line) for path in files for line in gzip.open(path, "rt")]
-
-
-def rewards(folder: Path) -> list[float]:
-    return [
-        turn["reward"]
-        for episode in episodes(folder)
-        for rows in episode["trajectories"].values()
-        for row in rows
-        for turn in row["turns"]
-    ]
-
-
-@pytest.mark.slow
-def test_training_survives_servers_that_are_killed_and_started_again(tmp_path: Path, process: Any) -> None:
-    server = serve_math(process)
-    run = fit(tmp_path / "run", "--data.iterations", "30", environment=on(server))
-    for kills in range(3):
-        eventually(lambda kills=kills: len(list((tmp_path / "run/episodes").glob("*"))) > 4 * (kills + 1), 120)
-        server.send(signal.SIGKILL)
-        server.process.wait(10)
-        time.sleep(1.0)
-        server = serve_math(process, server.port)
-    finished(run)
-    found = episodes(tmp_path / "run")
-    lost = [episode for episode in found if episode["error"]]
-    again = [episode for episode in found if episode["attempts"] > 1 and not episode["error"]]
-    print(f"{len(found)} episodes, {len(lost)} lost, {len(again)} played again")
-    assert len(found) == 30 * 4 * 8
-    assert len(lost) <= 3 * 32
-    assert (tmp_path / "run/policies/main/model.safetensors").is_file()

@@ -107,9 +107,11 @@ def test_a_burst_uses_all_threads_although_one_is_idle() -> None:
         calls = [asyncio.ensure_future(workers.run("a", gate, 10)) for gate in gates]
         for gate in gates:
             await gate.entered()  # all at the same time: none waits for another
+        assert workers.waiting == 0, "each has a thread"
+        assert not any(call.done() for call in calls), "and all are in their calls"
         for gate in gates:
             gate.open.set()
-        await asyncio.gather(*calls)
+        assert await asyncio.gather(*calls) == ["through"] * 3
         workers.close()
 
     run(test)

@@ -1,0 +1,72 @@
+"""An engine over engines: each policy's requests go where that policy is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+
+T = TypeVar("T")
+
+
+class RoutingEngine(Engine):
+    """Sends the requests of a call to the engines of their policies, to all of them at the same time.
+
+    Args:
+        default: the engine of every policy that ``elsewhere`` does not name.
+        elsewhere: engines by policy.
+    """
+
+    def __init__(self, default: Engine, elsewhere: Mapping[str, Engine]) -> None:
+        self.default, self.elsewhere = default, dict(elsewhere)
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """One sample per request, in order; see :meth:`Engine.sample`.
+
+        Raises:
+            Exception: what the first engine that fails raises; what the others still do is cancelled.
+        """
+        parts: dict[Engine, list[int]] = {}
+        for number, request in enumerate(requests):
+            parts.setdefault(self.engine_of(request.policy), []).append(number)
+        asked = [
+            asyncio.ensure_future(engine.sample([requests[number] for number in numbers]))
+            for engine, numbers in parts.items()
+        ]
+        try:
+            answers = await asyncio.gather(*asked)
+        finally:
+            for task in asked:
+                task.cancel()
+        found: dict[int, Sample] = {}
+        for numbers, samples in zip(parts.values(), answers, strict=True):
+            found.update(zip(numbers, samples, strict=True))
+        return [found[number] for number in range(len(requests))]
+
+    def engine_of(self, policy: str) -> Engine:
+        """The engine that generates for a policy."""
+        return self.elsewhere.get(policy, self.default)
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        """Give the weights to the policy's engine; see :meth:`Engine.load`."""
+        self.engine_of(policy).load(policy, weights, version)
+
+    def compute_during(self, start: Callable[[], Future[T]]) -> T:
+        """The result of the future that ``start`` gives; until then, the default engine may compute here."""
+        return self.default.compute_during(start)
+
+    def release(self, session_prefix: str) -> None:
+        """Forget caches in all engines; see :meth:`Engine.release`."""
+        for engine in self._engines():
+            engine.release(session_prefix)
+
+    def close(self) -> None:
+        """Close all engines; may be called twice."""
+        for engine in self._engines():
+            engine.close()
+
+    def _engines(self) -> list[Engine]:
+        return list(dict.fromkeys([self.default, *self.elsewhere.values()]))
