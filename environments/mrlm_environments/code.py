@@ -8,8 +8,8 @@ from typing import Any
 
 from mrlm_environments.code_rows import FIELDS, program_of, task_data, tests_of
 from mrlm_environments.code_tasks import ENTRY, KINDS, MAX_DIFFICULTY, CodeKind, generate_task
-from mrlm_pl.data.rows import read_split
-from mrlm_pl.environment import DatasetTasks, Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
 from mrlm_pl.tools import clipped
@@ -67,7 +67,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         self.data, self.difficulty, self.kinds = data, (levels[0], levels[1]), tuple(kinds or KINDS)
         self.max_attempts, self.sandbox = max_attempts, sandbox
         self.instruction, self.system_prompt = instruction, system_prompt
-        self._data_tasks: dict[str, TaskSource] = {}
+        self._data_tasks = DataTasks(self.name)
 
     def tasks(self, split: str) -> TaskSource:
         """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -79,11 +79,9 @@ class CodeEnvironment(SingleAgentEnvironment):
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["prompt"])
-        if split not in self._data_tasks:
-            rows = read_split(self.data, split, (), lambda row: str(row.get(FIELDS[0]) or row.get(FIELDS[1])))
-            data = [task_data(row, number, self.data) for number, row in enumerate(rows, start=1)]
-            self._data_tasks[split] = DatasetTasks(self.name, split, data)
-        return self._data_tasks[split]
+        return self._data_tasks.source(
+            self.data, split, (), lambda row: str(row.get(FIELDS[0]) or row.get(FIELDS[1])), task_data
+        )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The task's own solution, where it has one."""

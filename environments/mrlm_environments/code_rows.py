@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from mrlm_environments.data_tasks import fault_of
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import Tests, bound_names
 
@@ -42,7 +43,7 @@ def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
             raise ValueError("its tests assert nothing")
     except (KeyError, TypeError, ValueError, SyntaxError) as error:
         raise DataError(
-            f"code data {source!r}, row {number} of the split: {type(error).__name__}: {error}; a row has "
+            f"code data {source!r}, row {number}: {fault_of(error)}; a row has "
             "{prompt, entry_point, test}, {text, test_list} or {prompt, entry_point, pairs}, and this one the fields "
             f"{sorted(row)}"
         ) from error

@@ -12,6 +12,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Raises:
         ConfigurationError: a mistake in the options or in the environment's arguments.
+        DataError: its data cannot be read.
     """
     parser = environment_parser("check-env", "Check that an environment keeps to the contract.")
     parser.usage = "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--config FILE]"
