@@ -14,7 +14,14 @@ from typing import Any
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from mrlm_pl.cli.environment_option import environment_parser, read
-from mrlm_pl.cli.evaluate import EvaluatedModel, add_model_options, add_sampling_options, chosen_model, player_of
+from mrlm_pl.cli.evaluate import (
+    EvaluatedModel,
+    add_model_options,
+    add_sampling_options,
+    chosen_model,
+    player_of,
+    sampling_of,
+)
 from mrlm_pl.cli.parser import CommandParser
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.episode import Episode
@@ -56,7 +63,7 @@ def collect_parser() -> CommandParser:
     parser.add_argument("--split", choices=SPLITS, default="train", help="Split of the tasks.")
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
     parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help="Episodes of each task.")
-    add_sampling_options(parser)
+    add_sampling_options(parser, "the run's training")
     return parser
 
 
@@ -136,7 +143,7 @@ def _collect(model: EvaluatedModel, environment: Environment, options: Any, prog
             file=sys.stderr,
         )
     reason = ""
-    with player_of(model, environment, options) as player:
+    with player_of(model, environment, options, sampling_of(options, model.sampling)) as player:
         for start in _starts(progress.played, len(specs)):
             episodes = player.play_blocking(specs[start : start + CHUNK])
             played = [episode for episode in episodes if not episode.failed]
