@@ -21,6 +21,7 @@ from mrlm_pl.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mrlm_pl.evaluation import EvaluationReport
+    from mrlm_pl.policy import Policy
     from mrlm_pl.rollout import EpisodePlayer, Seat
 
 SINGLE = "main"
@@ -232,7 +233,6 @@ def _seats(
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from mrlm_pl.policy import Policy
     from mrlm_pl.rollout import Seat
 
     disable_progress_bar()
@@ -240,18 +240,30 @@ def _seats(
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         device = accelerator.type if accelerator is not None else "cpu"
     needed = sorted({model.policy_of(agent) for agent in environment.agents})
-    policies = {name: Policy(**model.policies[name]) for name in needed}
+    policies = {name: loaded_policy(model.policies[name], device) for name in needed}
     for name, policy in policies.items():
-        policy.load()
-        try:
-            policy.model.to(device).eval()
-        except (RuntimeError, AssertionError) as error:
-            raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
         engine.load(name, policy.model, 0)
     names = {agent: model.policy_of(agent) for agent in environment.agents}
     return {
         agent: Seat(name, policies[name].chat, sampling, policies[name].context_window) for agent, name in names.items()
     }
+
+
+def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
+    """A policy by its constructor arguments, its model on the device and ready to generate.
+
+    Raises:
+        ConfigurationError: the device cannot be used, or the model cannot be loaded.
+    """
+    from mrlm_pl.policy import Policy
+
+    policy = Policy(**settings)
+    policy.load()
+    try:
+        policy.model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
+    return policy
 
 
 def _table(report: EvaluationReport, sampling: Sampling) -> str:
