@@ -21,6 +21,7 @@ from mrlm_pl.cli.evaluate import (
     chosen_model,
     player_of,
     sampling_of,
+    tell_of_few,
 )
 from mrlm_pl.cli.parser import CommandParser
 from mrlm_pl.environment import SPLITS, Environment
@@ -137,11 +138,7 @@ def _collect(model: EvaluatedModel, environment: Environment, options: Any, prog
     from mrlm_pl.evaluation import evaluation_specs
 
     specs = evaluation_specs(environment, options.num_episodes, options.split, options.seed, options.samples_per_task)
-    if len(specs) < options.num_episodes:
-        print(
-            f"mrlm: the {options.split} split has {len(specs)} episodes; for more of each task use --samples-per-task",
-            file=sys.stderr,
-        )
+    tell_of_few(len(specs), options)
     reason = ""
     with player_of(model, environment, options, sampling_of(options, model.sampling)) as player:
         for start in _starts(progress.played, len(specs)):

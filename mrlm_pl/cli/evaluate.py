@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -202,9 +203,18 @@ def _evaluate(model: EvaluatedModel, environment: Environment, options: Any, sam
     numbers = {"num_episodes": options.num_episodes, "split": options.split, "seed": options.seed}
     samples = options.samples_per_task
     # Raises for wrong numbers before a model is loaded.
-    evaluation_specs(environment, **numbers, samples_per_task=samples)
+    tell_of_few(len(evaluation_specs(environment, **numbers, samples_per_task=samples)), options)
     with player_of(model, environment, options, sampling) as player:
         return evaluate(player, environment, model=options.model, samples_per_task=samples, **numbers)
+
+
+def tell_of_few(episodes: int, options: Any) -> None:
+    """Say on stderr that the split has fewer episodes than were asked for, if so."""
+    if episodes < options.num_episodes:
+        print(
+            f"mrlm: the {options.split} split has {episodes} episodes; for more of each task use --samples-per-task",
+            file=sys.stderr,
+        )
 
 
 @contextmanager

@@ -165,3 +165,13 @@ def test_json_is_replaced_in_one_go_and_has_no_infinities():
         write_json(path, {"x": object()})
     assert json.loads(path.read_text()) == {"ci95": [None, 1.0]}
     assert [item.name for item in Path().iterdir()] == ["r.json"]
+
+
+def test_a_split_with_fewer_tasks_than_episodes_is_told(mrlm, model_folder):
+    Path("rows.jsonl").write_text('{"question": "2+2?", "answer": "#### 4"}\n')
+    data = ("--environment", "math", "--environment.data", '{"test": "rows.jsonl"}')
+    options = ("eval", "--model", str(model_folder), *data, "--max-tokens", "2", "--num-episodes")
+    status, _, err = mrlm(*options, "2")
+    assert status == 0, err
+    assert "mrlm: the test split has 1 episodes; for more of each task use --samples-per-task" in err
+    assert "split has" not in mrlm(*options, "1")[2]
