@@ -83,8 +83,12 @@ def test_a_value_arrives_as_it_was(value: Any) -> None:
 
 @given(JSON)
 def test_data_is_read_or_refused(data: Any) -> None:
+    def recalled(mention: Opaque) -> Opaque:
+        assert (type(mention.number), type(mention.kind)) == (int, str)
+        return mention
+
     try:
-        value = decode(data, lambda mention: mention)
+        value = decode(data, recalled)
     except (ValueError, TypeError):
         return
     assert types_in(value) <= PLAIN
