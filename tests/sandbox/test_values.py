@@ -27,6 +27,8 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (
         st.lists(inner, max_size=3)
+        | st.lists(st.tuples(st.text(), inner).map(list), max_size=2).map(lambda pairs: {"dict": pairs})
+        | st.tuples(st.booleans() | st.integers() | inner, st.text() | inner).map(lambda pair: {"opaque": list(pair)})
         | st.dictionaries(
             st.sampled_from(
                 ["int", "float", "bytes", "tuple", "set", "frozenset", "complex", "dict", "opaque", "other"]
