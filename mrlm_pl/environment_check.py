@@ -14,7 +14,7 @@ from typing import Any
 
 from mrlm_pl.environment import SPLITS, Environment, Observations, Step, Task, TurnOrder
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import EnvironmentContractError
+from mrlm_pl.errors import DataError, EnvironmentContractError
 
 HOSTILE_REPLIES = (
     "",
@@ -225,6 +225,9 @@ def check_environment(environment: Environment, *, tasks_per_split: int = 8, max
         environment: what is checked; it is copied, not used.
         tasks_per_split: how many tasks of each split are looked at.
         max_turns: an episode that goes on for longer counts as endless.
+
+    Raises:
+        DataError: the environment's data cannot be read, so that there is nothing to check.
     """
     checker = _Checker(environment, tasks_per_split, max_turns)
     checks: dict[str, Callable[[], str]] = {
@@ -241,6 +244,8 @@ def check_environment(environment: Environment, *, tasks_per_split: int = 8, max
     for name, check in checks.items():
         try:
             results.append(Check(name, True, check()))
+        except DataError:
+            raise
         except Exception as error:  # whatever an environment does wrong is a finding
             kind = "" if isinstance(error, EnvironmentContractError) else f"{type(error).__name__}: "
             results.append(Check(name, False, f"{kind}{error}"))

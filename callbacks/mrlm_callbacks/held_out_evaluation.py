@@ -12,6 +12,7 @@ from rich.table import Table
 
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import SPLITS
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation import EvaluationReport
 
@@ -31,6 +32,8 @@ class HeldOutEvaluation(Callback):
     def __init__(self, episodes: int = 256, split: str = "test", sampling: Sampling | None = None) -> None:
         if episodes < 1:
             raise ConfigurationError(f"HeldOutEvaluation.episodes is {episodes}; it must be 1 or above")
+        if split not in SPLITS:
+            raise ConfigurationError(f"HeldOutEvaluation.split is {split!r}; use {', '.join(SPLITS)}")
         self.episodes, self.split, self.sampling = episodes, split, sampling
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

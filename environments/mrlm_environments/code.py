@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from mrlm_environments.code_rows import program_of, read_tasks, tests_of
+from mrlm_environments.code_rows import identity, program_of, task_data, tests_of
 from mrlm_environments.code_tasks import CodeKind, checked_levels, generate_data
-from mrlm_pl.environment import DatasetTasks, Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
 from mrlm_pl.tools import clipped
@@ -60,7 +61,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         self.data = data
         self.max_attempts, self.sandbox = max_attempts, sandbox
         self.instruction, self.system_prompt = instruction, system_prompt
-        self._data_tasks: dict[str, TaskSource] = {}
+        self._data_tasks = DataTasks(self.name)
 
     def tasks(self, split: str) -> TaskSource:
         """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -72,9 +73,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["prompt"])
-        if split not in self._data_tasks:
-            self._data_tasks[split] = DatasetTasks(self.name, split, read_tasks(self.data, split))
-        return self._data_tasks[split]
+        return self._data_tasks.source(self.data, split, (), identity, task_data)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The task's own solution, where it has one."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from mrlm_environments.data_tasks import fault_of
 from mrlm_pl.data.rows import read_split
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import Tests, bound_names
@@ -30,8 +31,12 @@ def read_tasks(data: str | Mapping[str, str], split: str) -> list[dict[str, Any]
         DataError: a row is none of the known formats.
         ConfigurationError: the split is unknown or empty.
     """
-    rows = read_split(data, split, (), lambda row: str(row.get(FIELDS[0]) or row.get(FIELDS[1])))
-    return [task_data(row, number, data) for number, row in enumerate(rows, start=1)]
+    return read_split(data, split, (), identity, task_data)
+
+
+def identity(row: Mapping[str, Any]) -> str:
+    """Text that is equal for equal problems."""
+    return str(row.get(FIELDS[0]) or row.get(FIELDS[1]))
 
 
 def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
@@ -57,7 +62,7 @@ def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
             raise ValueError("its tests assert nothing")
     except (KeyError, TypeError, ValueError, SyntaxError) as error:
         raise DataError(
-            f"code data {source!r}, row {number} of the split: {type(error).__name__}: {error}; a row has "
+            f"code data {source!r}, row {number}: {fault_of(error)}; a row has "
             "{prompt, entry_point, test}, {text, test_list} or {prompt, entry_point, pairs}, and this one the fields "
             f"{sorted(row)}"
         ) from error

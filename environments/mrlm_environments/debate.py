@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.debate_judges import OPPONENT, SIDES, TIE, Argument, Debate, Judge, Side, Verdict
 from mrlm_environments.debate_topics import generate_topic, row_topic
 from mrlm_environments.rule_judge import RuleJudge
-from mrlm_pl.data.rows import read_split
 from mrlm_pl.environment import (
-    DatasetTasks,
     Environment,
     Message,
     Observations,
@@ -79,7 +78,7 @@ class DebateEnvironment(Environment):
         self.judge = judge if judge is not None else RuleJudge()
         self.reward, self.max_turns, self.tie_margin = reward, max_turns, tie_margin
         self.swap_opening, self.data, self.max_characters = swap_opening, data, max_characters
-        self._data_tasks: dict[str, TaskSource] = {}
+        self._data_tasks = DataTasks(self.name)
 
     def tasks(self, split: str) -> TaskSource:
         """Embedded topics without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -90,11 +89,7 @@ class DebateEnvironment(Environment):
         """
         if self.data is None:
             return SeededTasks(self.name, split, generate_topic, lambda data: data["proposal"])
-        if split not in self._data_tasks:
-            rows = read_split(self.data, split, ("topic",), lambda row: str(row["topic"]).strip())
-            topics = [row_topic(row, number, self.data) for number, row in enumerate(rows, start=1)]
-            self._data_tasks[split] = DatasetTasks(self.name, split, topics)
-        return self._data_tasks[split]
+        return self._data_tasks.source(self.data, split, ("topic",), lambda row: str(row["topic"]).strip(), row_topic)
 
     def reset(self, task: Task) -> Observations:
         """Give the opening side the topic; see :meth:`Environment.reset`."""

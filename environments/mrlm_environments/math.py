@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.math_answers import equal_answers, extract_answer, number_value, shows_steps
 from mrlm_environments.math_problems import KINDS, MAX_DIFFICULTY, Kind, generate_problem
-from mrlm_pl.data.rows import read_split
-from mrlm_pl.environment import DatasetTasks, Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
+from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, DataError
 
 CORRECT, UNPARSED = 1.0, -0.3
@@ -64,7 +64,7 @@ class MathEnvironment(SingleAgentEnvironment):
         self.difficulty, self.kinds = (levels[0], levels[1]), tuple(kinds or KINDS)
         self.data, self.steps_bonus, self.max_attempts = data, steps_bonus, max_attempts
         self.instruction, self.system_prompt = instruction, system_prompt
-        self._data_tasks: dict[str, TaskSource] = {}
+        self._data_tasks = DataTasks(self.name)
 
     def tasks(self, split: str) -> TaskSource:
         """Generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -75,11 +75,9 @@ class MathEnvironment(SingleAgentEnvironment):
         """
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["key"])
-        if split not in self._data_tasks:
-            rows = read_split(self.data, split, ("question", "answer"), lambda row: str(row["question"]))
-            tasks = [_task_data(row, number, self.data) for number, row in enumerate(rows, start=1)]
-            self._data_tasks[split] = DatasetTasks(self.name, split, tasks)
-        return self._data_tasks[split]
+        return self._data_tasks.source(
+            self.data, split, ("question", "answer"), lambda row: str(row["question"]), _task_data
+        )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The worked solution, which ends in the right answer; None where it would miss the bonus for steps."""
@@ -134,7 +132,7 @@ def _task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str,
     answer = extract_answer(solution) if isinstance(solution, str) and "####" in solution else None
     if not isinstance(question, str) or answer is None or number_value(answer) is None:
         raise DataError(
-            f"math data {source!r}, row {number} of the split: the question is {question!r:.80} and the answer "
+            f"math data {source!r}, row {number}: the question is {question!r:.80} and the answer "
             f"{solution!r:.80}; they must be texts, and the answer must end in '#### N'"
         )
     return {"question": question, "answer": answer, "solution": solution}

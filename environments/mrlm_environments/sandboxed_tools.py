@@ -23,7 +23,29 @@ _ENDINGS = {
 }
 
 
-class PythonRepl(Tool):
+class _CellTool(Tool):
+    """A tool with a cell of the sandbox, which it opens at its first call and keeps until the episode ends."""
+
+    def __init__(self, sandbox: Sandbox = Sandbox()) -> None:  # noqa: B008 (frozen)
+        self.sandbox = sandbox
+        self._cell: Cell | None = None
+
+    def open(self, task: Task) -> None:
+        """Begin with a fresh cell; see :meth:`Tool.open`."""
+        self.close()
+
+    def close(self) -> None:
+        """End the cell; see :meth:`Tool.close`."""
+        if self._cell is not None:
+            self._cell.close()
+            self._cell = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings; a cell is not copied."""
+        return {**self.__dict__, "_cell": None}
+
+
+class PythonRepl(_CellTool):
     """Runs lines of Python in a session that lasts for the episode; the value of a last expression is printed.
 
     Args:
@@ -42,14 +64,6 @@ class PythonRepl(Tool):
         },
     )
 
-    def __init__(self, sandbox: Sandbox = Sandbox()) -> None:  # noqa: B008 (frozen)
-        self.sandbox = sandbox
-        self._cell: Cell | None = None
-
-    def open(self, task: Task) -> None:
-        """A fresh session; see :meth:`Tool.open`."""
-        self.close()
-
     def call(self, arguments: Mapping[str, Any]) -> str:
         """What the code printed, the error that ended it, or why the session was ended.
 
@@ -64,18 +78,8 @@ class PythonRepl(Tool):
             self.close()
         return _told(done, "The session begins anew.")
 
-    def close(self) -> None:
-        """End the session; see :meth:`Tool.close`."""
-        if self._cell is not None:
-            self._cell.close()
-            self._cell = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Settings; a session is not copied."""
-        return {**self.__dict__, "_cell": None}
-
-
-class Shell(Tool):
+class Shell(_CellTool):
     """Runs ``bash`` scripts. Files last for the episode where the sandbox has namespaces, else for the script.
 
     Args:
@@ -93,14 +97,6 @@ class Shell(Tool):
         },
     )
 
-    def __init__(self, sandbox: Sandbox = Sandbox()) -> None:  # noqa: B008 (frozen)
-        self.sandbox = sandbox
-        self._cell: Cell | None = None
-
-    def open(self, task: Task) -> None:
-        """An empty private system; see :meth:`Tool.open`."""
-        self.close()
-
     def call(self, arguments: Mapping[str, Any]) -> str:
         """What the script printed, its exit status, or why it was ended.
 
@@ -117,16 +113,6 @@ class Shell(Tool):
             self.close()
             return _told(done, "Its files are gone.")
         return _told(done, "")
-
-    def close(self) -> None:
-        """End the private system; see :meth:`Tool.close`."""
-        if self._cell is not None:
-            self._cell.close()
-            self._cell = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Settings; a system is not copied."""
-        return {**self.__dict__, "_cell": None}
 
 
 def told(done: Execution, limit: int, consequence: str = "") -> str:

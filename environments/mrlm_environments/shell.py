@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.sandboxed_tools import told
 from mrlm_environments.shell_tasks import COMPARISONS, generate_data, matches, task_data
-from mrlm_pl.data.rows import read_split
 from mrlm_pl.environment import (
-    DatasetTasks,
     Message,
     Outcome,
     SeededTasks,
@@ -87,7 +86,7 @@ class ShellEnvironment(SingleAgentEnvironment):
                 f"shell: sandbox.minimum is {sandbox.minimum!r}; a system of its own needs 'namespaces'"
             )
         self.data, self.max_turns, self.sandbox, self.system_prompt = data, max_turns, sandbox, system_prompt
-        self._data_tasks: dict[str, TaskSource] = {}
+        self._data_tasks = DataTasks(self.name)
         self._cell: Cell | None = None
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
@@ -104,11 +103,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         _ = self.sandbox.isolation  # a machine that cannot run the tasks says so at the start
         if self.data is None:
             return SeededTasks(self.name, split, generate_data, lambda data: data["description"])
-        if split not in self._data_tasks:
-            rows = read_split(self.data, split, ("description", "evaluation"), json.dumps)
-            data = [task_data(row, number, self.data) for number, row in enumerate(rows, start=1)]
-            self._data_tasks[split] = DatasetTasks(self.name, split, data)
-        return self._data_tasks[split]
+        return self._data_tasks.source(self.data, split, ("description", "evaluation"), json.dumps, task_data)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The reference solution's output as the answer, or the solution itself where a change is asked for."""

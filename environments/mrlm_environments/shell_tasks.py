@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
+from mrlm_environments.data_tasks import fault_of
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import Sandbox
 
@@ -92,9 +93,7 @@ def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
             if None in made["checks"] and not made["reference"]:
                 raise ValueError("a check runs the example, and there is none")
     except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
-        raise DataError(
-            f"shell data {source!r}, row {number} of the split: {type(error).__name__}: {error}; a row is {ROW_FORMAT}"
-        ) from error
+        raise DataError(f"shell data {source!r}, row {number}: {fault_of(error)}; a row is {ROW_FORMAT}") from error
     return made
 
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.sql_database import Database, SqliteDatabase
 from mrlm_environments.sql_dialect import SqlError
 from mrlm_environments.sql_state import equal_answers, state_hash
 from mrlm_environments.sql_tasks import KINDS, Kind, dbbench_task, generated_task
-from mrlm_pl.data.rows import read_split
 from mrlm_pl.environment import (
-    DatasetTasks,
     Message,
     Outcome,
     SeededTasks,
@@ -102,7 +101,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         self.data, self.kinds, self.rows = data, tuple(kinds or KINDS), (rows[0], rows[1])
         self.max_turns, self.output_characters, self.statement_seconds = max_turns, output_characters, statement_seconds
         self.database_url, self.instruction = database_url, instruction
-        self._data_tasks: dict[str, TaskSource] = {}
+        self._data_tasks = DataTasks(self.name)
         self._database: Database | None = None
 
     def tasks(self, split: str) -> TaskSource:
@@ -114,14 +113,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         """
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["key"])
-        if split not in self._data_tasks:
-            found = read_split(self.data, split, ("description", "table", "type"), _identity)
-            tasks = [
-                dbbench_task(row, f"sql data {self.data!r}, row {number} of the split")
-                for number, row in enumerate(found, start=1)
-            ]
-            self._data_tasks[split] = DatasetTasks(self.name, split, tasks)
-        return self._data_tasks[split]
+        return self._data_tasks.source(self.data, split, ("description", "table", "type"), _identity, dbbench_task)
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """The two tools; see :meth:`Environment.tools`."""

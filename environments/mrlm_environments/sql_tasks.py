@@ -162,16 +162,18 @@ _DRAWN: dict[Kind, Callable[[Random, str, Sequence[str], list[Row], list[str]], 
 }
 
 
-def dbbench_task(row: Mapping[str, Any], place: str) -> dict[str, Any]:
+def dbbench_task(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
     """The task of one DBBench row, which has ``description``, ``table``, ``type`` and ``label`` or ``answer_md5``.
 
     Args:
         row: the row.
-        place: where it stands, for messages.
+        number: its number, for messages.
+        source: the data set, for messages.
 
     Raises:
         DataError: a field is missing or of another form.
     """
+    place = f"sql data {source!r}, row {number}"
     listed = row["table"] if isinstance(row["table"], list) else [row["table"]]
     tables = [_dbbench_table(table, place) for table in listed]
     kind = row["type"][0] if isinstance(row["type"], list) and row["type"] else row["type"]

@@ -48,7 +48,7 @@ def data_problem(row: Mapping[str, Any], number: int, source: object, tools: Col
 
     Args:
         row: the row.
-        number: its number in the split, for messages.
+        number: its number, for messages.
         source: the data set, for messages.
         tools: names of the tools that the agent has.
 
@@ -57,7 +57,7 @@ def data_problem(row: Mapping[str, Any], number: int, source: object, tools: Col
     """
 
     def fault(field: str, wanted: str) -> DataError:
-        return DataError(f"tools data {source!r}, row {number} of the split: {field} is {row[field]!r:.80}; {wanted}")
+        return DataError(f"tools data {source!r}, row {number}: {field} is {row[field]!r:.80}; {wanted}")
 
     question, answer = row["question"], row["answer"]
     required, files = row.get("required_tools"), row.get("files")

@@ -8,16 +8,16 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from random import Random
 from typing import Any
 
+from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.file_system import FileSystem
 from mrlm_environments.math_answers import equal_answers, number_value
 from mrlm_environments.tool_problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
 from mrlm_environments.web_search import WebSearch
-from mrlm_pl.data.rows import read_split
 from mrlm_pl.environment import (
-    DatasetTasks,
     Message,
     Outcome,
     SeededTasks,
@@ -112,7 +112,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         self.kinds = _solvable_kinds(self.toolbox, kinds, data is not None)
         self.data, self.max_turns, self.shaping, self.max_output = data, max_turns, shaping, max_output
         self.system_prompt = system_prompt
-        self._data_tasks: dict[str, TaskSource] = {}
+        self._data_tasks = DataTasks(self.name)
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Schemas of all tools; a server is asked for its own.
@@ -131,12 +131,10 @@ class ToolEnvironment(SingleAgentEnvironment):
         """
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["question"])
-        if split not in self._data_tasks:
-            rows = read_split(self.data, split, ("question", "answer"), lambda row: str(row["question"]))
-            names = self._named_tools()
-            tasks = [data_problem(row, number, self.data, names) for number, row in enumerate(rows, start=1)]
-            self._data_tasks[split] = DatasetTasks(self.name, split, tasks)
-        return self._data_tasks[split]
+        convert = partial(data_problem, tools=self._named_tools())
+        return self._data_tasks.source(
+            self.data, split, ("question", "answer"), lambda row: str(row["question"]), convert
+        )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The calls in one reply, then the answer; None for rows that require tools, or where the turns are too few."""

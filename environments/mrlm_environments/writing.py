@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Literal
 
+from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.writing_score import GATES, RULES, Score, score_parts
 from mrlm_environments.writing_texts import demonstrate, make_text
-from mrlm_pl.data.rows import read_split
 from mrlm_pl.environment import (
-    DatasetTasks,
     Environment,
     Message,
     Observations,
@@ -91,7 +90,7 @@ class WritingEnvironment(Environment):
             raise ConfigurationError(f"writing: faithfulness is {faithfulness!r}; it must be a number of 0 or above")
         self.family, self.data, self.turns, self.faithfulness = family, data, turns, faithfulness
         self.agents = AGENTS[family]
-        self._data_tasks: dict[str, TaskSource] = {}
+        self._data_tasks = DataTasks(self.name)
 
     def tasks(self, split: str) -> TaskSource:
         """Made texts without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -102,11 +101,13 @@ class WritingEnvironment(Environment):
         """
         if self.data is None:
             return SeededTasks(self.name, split, self._make, lambda data: data["text"])
-        if split not in self._data_tasks:
-            rows = read_split(self.data, split, (), lambda row: str(_text(row, self.family)))
-            data = [_task_data(row, number, self.family, self.data) for number, row in enumerate(rows, start=1)]
-            self._data_tasks[split] = DatasetTasks(self.name, split, data)
-        return self._data_tasks[split]
+        return self._data_tasks.source(
+            self.data,
+            split,
+            (),
+            lambda row: str(_text(row, self.family)),
+            lambda row, number, source: _task_data(row, number, self.family, source),
+        )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The demonstration of a made text; None for data, and where faithfulness is paid."""
@@ -190,7 +191,7 @@ def _task_data(row: Mapping[str, Any], number: int, family: str, source: object)
     text = _text(row, family)
     if not isinstance(text, str) or not text.strip():
         raise DataError(
-            f"writing data {source!r}, row {number} of the split: the text is {text!r:.80}; a row of family "
+            f"writing data {source!r}, row {number}: the text is {text!r:.80}; a row of family "
             f"{family!r} has it in {' or '.join(FIELDS[family])}, and this one has the fields {sorted(row)}"
         )
     return {"text": text}

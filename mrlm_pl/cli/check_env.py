@@ -13,6 +13,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a mistake in the options or in the environment's arguments.
         RemoteError: it is on a server that does not answer.
+        DataError: its data cannot be read.
     """
     parser = environment_parser("check-env", "Check that an environment keeps to the contract.")
     parser.usage = "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--config FILE]"

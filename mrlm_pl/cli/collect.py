@@ -14,7 +14,15 @@ from typing import Any
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from mrlm_pl.cli.environment_option import environment_parser, read
-from mrlm_pl.cli.evaluate import EvaluatedModel, add_model_options, add_sampling_options, chosen_model, player_of
+from mrlm_pl.cli.evaluate import (
+    EvaluatedModel,
+    add_model_options,
+    add_sampling_options,
+    chosen_model,
+    player_of,
+    sampling_of,
+    tell_of_few,
+)
 from mrlm_pl.cli.parser import CommandParser
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.episode import Episode
@@ -56,7 +64,7 @@ def collect_parser() -> CommandParser:
     parser.add_argument("--split", choices=SPLITS, default="train", help="Split of the tasks.")
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
     parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help="Episodes of each task.")
-    add_sampling_options(parser)
+    add_sampling_options(parser, "the run's training")
     return parser
 
 
@@ -130,13 +138,9 @@ def _collect(model: EvaluatedModel, environment: Environment, options: Any, prog
     from mrlm_pl.evaluation import evaluation_specs
 
     specs = evaluation_specs(environment, options.num_episodes, options.split, options.seed, options.samples_per_task)
-    if len(specs) < options.num_episodes:
-        print(
-            f"mrlm: the {options.split} split has {len(specs)} episodes; for more of each task use --samples-per-task",
-            file=sys.stderr,
-        )
+    tell_of_few(len(specs), options)
     reason = ""
-    with player_of(model, environment, options) as player:
+    with player_of(model, environment, options, sampling_of(options, model.sampling)) as player:
         for start in _starts(progress.played, len(specs)):
             episodes = player.play_blocking(specs[start : start + CHUNK])
             played = [episode for episode in episodes if not episode.failed]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from mrlm_pl.errors import ConfigurationError
 if TYPE_CHECKING:
     from mrlm_pl.evaluation import EvaluationReport
     from mrlm_pl.play import Seat
+    from mrlm_pl.policy import Policy
     from mrlm_pl.rollout import EpisodePlayer
 
 SINGLE = "main"
@@ -35,12 +37,14 @@ class EvaluatedModel:
     Args:
         policies: constructor arguments of each policy.
         seats: which policy decides for each agent.
-        max_tokens: tokens in a turn when the run was trained; None when unknown.
+        sampling: how the run sampled in training, as arguments of :class:`Sampling`; empty for a model.
+        validation_sampling: how it sampled when it was validated, likewise.
     """
 
     policies: Mapping[str, Mapping[str, Any]]
     seats: Mapping[str, str] = field(default_factory=dict)
-    max_tokens: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    validation_sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def policy_of(self, agent: str) -> str:
         """Name of the policy that decides for an agent.
@@ -73,10 +77,11 @@ def run(arguments: Sequence[str]) -> int:
     output = Path(options.output) if options.output else None
     if output is not None and output.is_dir():
         raise ConfigurationError(f"output: {str(output)!r} is a folder; name a file, as in `--output {output}/F.json`")
-    report = _evaluate(model, environment, options)
-    print(_table(report))
+    sampling = sampling_of(options, model.validation_sampling)
+    report = _evaluate(model, environment, options, sampling)
+    print(_table(report, sampling))
     if output is not None:
-        write_json(output, report.to_dict())
+        write_json(output, {**report.to_dict(), "sampling": asdict(sampling)})
         print(f"report in {output}")
     return 0
 
@@ -89,7 +94,7 @@ def eval_parser() -> CommandParser:
     parser.add_argument("--split", choices=SPLITS, default="test", help="Split of the tasks.")
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
     parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help="Episodes of each task, for pass@k.")
-    add_sampling_options(parser)
+    add_sampling_options(parser, "the run's validation")
     parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report with transcripts.")
     return parser
 
@@ -101,18 +106,16 @@ def add_model_options(parser: CommandParser) -> None:
     parser.add_argument("--device", type=str, default="auto", help="As torch names it; auto prefers an accelerator.")
 
 
-def add_sampling_options(parser: CommandParser) -> None:
-    """Add how turns are sampled and how many an episode has at most."""
-    defaults = Sampling()
-    parser.add_argument("--temperature", type=float, default=defaults.temperature, help="0 is greedy.")
-    parser.add_argument("--top-p", type=float, default=defaults.top_p, help="Probability mass that is kept.")
-    parser.add_argument("--top-k", type=int, default=defaults.top_k, help="Tokens that are kept; 0 keeps all.")
-    parser.add_argument(
-        "--max-tokens",
-        type=PositiveInt | None,
-        default=None,
-        help=f"Tokens in a turn; default is what the run was trained with, else {defaults.max_tokens}.",
-    )
+def add_sampling_options(parser: CommandParser, source: str) -> None:
+    """Add how turns are sampled and how many an episode has at most; what is left out is as in ``source``."""
+    for name, kind, meaning in (
+        ("temperature", float | None, "0 is greedy"),
+        ("top_p", float | None, "Probability mass that is kept"),
+        ("top_k", int | None, "Tokens that are kept; 0 keeps all"),
+        ("max_tokens", PositiveInt | None, "Tokens in a turn"),
+    ):
+        text = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name)}."
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=None, help=text)
     parser.add_argument("--max-turns", type=PositiveInt, default=64, help="Decisions after which an episode is cut.")
 
 
@@ -131,6 +134,17 @@ def chosen_model(options: Any, environment: Environment) -> EvaluatedModel:
     for agent in environment.agents:
         model.policy_of(agent)
     return model
+
+
+def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
+    """How turns are sampled: as the options say; what they leave out, as the run did, else by default.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+    names = [setting.name for setting in fields(Sampling)]
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return Sampling(**{**{name: of_run[name] for name in names if name in of_run}, **given})
 
 
 def read_model(name: str) -> EvaluatedModel:
@@ -157,8 +171,10 @@ def read_model(name: str) -> EvaluatedModel:
         policies[policy] = {key: values[key] for key in ("model", "chat_template") if values.get(key) is not None}
     for path in exported:
         policies.setdefault(path.name, {})["model"] = str(path)
-    sampling = settings.get("data", {}).get("sampling") or {}
-    return EvaluatedModel(policies, settings.get("model", {}).get("seats") or {}, sampling.get("max_tokens"))
+    data = settings.get("data", {})
+    sampling = data.get("sampling") or {}
+    validation = data.get("validation_sampling") or sampling
+    return EvaluatedModel(policies, settings.get("model", {}).get("seats") or {}, sampling, validation)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -182,26 +198,31 @@ def _run_settings(path: Path) -> dict[str, dict[str, Any]]:
     return {key: (config.get(key) or {}).get("init_args") or {} for key in ("model", "data")}
 
 
-def _evaluate(model: EvaluatedModel, environment: Environment, options: Any) -> EvaluationReport:
+def _evaluate(model: EvaluatedModel, environment: Environment, options: Any, sampling: Sampling) -> EvaluationReport:
     from mrlm_pl.evaluation import evaluate, evaluation_specs
 
     numbers = {"num_episodes": options.num_episodes, "split": options.split, "seed": options.seed}
     samples = options.samples_per_task
     # Raises for wrong numbers before a model is loaded.
-    evaluation_specs(environment, **numbers, samples_per_task=samples)
-    with player_of(model, environment, options) as player:
+    tell_of_few(len(evaluation_specs(environment, **numbers, samples_per_task=samples)), options)
+    with player_of(model, environment, options, sampling) as player:
         return evaluate(player, environment, model=options.model, samples_per_task=samples, **numbers)
 
 
+def tell_of_few(episodes: int, options: Any) -> None:
+    """Say on stderr that the split has fewer episodes than were asked for, if so."""
+    if episodes < options.num_episodes:
+        print(
+            f"mrlm: the {options.split} split has {episodes} episodes; for more of each task use --samples-per-task",
+            file=sys.stderr,
+        )
+
+
 @contextmanager
-def player_of(model: EvaluatedModel, environment: Environment, options: Any) -> Iterator[EpisodePlayer]:
+def player_of(
+    model: EvaluatedModel, environment: Environment, options: Any, sampling: Sampling
+) -> Iterator[EpisodePlayer]:
     """A player of the environment with the model's policies in their seats; all of it is closed at the end."""
-    sampling = Sampling(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        max_tokens=options.max_tokens or model.max_tokens or Sampling().max_tokens,
-    )
     from mrlm_pl.engines import InProcessEngine
     from mrlm_pl.rollout import EpisodePlayer
 
@@ -224,20 +245,14 @@ def _seats(
     from transformers.utils.logging import disable_progress_bar
 
     from mrlm_pl.play import Seat
-    from mrlm_pl.policy import Policy
 
     disable_progress_bar()
     if device == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         device = accelerator.type if accelerator is not None else "cpu"
     needed = sorted({model.policy_of(agent) for agent in environment.agents})
-    policies = {name: Policy(**model.policies[name]) for name in needed}
+    policies = {name: loaded_policy(model.policies[name], device) for name in needed}
     for name, policy in policies.items():
-        policy.load()
-        try:
-            policy.model.to(device).eval()
-        except (RuntimeError, AssertionError) as error:
-            raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
         engine.load(name, policy.model, 0)
     names = {agent: model.policy_of(agent) for agent in environment.agents}
     return {
@@ -245,11 +260,29 @@ def _seats(
     }
 
 
-def _table(report: EvaluationReport) -> str:
+def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
+    """A policy by its constructor arguments, its model on the device and ready to generate.
+
+    Raises:
+        ConfigurationError: the device cannot be used, or the model cannot be loaded.
+    """
+    from mrlm_pl.policy import Policy
+
+    policy = Policy(**settings)
+    policy.load()
+    try:
+        policy.model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
+    return policy
+
+
+def _table(report: EvaluationReport, sampling: Sampling) -> str:
     low, high = report.ci95
     lines = [
         ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
         ("model", report.model),
+        ("sampling", ", ".join(f"{name} {value:g}" for name, value in asdict(sampling).items())),
         ("episodes", f"{report.episodes}" + (f" and {report.failed} failed" if report.failed else "")),
         ("mean reward", f"{report.mean_reward:.4f}  95 % [{low:.4f}, {high:.4f}]"),
     ]

@@ -7,6 +7,7 @@ import importlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
@@ -28,6 +29,9 @@ _OPTIONS = (
     re.compile(r"Group '(?P<group>[^']+)' does not accept option '(?P<key>[^']+)'"),
 )
 _SUBCOMMAND_OPTION = re.compile(r"Subcommand '([^']+)' does not accept option '([^']+)'")
+_CHOICE = re.compile(r"argument (\S+): invalid choice: '(.+)' \(choose from (.+)\)$")
+_ONE_OF = re.compile(r"Expected a typing\.Literal\[(.+)\]\. Got value: (.+)$")
+_NO_FILE = re.compile(r"File does not exist: '(.+)'$")
 _NOT_A_PATH = "Expected a dot import path string: "
 
 
@@ -108,6 +112,11 @@ def explain(message: str, parser: Any, unknown: Sequence[UnknownName] = ()) -> s
     short = _unrecognized(message, parser) or _unaccepted_by_command(message, parser)
     if short:
         return short
+    choice = _CHOICE.match(message)
+    if choice:
+        option, value, choices = choice.groups()
+        names = [name.strip("'") for name in choices.split(", ")]
+        return f"{option}: expected one of {', '.join(map(repr, names))}, but the value is {value}{_hint(value, names)}"
     required = re.match(r"the following arguments are required: (.+)", message)
     if required:
         keys = [re.sub(r"^(fit|validate|test|predict)\.", "", key) for key in required.group(1).split(", ")]
@@ -169,6 +178,8 @@ def _unknown_option(finding: _Finding, option: str) -> str:
             break
         cls, (key, *rest) = inner, rest
     accepted = _parameters(cls)
+    if not accepted:  # a setting for a class that the configuration does not name
+        return f"{_joined(finding.key, option)}: no {cls.__name__} is named that has {key!r}; name its class first"
     near = nearest(key, accepted)
     hint = f"did you mean {near!r}? It" if near else "it"
     return f"{_joined(finding.key, option)}: {cls.__name__} has no {key!r}; {hint} accepts: {', '.join(accepted)}"
@@ -193,7 +204,25 @@ def _wrong_value(message: str, findings: Sequence[_Finding]) -> str:
         given = f" (the value is {nested.group(1) if nested else repr(value[0])})"
     prefix = f"{deepest.key}: " if deepest.key else ""
     first, *others = wanted
-    return f"{prefix}{' or '.join([first, *(text.removeprefix('expected ') for text in others)])}{given}"
+    text = " or ".join([first, *(text.removeprefix("expected ") for text in others)])
+    return f"{prefix}{text}{given}{_nearest_value(same[0])}"
+
+
+def _nearest_value(text: str) -> str:
+    """A hint at the nearest of the values, or of the files, that the library would take."""
+    one_of, no_file = _ONE_OF.match(text), _NO_FILE.match(text)
+    if one_of:
+        return _hint(one_of.group(2), re.findall(r"'([^']+)'", one_of.group(1)))
+    if no_file:
+        path = Path(no_file.group(1))
+        names = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+        return _hint(path.name, names)
+    return ""
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    near = nearest(name, known)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def _readable(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import zipfile
 from contextlib import suppress
@@ -18,7 +19,8 @@ from mrlm_pl.strategies import SHARDED_CHECKPOINT_FILES, former_checkpoint
 RUN_VARIABLE = "MRLM_RUN_FOLDER"
 """Environment variable in which the first process tells the processes that it starts where the run writes."""
 
-RUN_ENTRIES = ("config.yaml", "checkpoints", "episodes", "metrics.csv", "policies", "tensorboard")
+TENSORBOARD = "tensorboard"
+RUN_ENTRIES = ("config.yaml", "checkpoints", "episodes", "metrics.csv", "policies", TENSORBOARD)
 """What a run writes; a folder that has one of these holds a run."""
 
 LAST_CHECKPOINT = Path("checkpoints") / "last.ckpt"
@@ -80,9 +82,14 @@ def agree_on_run_folder(request: FolderRequest) -> RunFolder:
 
 
 def discard_if_empty(folder: RunFolder) -> None:
-    """Remove a folder in which nothing was written, and take back what was told to processes started from here."""
+    """Remove the folder of a run that did not begin, and take back what was told to processes started from here.
+
+    Nothing was written into such a folder, or only what a logger opens before the data and the models are looked at.
+    """
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         os.environ.pop(RUN_VARIABLE, None)
+        if [path.name for path in Path(folder.path).glob("*")] == [TENSORBOARD]:
+            shutil.rmtree(Path(folder.path) / TENSORBOARD)
     with suppress(OSError):  # it is in use, as it should be
         os.rmdir(folder.path)
 

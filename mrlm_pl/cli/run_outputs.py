@@ -22,7 +22,7 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
-from mrlm_pl.cli.run_folder import LAST_CHECKPOINT
+from mrlm_pl.cli.run_folder import LAST_CHECKPOINT, TENSORBOARD
 from mrlm_pl.data import write_episodes
 
 _MINUTES = 10.0
@@ -34,6 +34,7 @@ _NOISE = (
     r"does not have many workers",
     r"Couldn't infer the batch indices",
     r"isinstance\(treespec, LeafSpec\)",
+    r"Total length of `list` across ranks is zero",  # there is no validation data
     r"your dataloader is not resumable",  # the position in the stream is in the data module
     r"module\(s\) in eval mode",
     r"Checkpoint directory .* exists and is not empty",
@@ -206,7 +207,7 @@ class SaveConfig(SaveConfigCallback):
 
 def default_loggers(folder: str) -> list[Logger]:
     """TensorBoard in ``RUN/tensorboard`` and ``RUN/metrics.csv``."""
-    return [TensorBoardLogger(folder, name="tensorboard", version=""), MetricsFile(folder)]
+    return [TensorBoardLogger(folder, name=TENSORBOARD, version=""), MetricsFile(folder)]
 
 
 def place_checkpoints(callbacks: list[Callback], folder: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
+from mrlm_pl.cli.evaluate import loaded_policy
 from mrlm_pl.cli.parser import CommandParser
 from mrlm_pl.cli.plugins import environments_by_name, import_environment, nearest
 from mrlm_pl.environment import Environment
@@ -102,18 +103,12 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
 def _policy_service(models: dict[str, str], device: str) -> Any:
     """The service of policies, their models loaded; only here is torch needed."""
     from mrlm_pl.engines import InProcessEngine
-    from mrlm_pl.policy import Policy
     from mrlm_pl.remote.policy_service import PolicyService
 
     engine, vocabularies = InProcessEngine(), {}
     for name, model in models.items():
-        policy = Policy(model=model)
+        policy = loaded_policy({"model": model}, device)
         vocabularies[name] = policy.vocabulary_digest
-        policy.load()
-        try:
-            policy.model.to(device).eval()
-        except (RuntimeError, AssertionError) as error:
-            raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
         engine.load(name, policy.model, 0)
         logger.info("policy %s: %s on %s", name, model, device)
     return PolicyService(engine, models, vocabularies)

@@ -8,13 +8,14 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mrlm_pl.environment import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError
 
 __all__ = ["read_rows", "read_split"]
 
+T = TypeVar("T")
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
@@ -31,6 +32,11 @@ def read_rows(source: str, split: str | None, fields: Sequence[str]) -> list[dic
         DataError: the source is missing or unreadable, or a row is no object or lacks a field. The message names the
             file and the row (in JSONL the line), counted from 1.
     """
+    return [row for _, row in _numbered(source, split, fields)]
+
+
+def _numbered(source: str, split: str | None, fields: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
+    """The rows of :func:`read_rows` with their numbers."""
     numbered = _local_rows(Path(source)) if _is_local(source) else enumerate(_hub_rows(source, split), start=1)
     rows = []
     for number, row in numbered:
@@ -39,16 +45,20 @@ def read_rows(source: str, split: str | None, fields: Sequence[str]) -> list[dic
         missing = [name for name in fields if name not in row]
         if missing:
             raise DataError(f"{source}, row {number}: no field {missing[0]!r}; the row has the fields {sorted(row)}")
-        rows.append(row)
+        rows.append((number, row))
     if not rows:
         raise DataError(f"{source} has no rows")
     return rows
 
 
 def read_split(
-    data: str | Mapping[str, str], split: str, fields: Sequence[str], identity: Callable[[Mapping[str, Any]], str]
-) -> list[dict[str, Any]]:
-    """Rows of one split of a data set, disjoint from the rows of the other splits.
+    data: str | Mapping[str, str],
+    split: str,
+    fields: Sequence[str],
+    identity: Callable[[Mapping[str, Any]], str],
+    make: Callable[[Mapping[str, Any], int, str], T],
+) -> list[T]:
+    """What ``make`` makes of the rows of one split of a data set; the splits share no row.
 
     One local file is divided by the hash of each row's identity: 8 in 10 ``train``, 1 each ``validation`` and ``test``.
     A mapping names a source for each split, and a hub data set has splits of its own; where these give no
@@ -59,27 +69,30 @@ def read_split(
         split: ``train``, ``validation`` or ``test``.
         fields: names that every row must have.
         identity: text that is equal for equal problems.
+        make: called with a row, its number and its source. It is called for the rows of other splits that the source
+            holds as well, so that a row which it refuses is named whatever split is asked for.
 
     Raises:
-        DataError: see :func:`read_rows`.
+        DataError: see :func:`read_rows`; ``make`` refuses a row.
         ConfigurationError: the split is unknown, the mapping names no source for it, or no row belongs to it.
     """
     if split not in SPLITS:
         raise ConfigurationError(f"there is no split {split!r}; use {', '.join(SPLITS)}")
-    if isinstance(data, str) and _is_local(data):
-        rows = [row for row in read_rows(data, split, fields) if split_of(identity(row)) == split]
-    else:
-        rows = _named_split(data, split, fields, identity)
-    if not rows:
+    source, part, belongs = _source_of(data, split)
+    rows = [(make(row, number, source), split_of(identity(row))) for number, row in _numbered(source, part, fields)]
+    made = [item for item, assigned in rows if assigned in belongs]
+    if not made:
         raise ConfigurationError(
-            f"no row of {data!r} belongs to split {split!r}; give it more rows or a file of its own"
+            f"none of the {len(rows)} rows of {data!r} belongs to split {split!r}; give it more rows or a file of its "
+            f"own, as in {{{split}: FILE}}"
         )
-    return rows
+    return made
 
 
-def _named_split(
-    data: str | Mapping[str, str], split: str, fields: Sequence[str], identity: Callable[[Mapping[str, Any]], str]
-) -> list[dict[str, Any]]:
+def _source_of(data: str | Mapping[str, str], split: str) -> tuple[str, str, tuple[str, ...]]:
+    """Where a split's rows are read: the source, which split of it, and the assigned splits whose rows are taken."""
+    if isinstance(data, str) and _is_local(data):
+        return data, split, (split,)
     if isinstance(data, str):
         available = _hub_splits(data)
         sources = dict.fromkeys(available, data)
@@ -91,11 +104,11 @@ def _named_split(
     if split == "test" and "test" not in sources and "validation" in sources and isinstance(data, str):
         raise ConfigurationError(f"data set {data!r} has no split 'test'; it has {', '.join(sources)}")
     if split in sources and (split != "train" or "validation" in sources):
-        return read_rows(sources[split], split, fields)
+        return sources[split], split, SPLITS
     if "train" not in sources or split == "test":
         raise ConfigurationError(f"data {data!r} has no split {split!r}; it has {', '.join(sources) or 'none'}")
-    rows = read_rows(sources["train"], "train", fields)
-    return [row for row in rows if (split_of(identity(row)) == "validation") == (split == "validation")]
+    belongs = ("validation",) if split == "validation" else ("train", "test")
+    return sources["train"], "train", belongs
 
 
 def _is_local(source: str) -> bool:
@@ -137,7 +150,9 @@ def _missing(path: Path) -> str:
     if not path.parent.is_dir():
         return f"data file {path} does not exist, nor does its folder {path.parent}"
     nearest = difflib.get_close_matches(path.name, _names(path.parent), n=1)
-    return f"data file {path} does not exist" + (f"; did you mean {path.parent / nearest[0]}?" if nearest else "")
+    if nearest:
+        return f"data file {path} does not exist; did you mean {path.parent / nearest[0]}?"
+    return f"data file {path} does not exist; it is looked for in the folder {path.parent.resolve()}, check the path"
 
 
 def _names(folder: Path) -> list[str]:

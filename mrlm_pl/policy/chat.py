@@ -8,12 +8,13 @@ extended: the conversation then begins a new row, and counts it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mrlm_pl.episode import Message, ToolCall
+from mrlm_pl.episode import Message
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.tool_form import PROBE_CALL, PROBE_TOOL, CallForm, find_call_form
 from mrlm_pl.tools import described
@@ -24,6 +25,9 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant: {% endif %}"
 )
 """The template of models that bring none: ``Role: content`` lines, an assistant line closed by the EOS token."""
+
+MAX_REMEMBERED = 256
+"""Sets of tools of which a chat format remembers whether its template describes them."""
 
 _SENTINEL = "\u241f0\u241f"
 
@@ -50,6 +54,7 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self.template = template or tokenizer.chat_template or PLAIN_TEMPLATE
         self._extra_stop_ids = tuple(extra_stop_ids)
+        self._describes: dict[str, bool] = {}
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generation_prompt: bool
@@ -61,16 +66,27 @@ class ChatFormat:
         """Whether the template tells the model of its tools, in a form whose calls can be read."""
         if self.call_form is None:
             return False
-        text = self.render([Message("user", "x")], tools, generation_prompt=True)
-        return all(tool["function"]["name"] in text for tool in tools)
+        key = json.dumps(tools)  # every conversation asks, and nearly all of a run have the same tools
+        if key not in self._describes:
+            if len(self._describes) == MAX_REMEMBERED:
+                self._describes.clear()
+            text = self.render([Message("user", "x")], tools, generation_prompt=True)
+            self._describes[key] = all(tool["function"]["name"] in text for tool in tools)
+        return self._describes[key]
 
-    def read_calls(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> tuple[ToolCall, ...]:
-        """The tool calls that a sampled turn asks for in the template's own form."""
-        if self.call_form is None:
-            return ()
-        kept = [token for token in token_ids if token not in self.stop_ids]
-        text = self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return self.call_form.read(text, tools)
+    def heard(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> Message:
+        """A sampled turn as the assistant's message: its text, and its tool calls in the template's own form.
+
+        The stop token that ends the turn is no part of the text, and neither are special tokens; calls may hold them.
+        """
+        spoken = token_ids[:-1] if token_ids and token_ids[-1] in self.stop_ids else token_ids
+        text = self.decode(spoken)
+        if not tools or self.call_form is None:
+            return Message("assistant", text)
+        marked = text
+        if not self._special_ids.isdisjoint(spoken):
+            marked = self.tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return Message("assistant", text, self.call_form.read(marked, tools))
 
     @cached_property
     def call_form(self) -> CallForm | None:
@@ -136,6 +152,12 @@ class ChatFormat:
         first = self.closing_ids[0] if self.closing_ids else None
         special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
         return first if first is not None and first in special else self.tokenizer.eos_token_id
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        """Tokens that :meth:`decode` leaves out."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return frozenset(self.tokenizer.all_special_ids).union(number for number, token in added if token.special)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -220,9 +242,7 @@ class Conversation:
         Where there are tools, calls in the template's own form are in its ``tool_calls``, and in its text as well.
         """
         self.row.extend(token_ids, logprobs)
-        ended = bool(token_ids) and token_ids[-1] in self.chat.stop_ids
-        calls = self.chat.read_calls(token_ids, self.tools) if self.tools else ()
-        message = Message("assistant", self.chat.decode(token_ids[:-1] if ended else token_ids), calls)
+        message = self.chat.heard(token_ids, self.tools)
         self.row.messages = [*self.row.messages, message]
         return message
 

@@ -35,3 +35,8 @@ def test_it_reports_before_and_after_on_the_held_out_split(
 def test_a_number_below_one_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"episodes is 0"):
         HeldOutEvaluation(episodes=0)
+
+
+def test_an_unknown_split_is_refused_before_anything_is_played() -> None:
+    with pytest.raises(ConfigurationError, match="split is 'tests'; use train, validation, test"):
+        HeldOutEvaluation(split="tests")

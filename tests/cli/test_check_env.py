@@ -46,6 +46,16 @@ def test_misspelt_environment_and_argument(mrlm):
     assert "did you mean 'difficulty'?" in err
 
 
+def test_data_that_cannot_be_read_is_a_mistake_and_no_finding(mrlm, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "P", "entry_point": "f"}\n')
+    status, out, err = mrlm("check-env", "code", "--environment.data", "rows.jsonl")
+    assert (status, out) == (2, "")
+    assert err.startswith(
+        "mrlm: error: code data 'rows.jsonl', row 1: the field 'test' is missing; a row has {prompt, "
+    )
+    assert len(err.splitlines()) == 1
+
+
 def test_our_environments_are_found_without_torch():
     code = (
         "import sys\n"

@@ -132,6 +132,19 @@ MISTAKES = {
     "accelerator": (("--trainer.accelerator", "gpuu"), ("trainer.accelerator", "'gpuu'", "'gpu'")),
     "callback": (("--trainer.callbacks+=EarlyStoping",), ("trainer.callbacks", "'EarlyStoping'", "'EarlyStopping'")),
     "file": (("--config", "absent.yaml"), ("config", "absent.yaml")),
+    "file name": (("--config", "toi.yaml"), ("config", "toi.yaml", "did you mean 'toy.yaml'")),
+    "one of several values": (
+        ("--data.environment", "code", "--data.environment.sandbox.minimum", "namespces"),
+        ("data.environment.sandbox.minimum", "namespces", "did you mean 'namespaces'"),
+    ),
+    "one of several values in a list": (
+        ("--data.environment", "code", "--data.environment.kinds", "[numbers]"),
+        ("data.environment.kinds", "numbers", "'number', 'text', 'list'", "did you mean 'number'"),
+    ),
+    "callback key without a callback": (
+        ("--trainer.callbacks.episodes", "4"),
+        ("trainer.callbacks.episodes: no Callback is named that has 'episodes'; name its class first",),
+    ),
     "data file": (("--data.file", "absent.jsonl"), ("data.file", "absent.jsonl")),
     "seed": (("--seed_everything", "-1"), ("seed_everything", "-1")),
     "checkpoint": (("--ckpt_path", "absent.ckpt"), ("ckpt_path", "absent.ckpt")),

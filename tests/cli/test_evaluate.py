@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from mrlm_pl.cli.evaluate import EvaluatedModel, read_model, write_json
+from mrlm_pl.cli.evaluate import EvaluatedModel, read_model, sampling_of, write_json
+from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 
 FIELDS = {"environment", "model", "split", "seed", "episodes", "mean_reward", "ci95", "accuracy", "pass_at_k"}
@@ -63,7 +65,7 @@ def test_run_folder_gives_policies_seats_and_length(tmp_path):
     }
     config = {
         "model": {"init_args": {"policies": policies, "seats": {"pro": "solver"}}},
-        "data": {"init_args": {"sampling": {"max_tokens": 77}}},
+        "data": {"init_args": {"sampling": {"max_tokens": 77}, "validation_sampling": {"temperature": 0.0}}},
     }
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
     assert read_model("run") == EvaluatedModel(
@@ -73,7 +75,8 @@ def test_run_folder_gives_policies_seats_and_length(tmp_path):
             "judge": {"model": "c"},  # frozen policies are not written
         },
         {"pro": "solver"},
-        77,
+        {"max_tokens": 77},
+        {"temperature": 0.0},
     )
 
 
@@ -84,6 +87,38 @@ def test_run_with_one_policy_is_evaluated(evaluate, model_folder):
     evaluate("--num-episodes", "2", "--output", "m.json")
     run, model = (json.loads(Path(name).read_text()) for name in ("r.json", "m.json"))
     assert run["transcripts"] == model["transcripts"]
+
+
+@pytest.mark.parametrize("validation", [None, {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "max_tokens": 4}])
+def test_a_run_is_sampled_as_it_was_validated_unless_options_say_otherwise(evaluate, model_folder, validation):
+    training = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 3}
+    Path("run/policies").mkdir(parents=True)
+    Path("run/policies/main").symlink_to(model_folder)
+    data = {"init_args": {"sampling": training, "validation_sampling": validation}}
+    Path("run/config.yaml").write_text(yaml.safe_dump({"data": data}))
+    wanted = validation or training
+
+    def report(*options):
+        printed = evaluate(
+            "--num-episodes", "4", "--samples-per-task", "4", "--output", "r.json", *options, model="run"
+        )
+        found = json.loads(Path("r.json").read_text())
+        texts = {item["messages"]["agent"][-1]["content"] for item in found["transcripts"]}
+        return found["sampling"], texts, printed
+
+    sampling, texts, printed = report()
+    assert sampling == {**wanted, "max_tokens": 2}, "the fixture asks for two tokens"
+    assert len(texts) == 1, "it is greedy"
+    assert f"temperature 0, top_p {wanted['top_p']:g}, top_k {wanted['top_k']}, max_tokens 2" in printed
+    sampling, texts, _ = report("--temperature", "5", "--top-k", "0", "--top-p", "1")
+    assert sampling == {"temperature": 5.0, "top_p": 1.0, "top_k": 0, "max_tokens": 2}
+    assert len(texts) > 1
+
+
+def test_what_neither_options_nor_the_run_say_is_as_by_default():
+    options = SimpleNamespace(temperature=0.5, top_p=None, top_k=None, max_tokens=None)
+    assert sampling_of(options, {"temperature": 0.0, "max_tokens": 77}) == Sampling(temperature=0.5, max_tokens=77)
+    assert sampling_of(options, {}) == Sampling(temperature=0.5)
 
 
 def test_agents_find_their_policy():
@@ -99,7 +134,10 @@ def test_agents_find_their_policy():
     [
         (("--num-episodes", "3", "--samples-per-task", "2"), "multiple of samples_per_task"),
         (("--num-episode", "3"), "did you mean '--num-episodes'"),
-        (("--split", "trai"), "trai"),
+        (
+            ("--split", "trai"),
+            "--split: expected one of 'train', 'validation', 'test', but the value is trai; did you mean",
+        ),
         (("--temperature", "-1"), "temperature"),
         (("--seats", '{"agent": "solver"}'), "seats name the policies ['solver']"),
         (("--output", "."), "is a folder"),
@@ -127,3 +165,13 @@ def test_json_is_replaced_in_one_go_and_has_no_infinities():
         write_json(path, {"x": object()})
     assert json.loads(path.read_text()) == {"ci95": [None, 1.0]}
     assert [item.name for item in Path().iterdir()] == ["r.json"]
+
+
+def test_a_split_with_fewer_tasks_than_episodes_is_told(mrlm, model_folder):
+    Path("rows.jsonl").write_text('{"question": "2+2?", "answer": "#### 4"}\n')
+    data = ("--environment", "math", "--environment.data", '{"test": "rows.jsonl"}')
+    options = ("eval", "--model", str(model_folder), *data, "--max-tokens", "2", "--num-episodes")
+    status, _, err = mrlm(*options, "2")
+    assert status == 0, err
+    assert "mrlm: the test split has 1 episodes; for more of each task use --samples-per-task" in err
+    assert "split has" not in mrlm(*options, "1")[2]

@@ -116,6 +116,19 @@ def test_folder_in_which_nothing_was_written_disappears():
     assert not Path("runs/toy").exists()
 
 
+def test_a_run_that_did_not_begin_leaves_no_folder_and_one_that_did_keeps_all():
+    """A logger opens its file before a mistake in the data is found; the configuration is saved after that."""
+    for begun in (False, True):
+        folder = agree_on_run_folder(request())
+        events = Path(folder.path) / "tensorboard" / "events.out.tfevents.0"
+        events.parent.mkdir()
+        events.write_text("")
+        if begun:
+            hold_run(folder.path)
+        discard_if_empty(folder)
+        assert (Path("runs/toy").exists(), events.exists()) == (begun, begun)
+
+
 @pytest.mark.parametrize("variables", [{"RANK": "0", "WORLD_SIZE": "2"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}])
 def test_outside_launcher_may_not_be_given_a_used_folder(monkeypatch, variables):
     for name, value in variables.items():

@@ -40,6 +40,10 @@ def fit(mrlm):
     return run
 
 
+def files() -> list[str]:
+    return sorted(str(path) for path in Path().rglob("*") if path.is_file())
+
+
 def outcome(folder: str, rank: int = 0) -> dict:
     return json.loads(Path(folder, f"rank-{rank}.json").read_text())
 
@@ -140,9 +144,14 @@ def test_loggers_and_checkpoints_can_be_turned_off(fit):
 
 
 def test_fast_development_run_and_barebones(fit):
+    """Neither writes metrics or checkpoints; a development run is one step, and is no run that keeps its folder."""
     fit("--trainer.fast_dev_run", "true")
+    assert files() == ["runs/toy/rank-0.json", "toy.yaml"]
+    assert outcome("runs/toy") == {"weight": WEIGHTS[1], "step": 1, "seed": 0}
     quiet = ("--trainer.enable_progress_bar", "null", "--trainer.enable_model_summary", "null")
     fit("--trainer.barebones", "true", *quiet)
+    assert files() == ["runs/toy/config.yaml", "runs/toy/rank-0.json", "toy.yaml"]
+    assert outcome("runs/toy") == {"weight": FINAL, "step": 4, "seed": 0}
 
 
 def test_validation_of_a_run_writes_beside_it(fit, mrlm):

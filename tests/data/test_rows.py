@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mrlm_pl.data.rows import read_rows
-from mrlm_pl.errors import DataError
+from mrlm_pl.data.rows import read_rows, read_split
+from mrlm_pl.environment import SPLITS, split_of
+from mrlm_pl.errors import ConfigurationError, DataError
 
 ROWS = [{"a": 1, "b": "x"}, {"a": 2, "b": "é"}]
 
@@ -50,3 +53,56 @@ def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("a,b\n")
     with pytest.raises(DataError, match=r"csv"):
         read_rows(str(tmp_path / "d.csv"), None, ())
+
+
+def test_a_missing_file_with_no_name_like_it_tells_where_it_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(lines(ROWS))
+    with pytest.raises(DataError, match=rf"zebra\.parquet does not exist; it is looked for in the folder {tmp_path}"):
+        read_rows(str(tmp_path / "zebra.parquet"), None, ())
+
+
+def made(row: Mapping[str, Any], number: int, source: str) -> str:
+    if row["a"] < 0:
+        raise DataError(f"{source}, row {number}: a is {row['a']}")
+    return f"{number}: {row['a']}"
+
+
+def identity(row: Mapping[str, Any]) -> str:
+    return str(row["a"])
+
+
+def test_the_rows_of_a_file_are_divided_by_their_identity(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text("\n" + lines([{"a": n} for n in range(100)]))  # a blank line counts as a line
+    found = {split: read_split(str(path), split, ("a",), identity, made) for split in SPLITS}
+    assert found == {split: [f"{n + 2}: {n}" for n in range(100) if split_of(str(n)) == split] for split in SPLITS}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_row_that_is_refused_is_named_whatever_split_is_asked_for(tmp_path: Path, split: str) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(lines([*({"a": n} for n in range(100)), {"a": -1}]))
+    with pytest.raises(DataError, match=r"d\.jsonl, row 101: a is -1"):
+        read_split(str(path), split, ("a",), identity, made)
+
+
+def test_a_mapping_names_a_file_for_each_split(tmp_path: Path) -> None:
+    for name, numbers in (("train", range(100)), ("test", range(100, 105))):
+        (tmp_path / f"{name}.jsonl").write_text(lines([{"a": n} for n in numbers]))
+    data = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "test")}
+    found = {split: read_split(data, split, ("a",), identity, made) for split in SPLITS}
+    assert found["test"] == [f"{n + 1}: {100 + n}" for n in range(5)]
+    assert found["validation"] == [f"{n + 1}: {n}" for n in range(100) if split_of(str(n)) == "validation"]
+    assert sorted([*found["train"], *found["validation"]]) == sorted(f"{n + 1}: {n}" for n in range(100))
+
+
+def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    number = next(n for n in range(100) if split_of(str(n)) == "train")
+    path.write_text(lines([{"a": number}]))
+    with pytest.raises(
+        ConfigurationError, match=r"none of the 1 rows of .*'test'; give it more rows or .*\{test: FILE\}"
+    ):
+        read_split(str(path), "test", ("a",), identity, made)
+    with pytest.raises(ConfigurationError, match="no split 'tests'; use train, validation, test"):
+        read_split(str(path), "tests", ("a",), identity, made)

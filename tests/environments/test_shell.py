@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import threading
 import time
@@ -12,6 +11,7 @@ import pytest
 from mrlm_environments.code import CodeEnvironment
 from mrlm_environments.shell import SHOWN_CHARACTERS, ShellEnvironment
 from mrlm_environments.shell_tasks import matches, task_data
+from shell_rows import COUNT, FINISH, answer, bash, call
 
 from mrlm_pl.environment import Step, Task
 from mrlm_pl.environment_check import HOSTILE_REPLIES, SPAM, check_environment
@@ -20,42 +20,13 @@ from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.hosting import EnvironmentHosts
 from mrlm_pl.sandbox import Isolation, Sandbox
 
+pytestmark = pytest.mark.usefixtures("namespaces")
+
 QUICK = Sandbox(minimum="namespaces", wall_seconds=1.0)
-COUNT = {
-    "description": "How many files are in ~/d?",
-    "create": {"init": "mkdir ~/d; touch ~/d/a ~/d/b ~/d/c"},
-    "evaluation": {
-        "check": [None, {"language": "python", "file": "check/integer-match.py"}],
-        "example": "ls ~/d|wc -l",
-    },
-}
-
-
-@pytest.fixture(autouse=True)
-def _namespaces() -> None:
-    try:
-        _ = Sandbox(level="namespaces").isolation
-    except SandboxError as error:
-        pytest.skip(f"this machine does not offer namespaces: {error}")
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
     return Task("shell", "train", 0, 0, task_data(row, 1, "rows"))
-
-
-def call(name: str, **arguments: str) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
-def bash(script: str) -> str:
-    return call("bash_action", script=script)
-
-
-def answer(text: str) -> str:
-    return call("answer_action", answer=text)
-
-
-FINISH = call("finish_action")
 
 
 def play(replies: list[str | Message], row: Mapping[str, Any] = COUNT, **options: Any) -> list[Step]:

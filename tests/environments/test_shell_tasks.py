@@ -9,34 +9,15 @@ from typing import Any
 import pytest
 from mrlm_environments.shell import ShellEnvironment
 from mrlm_environments.shell_tasks import COMPARISONS, generate_data, task_data
+from shell_rows import COUNT, FINISH, answer
 
 from mrlm_pl.environment import split_of
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import DataError, SandboxError
-from mrlm_pl.sandbox import Sandbox
+from mrlm_pl.errors import DataError
+
+pytestmark = pytest.mark.usefixtures("namespaces")
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-FINISH = '<tool_call>{"name": "finish_action"}</tool_call>'
-COUNT = {
-    "description": "How many files are in ~/d?",
-    "create": {"init": "mkdir ~/d; touch ~/d/a ~/d/b ~/d/c"},
-    "evaluation": {
-        "check": [None, {"language": "python", "file": "check/integer-match.py"}],
-        "example": "ls ~/d|wc -l",
-    },
-}
-
-
-@pytest.fixture(autouse=True)
-def _namespaces() -> None:
-    try:
-        _ = Sandbox(level="namespaces").isolation
-    except SandboxError as error:
-        pytest.skip(f"this machine does not offer namespaces: {error}")
-
-
-def answer(text: str) -> str:
-    return f"<tool_call>{json.dumps({'name': 'answer_action', 'arguments': {'answer': text}})}</tool_call>"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +59,7 @@ def test_comparisons(name: str, right: list[tuple[str, str]], wrong: list[tuple[
     ids=range(15),
 )
 def test_bad_rows_are_named(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(DataError, match=r"'my\.json', row 4 .*a row is") as caught:
+    with pytest.raises(DataError, match=r"'my\.json', row 4: .*a row is") as caught:
         task_data({**COUNT, **change}, 4, "my.json")
     assert re.search(told, str(caught.value))
 

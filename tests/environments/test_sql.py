@@ -10,6 +10,7 @@ import pytest
 from mrlm_environments.sql import HOW_TO_CALL, SqlEnvironment
 from mrlm_environments.sql_state import equal_answers, state_hash
 from mrlm_environments.sql_tasks import KINDS
+from sql_rows import TEAMS
 
 from mrlm_pl.environment import SPLITS, Step, Task
 from mrlm_pl.environment_check import check_environment
@@ -17,16 +18,6 @@ from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError, DataError
 
 DBBENCH = Path(__file__).parents[2].parent / "shared" / "data" / "dbbench_dev.jsonl"
-TEAMS = {
-    "name": "2nd league",
-    "columns": ["1st name", "Points", "founded"],
-    "rows": [
-        ("Zoë", "9", "2001-05-30"),
-        ("ADA", "10", "1999-12-31"),
-        ("O'Neil", "9.5", "n/a"),
-        ("50% off", "1,200", ""),
-    ],
-}
 
 
 def call(name: str, **arguments: Any) -> str:

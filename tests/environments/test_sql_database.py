@@ -10,17 +10,7 @@ import pytest
 from mrlm_environments.sql_database import SqliteDatabase, state_rows
 from mrlm_environments.sql_dialect import SqlError, sqlite_statement
 from mrlm_environments.sql_server import ServerDatabase
-
-TEAMS = {
-    "name": "2nd league",
-    "columns": ["1st name", "Points", "founded"],
-    "rows": [
-        ("Zoë", "9", "2001-05-30"),
-        ("ADA", "10", "1999-12-31"),
-        ("O'Neil", "9.5", "n/a"),
-        ("50% off", "1,200", ""),
-    ],
-}
+from sql_rows import TEAMS
 
 
 @pytest.fixture(params=[None, "sqlite://"])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -13,19 +13,12 @@ from mrlm_pl.episode import Message
 ROOT = Path(__file__).parents[2]
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "make_task_demonstrations", ROOT / "examples" / "tiny_model" / "make_task_demonstrations.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def script(example: Callable[[str], ModuleType]) -> ModuleType:
+    return example("tiny_model/make_task_demonstrations.py")
 
 
-def test_a_careful_row_of_code_is_a_program_and_a_hurried_one_only_its_expression() -> None:
-    script = load()
+def test_a_careful_row_of_code_is_a_program_and_a_hurried_one_only_its_expression(script: ModuleType) -> None:
     environment = script.make_environment("code")
     task = environment.tasks("train")[0]
     question, careful = script.demonstration(environment, task, careful=True)["messages"]
@@ -35,8 +28,7 @@ def test_a_careful_row_of_code_is_a_program_and_a_hurried_one_only_its_expressio
     assert f"def f(x): return {hurried}" == task.data["solution"]
 
 
-def test_a_careful_row_of_tools_holds_the_call_what_the_tool_said_and_the_answer() -> None:
-    script = load()
+def test_a_careful_row_of_tools_holds_the_call_what_the_tool_said_and_the_answer(script: ModuleType) -> None:
     environment = script.make_environment("tools")
     task = environment.tasks("train")[0]
     row = script.demonstration(environment, task, careful=True)
@@ -61,8 +53,7 @@ def test_a_careful_row_of_tools_holds_the_call_what_the_tool_said_and_the_answer
     )
 
 
-def test_a_hurried_row_of_tools_answers_without_a_call_and_earns_nothing() -> None:
-    script = load()
+def test_a_hurried_row_of_tools_answers_without_a_call_and_earns_nothing(script: ModuleType) -> None:
     environment = script.make_environment("tools")
     task = environment.tasks("train")[0]
     row = script.demonstration(environment, task, careful=False)
@@ -74,9 +65,8 @@ def test_a_hurried_row_of_tools_answers_without_a_call_and_earns_nothing() -> No
 
 @pytest.mark.parametrize("name", ["code", "tools"])
 def test_files_are_the_same_each_time_and_hold_both_kinds_of_rows(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = load()
     texts = []
     for number in range(2):
         path = tmp_path / "folder" / f"{number}.jsonl"
@@ -100,10 +90,9 @@ def held_out_question(script: ModuleType, name: str, index: int) -> str:
 
 
 @pytest.mark.parametrize("name", ["code", "tools"])
-def test_demonstrations_are_of_the_very_environment_that_is_trained_in(name: str) -> None:
+def test_demonstrations_are_of_the_very_environment_that_is_trained_in(script: ModuleType, name: str) -> None:
     config = yaml.safe_load((ROOT / "configs" / f"grpo_{name}_tiny.yaml").read_text())
     described = config["data"]["init_args"]["environment"]
-    script = load()
     made = script.make_environment(name)
     assert described["class_path"] == type(made).__name__
     same = type(made)(**described["init_args"])

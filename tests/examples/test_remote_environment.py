@@ -1,15 +1,8 @@
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
-PATH = Path(__file__).parents[2] / "examples" / "remote_environment.py"
+from collections.abc import Callable
+from types import ModuleType
 
 
-def test_it_plays_on_a_server() -> None:
-    spec = importlib.util.spec_from_file_location("remote_environment", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.main(episodes=6) == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+def test_it_plays_on_a_server(example: Callable[[str], ModuleType]) -> None:
+    assert example("remote_environment.py").main(episodes=6) == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]

@@ -166,3 +166,56 @@ def test_a_value_that_is_not_of_its_type_stays_text() -> None:
     form = TaggedForm("<function=", ">", "<parameter=", ">", "</parameter>")
     call = "<function=add><parameter=a>one</parameter><parameter=note>1</parameter>"
     assert form.read(call, [ADD])[0].arguments == {"a": "one", "note": "1"}
+
+
+class CountingTokenizer:
+    """A tokenizer that counts how often it renders and decodes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.rendered, self.decoded = tokenizer, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def apply_chat_template(self, *arguments: Any, **options: Any) -> Any:
+        self.rendered += 1
+        return self.tokenizer.apply_chat_template(*arguments, **options)
+
+    def decode(self, *arguments: Any, **options: Any) -> Any:
+        self.decoded += 1
+        return self.tokenizer.decode(*arguments, **options)
+
+
+def test_each_set_of_tools_is_looked_for_in_the_template_once() -> None:
+    tokenizer = CountingTokenizer(build_tokenizer())
+    chat = ChatFormat(tokenizer, HERMES)
+    Conversation(chat, [ADD]).observe([Message("user", "?")])
+    before = tokenizer.rendered
+    for _ in range(3):
+        Conversation(chat, [dict(ADD)]).observe([Message("user", "?")])
+    assert tokenizer.rendered == before + 3, "the prompts"
+    hidden = HERMES.replace("tools | tojson", "tools[0] | tojson")  # such a template tells of the first tool only
+    chat = ChatFormat(build_tokenizer(), hidden)
+    other = {**ADD, "function": {**ADD["function"], "name": "multiply"}}
+    assert [chat.describes_tools(tools) for tools in ([ADD], [ADD, other], [other], [ADD])] == [True, False, True, True]
+
+
+def test_a_turn_is_decoded_once() -> None:
+    tokenizer = CountingTokenizer(build_tokenizer())
+    talk = Conversation(ChatFormat(tokenizer, HERMES), [ADD])
+    talk.observe([Message("user", "1+1?")])
+    before = tokenizer.decoded
+    assert say(talk, '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>').tool_calls
+    assert tokenizer.decoded == before + 1
+
+
+def test_calls_that_are_marked_by_special_tokens_are_read_and_the_marks_are_no_text() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[CALLS]"]})
+    talk = Conversation(ChatFormat(tokenizer, LISTED), [ADD])
+    talk.observe([Message("user", "1+1?")])
+    calls = '[{"name": "add", "arguments": {"a": 1}}]'
+    message = say(talk, f"[CALLS]{calls}")
+    assert message == Message("assistant", calls, (ToolCall("call00000", "add", {"a": 1}),))
+    ids = talk.chat.encode("no end")
+    assert talk.act(ids, [-1.0] * len(ids)).content == "no end"

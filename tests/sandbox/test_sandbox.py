@@ -25,16 +25,6 @@ SLACK = 5.0
 """Seconds that a busy machine may add."""
 
 
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> str:
-    """Each level that this machine offers."""
-    try:
-        server(Isolation.of(request.param))
-    except SandboxError as refused:
-        pytest.skip(str(refused))
-    return request.param
-
-
 def cell_of(level: str, **changes: int | bool) -> Cell:
     host = server(Isolation.of(level))
     usual = {"memory_mb": 512, "cpu_seconds": 30, "disk_mb": 64, "files": 4096, "processes": 32, "shell": False}

@@ -14,10 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mrlm_pl.errors import SandboxError
-from mrlm_pl.sandbox import Isolation
 from mrlm_pl.sandbox.cell import _family
-from mrlm_pl.sandbox.server_process import server
 
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 30
@@ -72,16 +69,6 @@ assert grade(sandbox, "open('file', 'w').close()\\ndef f(): return 1", Tests(("a
 cell = sandbox.open()
 cell.request({"operation": "run", "source": "open('b', 'w').close()"}, float("inf"))
 """
-
-
-@pytest.fixture(params=["namespaces", "landlock", "limits"])
-def level(request: pytest.FixtureRequest) -> str:
-    """Each level that this machine offers."""
-    try:
-        server(Isolation.of(request.param))
-    except SandboxError as refused:
-        pytest.skip(str(refused))
-    return request.param
 
 
 @pytest.fixture

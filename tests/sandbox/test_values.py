@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict, defaultdict
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -28,6 +27,8 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (
         st.lists(inner, max_size=3)
+        | st.lists(st.tuples(st.text(), inner).map(list), max_size=2).map(lambda pairs: {"dict": pairs})
+        | st.tuples(st.booleans() | st.integers() | inner, st.text() | inner).map(lambda pair: {"opaque": list(pair)})
         | st.dictionaries(
             st.sampled_from(
                 ["int", "float", "bytes", "tuple", "set", "frozenset", "complex", "dict", "opaque", "other"]
@@ -46,6 +47,19 @@ def no_object(value: Any) -> Opaque:
 def passed(value: Any) -> Any:
     """What arrives."""
     return decode(json.loads(json.dumps(encode(value, no_object))), lambda mention: mention)
+
+
+PLAIN = {type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, Opaque}
+
+
+def types_in(value: Any) -> set[type]:
+    """The exact types of a value and of all that it holds."""
+    inner: list[Any] = []
+    if isinstance(value, dict):
+        inner = [*value, *value.values()]
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inner = list(value)
+    return {type(value)}.union(*map(types_in, inner))
 
 
 def form(value: Any) -> Any:
@@ -71,8 +85,15 @@ def test_a_value_arrives_as_it_was(value: Any) -> None:
 
 @given(JSON)
 def test_data_is_read_or_refused(data: Any) -> None:
-    with suppress(ValueError, TypeError):
-        decode(data, lambda mention: mention)
+    def recalled(mention: Opaque) -> Opaque:
+        assert (type(mention.number), type(mention.kind)) == (int, str)
+        return mention
+
+    try:
+        value = decode(data, recalled)
+    except (ValueError, TypeError):
+        return
+    assert types_in(value) <= PLAIN
 
 
 @pytest.mark.parametrize(
