@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from mrlm_environments.class_merge import Merged, merge, read_reply, shares
-from mrlm_environments.class_rows import FIELDS, class_tasks, solution_parts, tests_of
+from mrlm_environments.class_rows import FIELDS, class_task, solution_parts, tests_of, usable_tasks
 from mrlm_environments.class_tasks import MAX_METHODS, generate_class
 from mrlm_pl.data.rows import read_split
 from mrlm_pl.environment import (
@@ -83,8 +83,8 @@ class ClassCompletionEnvironment(Environment):
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["skeleton"])
         if split not in self._data_tasks:
-            rows = read_split(self.data, split, FIELDS, lambda row: str(row["skeleton"]))
-            self._data_tasks[split] = DatasetTasks(self.name, split, class_tasks(rows, self.data))
+            rows = read_split(self.data, split, FIELDS, lambda row: str(row["skeleton"]), class_task)
+            self._data_tasks[split] = DatasetTasks(self.name, split, usable_tasks(rows, self.data))
         return self._data_tasks[split]
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrlm_environments.class_merge import BROKEN, METHOD, class_of, is_stub
+from mrlm_environments.data_tasks import fault_of
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import UnitTests
 
@@ -17,39 +18,46 @@ logger = logging.getLogger(__name__)
 FIELDS = ("skeleton", "class_name", "test")
 
 
-def class_tasks(rows: Sequence[Mapping[str, Any]], source: object) -> list[dict[str, Any]]:
-    """Tasks' data of rows with ClassEval's fields.
+def class_task(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+    """A task's data, of a row with ClassEval's fields.
 
     A row has ``skeleton``, ``class_name`` and ``test`` (``unittest`` classes), and optionally ``solution_code``,
     ``import_statement``, ``methods_info`` (what is to be written; else all stubs but ``__init__``) and
-    ``class_constructor``. Rows that need modules beyond the standard library, which the sandbox does not have, are left
-    out with a warning that names them.
+    ``class_constructor``.
 
     Raises:
-        DataError: a row is no task of this kind, with its number; or none is left.
+        DataError: the row is no task of this kind, with its number.
     """
-    tasks, left_out = [], []
-    for number, row in enumerate(rows, start=1):
-        try:
-            task = _task(row)
-        except (KeyError, TypeError, AttributeError, *BROKEN) as error:
-            raise DataError(
-                f"class data {source!r}, row {number} of the split: {type(error).__name__}: {error}; a row has "
-                f"{{{', '.join(FIELDS)}}} as in ClassEval, and this one the fields {sorted(row)}"
-            ) from error
+    try:
+        return _task(row)
+    except (KeyError, TypeError, AttributeError, *BROKEN) as error:
+        raise DataError(
+            f"class data {source!r}, row {number}: {fault_of(error)}; a row has {{{', '.join(FIELDS)}}} as in "
+            f"ClassEval, and this one the fields {sorted(row)}"
+        ) from error
+
+
+def usable_tasks(tasks: Sequence[dict[str, Any]], source: object) -> list[dict[str, Any]]:
+    """The tasks that need no module beyond the standard library; the others are told of in a warning.
+
+    Raises:
+        DataError: none is left.
+    """
+    usable, left_out = [], []
+    for task in tasks:
         modules = sorted(_modules(task) - sys.stdlib_module_names)
         if modules:
             left_out.append(f"{task['class']} ({', '.join(modules)})")
         else:
-            tasks.append(task)
+            usable.append(task)
     if left_out:
         logger.warning(
             "class data %r: %d of %d rows are left out, as they need modules that the sandbox does not have: %s",
-            source, len(left_out), len(rows), "; ".join(left_out),
+            source, len(left_out), len(tasks), "; ".join(left_out),
         )  # fmt: skip
-    if not tasks:
+    if not usable:
         raise DataError(f"class data {source!r}: no row of the split can be run in the sandbox; give it other rows")
-    return tasks
+    return usable
 
 
 def tests_of(data: Mapping[str, Any]) -> UnitTests:

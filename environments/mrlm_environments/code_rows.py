@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from mrlm_environments.data_tasks import fault_of
-from mrlm_pl.data.rows import read_split
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import Tests, bound_names
 
@@ -22,16 +21,6 @@ COMPLETE = "Complete this function. Answer with the whole function in a fenced b
 
 _FENCE = "```"
 _PYTHON = ("", "python", "py", "python3")
-
-
-def read_tasks(data: str | Mapping[str, str], split: str) -> list[dict[str, Any]]:
-    """Tasks' data of one split of a data set; see :func:`task_data` and :func:`mrlm_pl.data.rows.read_split`.
-
-    Raises:
-        DataError: a row is none of the known formats.
-        ConfigurationError: the split is unknown or empty.
-    """
-    return read_split(data, split, (), identity, task_data)
 
 
 def identity(row: Mapping[str, Any]) -> str:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from mrlm_environments.code_rows import COMPLETE, entry_of, program_of, read_tasks, tests_of
+from mrlm_environments.code_rows import COMPLETE, entry_of, identity, program_of, task_data, tests_of
 from mrlm_environments.code_tasks import CodeKind, checked_levels, generate_data
 from mrlm_environments.collaboration import AUX, AuxUse, aux_use, compiles, defines, without
 from mrlm_environments.collaboration_split import split_solution
+from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.held_out import hold_out
 from mrlm_pl.environment import (
-    DatasetTasks,
     Environment,
     Message,
     Observations,
@@ -104,7 +104,7 @@ class CollaborativeCodingEnvironment(Environment):
             raise ConfigurationError(f"{self.name}: revealed_tests is {revealed_tests!r}; it must be 0 or above")
         self.data, self.turns, self.feedback = data, turns, feedback
         self.revealed_tests, self.sandbox, self.system_prompt = revealed_tests, sandbox, system_prompt
-        self._data_tasks: dict[str, TaskSource] = {}
+        self._data_tasks = DataTasks(self.name)
 
     def tasks(self, split: str) -> TaskSource:
         """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -116,16 +116,7 @@ class CollaborativeCodingEnvironment(Environment):
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["prompt"])
-        if split not in self._data_tasks:
-            rows = read_tasks(self.data, split)
-            for number, row in enumerate(rows, start=1):
-                if entry_of(row) == AUX:
-                    raise DataError(
-                        f"{self.name} data {self.data!r}, row {number} of the split asks for a function {AUX!r}, which "
-                        "is the helper's name here; rename it"
-                    )
-            self._data_tasks[split] = DatasetTasks(self.name, split, rows)
-        return self._data_tasks[split]
+        return self._data_tasks.source(self.data, split, (), identity, _shared_task)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The task's own solution, where it has one, divided between the two; see ``split_solution``."""
@@ -243,3 +234,13 @@ class CollaborativeCodingEnvironment(Environment):
 
     def _generate(self, rng: Random) -> Mapping[str, Any]:
         return generate_data(rng, self.kinds, self.difficulty)
+
+
+def _shared_task(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+    """A task's data, of a row that does not ask for a function of the helper's name."""
+    data = task_data(row, number, source)
+    if entry_of(data) == AUX:
+        raise DataError(
+            f"code data {source!r}, row {number} asks for a function {AUX!r}, which is the helper's name here; rename it"
+        )
+    return data

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mrlm_environments.class_completion import ClassCompletionEnvironment
 from mrlm_environments.class_merge import Reply, merge, read_reply, shares
-from mrlm_environments.class_rows import class_tasks, solution_parts
+from mrlm_environments.class_rows import class_task, solution_parts, usable_tasks
 
 from mrlm_pl.cli.main import main
 from mrlm_pl.environment import Step, Task
@@ -69,7 +69,7 @@ STUBS = "def area(self): ...\ndef unit():\n    '''Later.'''\n    pass\ndef doubl
 
 
 def task_of(row: Mapping[str, Any] = ROW) -> Task:
-    return Task("class_completion", "train", 0, 0, class_tasks([row], "rows")[0])
+    return Task("class_completion", "train", 0, 0, class_task(row, 1, "rows"))
 
 
 def played(*replies: str, row: Mapping[str, Any] = ROW, **options: Any) -> Step:
@@ -275,19 +275,19 @@ def test_published_skeletons_with_faults_are_put_together_again() -> None:
     ],
 )
 def test_bad_rows_are_named(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(DataError, match=r"'my\.json', row 2 of the split") as caught:
-        class_tasks([ROW, {**ROW, **change}], "my.json")
+    with pytest.raises(DataError, match=r"'my\.json', row 2") as caught:
+        class_task({**ROW, **change}, 2, "my.json")
     assert told in str(caught.value)
 
 
 def test_rows_that_need_other_modules_are_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
     needy = {**ROW, "import_statement": ["import pandas as pd"]}
     with caplog.at_level(logging.WARNING):
-        assert len(class_tasks([ROW, needy], "my.json")) == 1
+        assert len(usable_tasks([class_task(row, 1, "my.json") for row in (ROW, needy)], "my.json")) == 1
     assert "1 of 2 rows are left out" in caplog.text
     assert "Shape (pandas)" in caplog.text
     with pytest.raises(DataError, match="no row"):
-        class_tasks([needy], "my.json")
+        usable_tasks([class_task(needy, 1, "my.json")], "my.json")
 
 
 @pytest.mark.parametrize("agents", [1, 2, 3])
