@@ -241,6 +241,6 @@ def _shared_task(row: Mapping[str, Any], number: int, source: object) -> dict[st
     data = task_data(row, number, source)
     if entry_of(data) == AUX:
         raise DataError(
-            f"code data {source!r}, row {number} asks for a function {AUX!r}, which is the helper's name here; rename it"
+            f"code data {source!r}, row {number} asks for a function {AUX!r}, the helper's name; rename it"
         )
     return data
