@@ -27,6 +27,8 @@ from grpo_step import SIZES, TEMPLATE, make_model, prompt, report, reward
 
 GROUP, NEW_TOKENS, TASKS = 4, 32, 64
 FURTHER = "w1"
+FORWARD_TOKENS = 1024
+"""Rows are run through the model in chunks of so many tokens here; CoMLRL runs them one by one."""
 IMPORTS = "import lightning, torch, transformers, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
 
 
@@ -90,7 +92,10 @@ def run_ours(folder: str, size: str, turns: int, steps: int) -> dict[str, Any]:
     data = RolloutDataModule(
         Words(), groups=1, group_size=GROUP, iterations=steps, sampling=Sampling(max_tokens=NEW_TOKENS)
     )
-    policies = {name: Policy(folder, learning_rate=1e-5, chat_template=TEMPLATE) for name in ("first", "second")}
+    policies = {
+        name: Policy(folder, learning_rate=1e-5, chat_template=TEMPLATE, max_forward_tokens=FORWARD_TOKENS)
+        for name in ("first", "second")
+    }
     trainer.fit(MAGRPO(policies), data)
     return report(times)
 

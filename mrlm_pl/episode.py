@@ -197,6 +197,7 @@ class Episode:
         success: whether the task was solved, or None where the environment does not say.
         metrics: named numbers of the environment, for the log.
         step_rewards: what each agent was paid at each step of the environment, whenever it had decided.
+        agents: all agents of the environment, also those that never acted; empty in records of other origin.
         error: the failure that ended it, or None. A failed episode is counted and never enters the loss.
         attempts: how many times it was started.
         row_restarts: how many times a chat template rewrote history, so that a new row was begun.
@@ -214,6 +215,7 @@ class Episode:
     success: bool | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     step_rewards: tuple[Mapping[str, float], ...] = ()
+    agents: tuple[str, ...] = ()
     error: str | None = None
     attempts: int = 1
     row_restarts: int = 0
@@ -233,10 +235,14 @@ class Episode:
         return {agent: math.fsum(row.reward for row in rows) for agent, rows in self.trajectories.items()}
 
     @property
+    def team_size(self) -> int:
+        """How many agents a mean over the agents is over: all, or those that acted where all are unknown."""
+        return len(self.agents) or len(self.trajectories)
+
+    @property
     def reward(self) -> float:
         """Mean over the agents of their total rewards; for one agent, its return. 0.0 when nobody acted."""
-        totals = self.rewards()
-        return math.fsum(totals.values()) / len(totals) if totals else 0.0
+        return math.fsum(self.rewards().values()) / self.team_size if self.trajectories else 0.0
 
     def components(self) -> dict[str, float]:
         """Mean over the agents of each reward component, summed over the turns."""
@@ -245,7 +251,7 @@ class Episode:
             for turn in row.turns:
                 for name, value in turn.components.items():
                     sums[name] = sums.get(name, 0.0) + value
-        return {name: value / len(self.trajectories) for name, value in sums.items()}
+        return {name: value / self.team_size for name, value in sums.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The episode as JSON-like data; mappings and sequences of the record are shared, not copied."""
@@ -281,6 +287,7 @@ class Episode:
         values = dict(data)
         values["task"] = Task(**data["task"])
         values["step_rewards"] = tuple(data.get("step_rewards", ()))
+        values["agents"] = tuple(data.get("agents", ()))
         values["trajectories"] = {
             agent: tuple(_trajectory_from_dict(row) for row in rows) for agent, rows in data["trajectories"].items()
         }

@@ -74,7 +74,7 @@ class Play:
         self.actions: dict[str, Message] = {}
         self.history: list[dict[str, Message]] = []
         self.step_rewards: list[dict[str, float]] = []
-        self.stop_reason, self.truncated = "", False
+        self.stop_reason, self.truncated, self.was_cut = "", False, False
         self.success: bool | None = None
         self.metrics: dict[str, float] = {}
         self.error: str | None = None
@@ -125,11 +125,11 @@ class Play:
 
     def cut(self, reason: str, truncated: bool = True) -> None:
         """End it although the environment would go on."""
-        self.stop_reason, self.truncated = reason, truncated
+        self.stop_reason, self.truncated, self.was_cut = reason, truncated, True
 
     def fork(self, id: str, environment: Environment) -> Play:
         """The same episode so far, to go on by itself in an environment that is in the same state."""
-        child = Play(self.spec, environment, 1)
+        child = Play(self.spec, environment, self.attempt)
         child.id = id
         child.order = copy.copy(self.order)
         child.conversations = {agent: conversation.fork() for agent, conversation in self.conversations.items()}
@@ -157,6 +157,7 @@ class Play:
             success=self.success,
             metrics=dict(self.metrics),
             step_rewards=tuple(self.step_rewards),
+            agents=tuple(self.environment.agents),
             error=self.error,
             attempts=self.attempt,
             row_restarts=sum(conversation.restarts for conversation in self.conversations.values()),

@@ -8,6 +8,7 @@ started again within a bound, and if it keeps failing it becomes a record with `
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -88,7 +89,8 @@ class EpisodePlayer:
         deadline = step_timeout + 2 * STARTUP_SECONDS if processes else step_timeout
         # One thread for each host: a second one would wait for the first with its own deadline running.
         self.caller = EnvironmentCaller(workers=processes or workers, timeout=deadline)
-        self._broken: list[Environment] = []
+        self._unwanted: list[Environment] = []
+        self._lent: dict[int, Environment] = {}
         self._idle: dict[str, list[Environment]] = {name: [] for name in environments}
         self._loop: EventLoopThread | None = None
 
@@ -128,24 +130,31 @@ class EpisodePlayer:
                     self.finish(play)
                     plays[index] = self.start(play.spec, play.attempt + 1)
                     fresh.append(index)
-            await self.close_broken()
+            await self.close_unwanted()
         for play in plays:
             self.finish(play)
-        await self.close_broken()
+        await self.close_unwanted()
         return [play.episode(self.seats) for play in plays]
 
     def close(self) -> None:
         """Close all environments; may be called twice."""
+        environments = [*itertools.chain.from_iterable(self._idle.values()), *self._lent.values(), *self._unwanted]
+        self._idle = {name: [] for name in self._idle}
+        self._lent, self._unwanted = {}, []
         with ExitStack() as stack:  # all of them, also when one cannot be closed
-            if self._loop is not None:
-                stack.callback(self._loop.close)
-                self._loop = None
             if self.hosts is not None:
                 stack.callback(self.hosts.close)
-            for name, environments in self._idle.items():
-                for environment in environments:
+            waiting = [environment for environment in environments if inspect.iscoroutinefunction(environment.close)]
+            if waiting:
+                loop = self._loop or EventLoopThread()
+                self._loop = loop
+                stack.callback(lambda: loop.submit(self._close(waiting)).result())
+            for environment in environments:
+                if environment not in waiting:
                     stack.callback(environment.close)
-                self._idle[name] = []
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
 
     # The parts of a play, also for those who put them together in another way.
 
@@ -159,25 +168,34 @@ class EpisodePlayer:
     def idle_environment(self, name: str) -> Environment:
         """An instance that plays no episode."""
         idle = self._idle[name]
-        return idle.pop() if idle else self.environments[name].copy()
+        return self.lend(idle.pop() if idle else self.environments[name].copy())
 
-    def finish(self, play: Play) -> None:
-        """Take back what a play that is over has held."""
+    def lend(self, environment: Environment) -> Environment:
+        """The instance, which is closed with the player unless a play that is finished gives it back before."""
+        self._lent[id(environment)] = environment
+        return environment
+
+    def finish(self, play: Play, *, keep: bool = True) -> None:
+        """Take back what a play that is over has held; without ``keep`` its environment is not used again."""
         self.engine.release(f"{play.id}/")
-        # An instance that failed may be in any state (or still be held by a stuck call): it is not used again.
-        if play.error is None:
+        self._lent.pop(id(play.environment), None)
+        # An instance that failed may be in any state (or still be held by a stuck call). One that was cut short may
+        # hold what its next episode would only let go of at its beginning.
+        if keep and play.error is None and not play.was_cut:
             self._idle[play.spec.task.environment].append(play.environment)
         else:
-            self._broken.append(play.environment)
+            self._unwanted.append(play.environment)
 
-    async def close_broken(self) -> None:
-        """Close the environments of failed plays."""
-        broken, self._broken = self._broken, []
-        for environment, result in zip(
-            broken, await self.caller.run([Call(environment.close, ()) for environment in broken]), strict=True
-        ):
+    async def close_unwanted(self) -> None:
+        """Close the environments that are not used again."""
+        unwanted, self._unwanted = self._unwanted, []
+        await self._close(unwanted)
+
+    async def _close(self, environments: Sequence[Environment]) -> None:
+        calls = [Call(environment.close, ()) for environment in environments]
+        for environment, result in zip(environments, await self.caller.run(calls), strict=True):
             if result.error is not None:
-                logger.warning("closing a failed %r environment: %s", environment.name, result.error)
+                logger.warning("closing a %r environment: %s", environment.name, result.error)
 
     async def reset(self, plays: Sequence[Play]) -> None:
         """Begin plays that were started; what fails has its ``error`` set."""

@@ -9,17 +9,16 @@ are judged at once.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from mrlm_pl.engines.base import Sample
-from mrlm_pl.environment import Environment, Observations
-from mrlm_pl.episode import Episode, Message, Task
+from mrlm_pl.environment import Environment
+from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.play import EpisodeSpec, Play
 from mrlm_pl.rollout import EpisodePlayer
@@ -42,7 +41,8 @@ class TurnTree:
         joint_mode: ``align`` combines the g-th decisions of all agents, G joint actions; ``cross`` combines each with
             each, G^N of N agents; ``counterfactual`` is ``align``, and for each of its joint actions those in which one
             agent's decision is replaced by another of its own.
-        expand: play ``all`` joint actions of a state on, or the ``best``, the one with the highest reward, alone.
+        expand: play ``all`` joint actions of a state on, or the ``best`` alone: of those that the environment goes on
+            with, the one whose reward is highest in the mean over the agents.
         stop_above: end all paths of a state when the mean reward of its joint actions is above this; None never does.
 
     Raises:
@@ -90,6 +90,18 @@ class TurnTree:
         return branches + (branches * (branches - 1) * agents if agents > 2 else branches * (branches - 1))
 
 
+@dataclass
+class _Branch:
+    """A joint action under judgement: its play, and what is needed to begin it again."""
+
+    node: Play
+    name: str
+    decided: dict[str, tuple[int, Sample]]
+    seconds: float
+    play: Play
+    tries: int = 1
+
+
 class TreePlayer:
     """Plays turn trees with the environments, seats and engine of an :class:`EpisodePlayer`.
 
@@ -112,42 +124,48 @@ class TreePlayer:
         Raises:
             ConfigurationError: a level has more joint actions than fit into memory.
         """
-        roots = await self._roots(specs)
+        nodes = await self._roots(specs)
         paths: dict[str, list[Play]] = {spec.id: [] for spec in specs}
-        nodes = roots
+        kept: set[str] = set()
         while nodes:
-            self._check_size(nodes)
             waiting = self.player.still_playing(nodes)
+            self._check_size(waiting)
             for node in nodes:
                 if node.over:
                     paths[node.spec.id].append(node)
-            children = await self._branch(waiting)
-            await self._step([child for found in children for child in found])
-            for found in children:
-                self._prune(found)
-            nodes = [child for found in children for child in found]
-        for found in paths.values():
-            self._give_back(found)
-        await self.player.close_broken()
+                    self._give_back(node, kept)
+            await self.player.close_unwanted()
+            branches = await self._branch(waiting)
+            await self._step([branch for found in branches for branch in found])
+            for found in branches:
+                self._prune([branch.play for branch in found])
+            nodes = [branch.play for found in branches for branch in found]
         return [[play.episode(self.player.seats) for play in paths[spec.id]] for spec in specs]
+
+    def _give_back(self, path: Play, kept: set[str]) -> None:
+        """Return the environment of a path that is over; of those that can be forked, one of a tree is enough."""
+        forks = path.environment.forks
+        self.player.finish(path, keep=not (forks and path.spec.id in kept))
+        if forks and path.error is None and not path.was_cut:
+            kept.add(path.spec.id)
 
     async def _roots(self, specs: Sequence[EpisodeSpec]) -> list[Play]:
         plays = [self.player.start(spec, attempt=1) for spec in specs]
         fresh = list(range(len(plays)))
         while fresh:
             await self.player.reset([plays[index] for index in fresh])
-            fresh = [index for index in fresh if self._fails_again(plays[index])]
+            fresh = [
+                index
+                for index in fresh
+                if plays[index].error is not None and plays[index].attempt <= self.player.retries
+            ]
             for index in fresh:
                 self.player.finish(plays[index])
                 plays[index] = self.player.start(plays[index].spec, plays[index].attempt + 1)
         return plays
 
-    def _fails_again(self, play: Play) -> bool:
-        """Whether a play failed and may be tried once more."""
-        return play.error is not None and play.attempt <= self.player.retries
-
     def _check_size(self, nodes: Sequence[Play]) -> None:
-        total = sum(self.tree.count(len(node.order.due), self.branches) for node in nodes if not node.over)
+        total = sum(self.tree.count(len(node.order.due), self.branches) for node in nodes)
         if total > MOST_JOINT_ACTIONS:
             raise ConfigurationError(
                 f"a level of the turn trees has {total} joint actions ({self.branches} decisions of each agent, "
@@ -155,7 +173,7 @@ class TreePlayer:
                 "data.groups or data.max_turns, use joint_mode align or expand best"
             )
 
-    async def _branch(self, nodes: Sequence[Play]) -> list[list[Play]]:
+    async def _branch(self, nodes: Sequence[Play]) -> list[list[_Branch]]:
         """The joint actions of each node, decided and not yet judged."""
         owners = [(node, agent) for node in nodes for agent in node.order.due]
         if not owners:
@@ -171,65 +189,72 @@ class TreePlayer:
         decided: dict[str, dict[str, list[Sample]]] = {node.id: {} for node in nodes}
         for node, agent in owners:
             decided[node.id][agent] = [next(samples) for _ in range(self.branches)]
-        children = [self._children(node, decided[node.id], share) for node in nodes]
+        branches = [self._joint_actions(node, decided[node.id], share) for node in nodes]
         # The last child of a node goes on in its environment, which nobody else needs any more.
-        await self._restore([child for found in children for child in found[:-1] if not child.environment.forks])
-        return children
+        await self._restore(
+            [branch.play for found in branches for branch in found[:-1] if not branch.node.environment.forks]
+        )
+        return branches
 
-    def _children(self, node: Play, decided: Mapping[str, Sequence[Sample]], seconds: float) -> list[Play]:
+    def _joint_actions(self, node: Play, decided: Mapping[str, Sequence[Sample]], seconds: float) -> list[_Branch]:
         joints = self.tree.joint_actions(len(decided), self.branches)
-        children = []
+        found = []
         for place, joint in enumerate(joints):
             environment = node.environment
             if place < len(joints) - 1:
-                name = node.spec.task.environment
-                environment = environment.copy() if environment.forks else self.player.idle_environment(name)
-            child = node.fork(f"{node.id}-{place}", environment)
-            child.generate_seconds += seconds / len(joints)
-            for agent, number in zip(decided, joint, strict=True):
-                child.record(agent, decided[agent][number], node.id, number)
-            children.append(child)
-        return children
+                environment = (
+                    self.player.lend(environment.copy())
+                    if environment.forks
+                    else self.player.idle_environment(node.spec.task.environment)
+                )
+            chosen = {
+                agent: (number, samples[number])
+                for (agent, samples), number in zip(decided.items(), joint, strict=True)
+            }
+            name, share = f"{node.id}-{place}", seconds / len(joints)
+            found.append(_Branch(node, name, chosen, share, _child(node, name, chosen, share, environment)))
+        return found
 
     async def _restore(self, plays: Sequence[Play]) -> None:
-        """Bring the environments of plays into their states, by playing the turns again."""
-        calls = [
-            Call(
-                _again_async if _is_async(play.environment) else _again,
-                (play.environment, play.spec.task, tuple(play.history)),
-            )
-            for play in plays
-        ]
-        for play, result in zip(plays, await self.player.caller.run(calls), strict=True):
-            play.environment_seconds += result.seconds
-            if result.error is not None:
-                play.error = f"{type(result.error).__name__} when {play.spec.task.key} was played again: {result.error}"
-            elif result.value != play.observed:
-                raise EnvironmentContractError(
-                    f"environment {play.environment.name!r}: the same actions led to another state when they were "
-                    "played again; a turn tree needs an environment that is deterministic in the task"
-                )
-
-    async def _step(self, plays: Sequence[Play]) -> None:
-        """Judge the joint actions; what fails is tried again in a new environment."""
+        """Bring the environments of plays into their states, by playing the turns again, each within its deadline."""
         due = list(plays)
+        level = 0
         while due:
-            await self.player.step([play for play in due if play.error is None])
-            due = [play for play in due if self._fails_again(play)]
-            for play in due:
-                self.player.finish(play)
-                play.environment = self.player.idle_environment(play.spec.task.environment)
-                play.error, play.attempt = None, play.attempt + 1
-            await self._restore(due)
-            await self.player.close_broken()
+            calls = [
+                Call(play.environment.step, (play.history[level - 1],))
+                if level
+                else Call(play.environment.reset, (play.spec.task,))
+                for play in due
+            ]
+            further = []
+            for play, result in zip(due, await self.player.caller.run(calls), strict=True):
+                play.environment_seconds += result.seconds
+                if result.error is not None:
+                    what = f"{type(result.error).__name__} when {play.spec.task.key} was played again"
+                    play.error = f"{what}, at turn {level}: {result.error}"
+                elif level < len(play.history):
+                    further.append(play)
+                elif (result.value.observations if level else result.value) != play.observed:
+                    raise EnvironmentContractError(
+                        f"environment {play.environment.name!r}: the same actions led to another state when they were "
+                        "played again; a turn tree needs an environment that is deterministic in the task"
+                    )
+            due, level = further, level + 1
 
-    def _give_back(self, paths: Sequence[Play]) -> None:
-        """Return what the paths of a tree held; of environments that can be forked, one of a tree is enough to keep."""
-        for place, play in enumerate(paths):
-            if place == 0 or play.error is not None or not play.environment.forks:
-                self.player.finish(play)
-            else:
-                play.environment.close()
+    async def _step(self, branches: Sequence[_Branch]) -> None:
+        """Judge the joint actions; what fails is begun again in a new environment."""
+        due = list(branches)
+        while due:
+            await self.player.step([branch.play for branch in due if branch.play.error is None])
+            due = [branch for branch in due if branch.play.error is not None and branch.tries <= self.player.retries]
+            for branch in due:
+                self.player.finish(branch.play)
+                branch.tries += 1
+                environment = self.player.idle_environment(branch.node.spec.task.environment)
+                branch.play = _child(branch.node, branch.name, branch.decided, branch.seconds, environment)
+                branch.play.attempt += branch.tries - 1
+            await self._restore([branch.play for branch in due])
+            await self.player.close_unwanted()
 
     def _prune(self, children: Sequence[Play]) -> None:
         """End the paths that the tree does not go on with."""
@@ -242,12 +267,22 @@ class TreePlayer:
         if threshold is not None and math.fsum(rewards.values()) / len(rewards) > threshold:
             for child in going:
                 child.cut(THRESHOLD_STOP, truncated=False)
-            return
-        if self.tree.expand == "best" and going:
+        elif self.tree.expand == "best" and going:
             best = max(going, key=lambda child: rewards[child.id])
             for child in going:
                 if child is not best:
                     child.cut(UNEXPANDED_STOP)
+
+
+def _child(
+    node: Play, name: str, decided: Mapping[str, tuple[int, Sample]], seconds: float, environment: Environment
+) -> Play:
+    """The play of a joint action, decided and not yet judged."""
+    child = node.fork(name, environment)
+    child.generate_seconds += seconds
+    for agent, (number, sample) in decided.items():
+        child.record(agent, sample, node.id, number)
+    return child
 
 
 def mean_reward(rewards: Mapping[str, float], agents: Sequence[str]) -> float:
@@ -255,40 +290,22 @@ def mean_reward(rewards: Mapping[str, float], agents: Sequence[str]) -> float:
     return math.fsum(rewards.values()) / len(agents)
 
 
-def _is_async(environment: Environment) -> bool:
-    return inspect.iscoroutinefunction(environment.reset) or inspect.iscoroutinefunction(environment.step)
-
-
-def _again(environment: Environment, task: Task, history: Sequence[Mapping[str, Message]]) -> Observations:
-    """The observations after the turns of ``history``."""
-    observations = environment.reset(task)
-    for actions in history:
-        observations = environment.step(actions).observations
-    return observations
-
-
-async def _again_async(environment: Environment, task: Task, history: Sequence[Mapping[str, Message]]) -> Observations:
-    observations: Any = environment.reset(task)
-    if inspect.isawaitable(observations):
-        observations = await observations
-    for actions in history:
-        step: Any = environment.step(actions)
-        observations = (await step if inspect.isawaitable(step) else step).observations
-    return observations
-
-
 def path_weights(episodes: Sequence[Episode]) -> list[float]:
     """The probability of each episode when joint actions of a state are equally likely; 1 outside turn trees.
 
-    Without them a mean over the paths would count those most that branch most.
+    Without them a mean over the paths would count those most that branch most. Paths that a tree did not go on with,
+    as another was better, have 0: what would have followed is unknown.
     """
     steps = [_states(episode) for episode in episodes]
     children: dict[tuple[str, str], set[str]] = {}
     for episode, states in zip(episodes, steps, strict=True):
         for node, after in itertools.pairwise([*states, episode.id]):
-            children.setdefault((episode.group, node), set()).add(after)
+            if episode.stop_reason != UNEXPANDED_STOP:
+                children.setdefault((episode.group, node), set()).add(after)
     return [
-        math.prod(1 / len(children[episode.group, node]) for node in states)
+        0.0
+        if episode.stop_reason == UNEXPANDED_STOP
+        else math.prod(1 / len(children[episode.group, node]) for node in states)
         for episode, states in zip(episodes, steps, strict=True)
     ]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -222,6 +223,129 @@ def test_an_environment_that_does_not_repeat_itself_is_refused() -> None:
         grow(Moody(forks=False, turns=2), TurnTree("align"))
 
 
+class Brittle(Sums):
+    """Its tools cannot be told at the first try, after the step was judged."""
+
+    name = "brittle"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = [1]  # shared by all copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Brittle:
+        made = Brittle()
+        made.left = self.left
+        return made
+
+    def reset(self, task: Task) -> Observations:
+        return {"a": [Message("user", "Digit?")]}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        if "a" in actions:
+            return Step({"b": [Message("user", actions["a"].content)]}, {"a": 1.0})
+        return Step(rewards={"b": 1.0}, done=True, stop_reason="end")
+
+    def tools(self, agent: str) -> Sequence[Any]:
+        if agent == "b" and self.left:
+            self.left.pop()
+            raise OSError("the schema is away")
+        return ()
+
+
+def test_a_fault_after_the_judgement_is_tried_again_from_the_state_before() -> None:
+    (episodes,), _ = grow(Brittle(), TurnTree("align"), retries=1, workers=1)
+    assert [episode.error for episode in episodes] == [None] * 4
+    assert all(episode.step_rewards == ({"a": 1.0}, {"b": 1.0}) for episode in episodes)
+    assert sorted(episode.attempts for episode in episodes) == [1, 1, 2, 2]
+
+
+class Counted(Sums):
+    """Counts the instances that are open."""
+
+    name = "counted"
+    forks = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.open_instances: list[int] = []  # shared by all copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Counted:
+        made = Counted(self.turns, self.forks)
+        made.open_instances, made.said = self.open_instances, list(self.said)
+        made.open_instances.append(id(made))
+        return made
+
+    def close(self) -> None:
+        if id(self) in self.open_instances:
+            self.open_instances.remove(id(self))
+
+
+class CountedAsync(Counted):
+    """The same with methods that wait."""
+
+    name = "counted_async"
+
+    async def close(self) -> None:  # type: ignore[override]
+        super().close()
+
+
+@pytest.mark.parametrize("forks", [True, False])
+@pytest.mark.parametrize("cls", [Counted, CountedAsync])
+def test_all_instances_are_closed_with_the_player(cls: type[Counted], forks: bool) -> None:
+    environment = cls(3, forks)
+    grow(environment, TurnTree("align"), branches=2, trees=2)
+    assert environment.open_instances == []
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_instances_of_a_run_that_breaks_are_closed_too(forks: bool) -> None:
+    environment = Counted(3, forks)
+
+    class Breaks(ScriptedEngine):
+        async def sample(self, requests: Sequence[SampleRequest]) -> Any:
+            if len(self.calls) == 2:
+                raise RuntimeError("the engine broke")
+            return await super().sample(requests)
+
+    player = EpisodePlayer({"counted": environment}, seats("a", "b"), Breaks())
+    spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
+    with pytest.raises(RuntimeError, match="the engine broke"):
+        TreePlayer(player, TurnTree("align"), 3).play_blocking([spec])
+    assert len(environment.open_instances) >= 9
+    player.close()
+    assert environment.open_instances == []
+
+
+def test_paths_that_are_over_give_their_instances_back_at_once() -> None:
+    environment = Counted(4, forks=False)
+    player = EpisodePlayer({"counted": environment}, seats("a", "b"), ScriptedEngine())
+    spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
+    TreePlayer(player, TurnTree("align", expand="best"), 8).play_blocking([spec])
+    kept = len(environment.open_instances)
+    player.close()
+    assert kept <= 16, "eight at a level, and those of the level before"
+
+
+def test_a_replay_has_the_deadline_of_a_step_for_each_step() -> None:
+    class Slow(Sums):
+        name = "slow"
+
+        def step(self, actions: Mapping[str, Message]) -> Step:
+            time.sleep(0.12)
+            return super().step(actions)
+
+    (episodes,), _ = grow(Slow(4, forks=False), TurnTree("align"), branches=1, step_timeout=0.4)
+    assert not any(episode.failed for episode in episodes)
+    (episodes,), _ = grow(Slow(4, forks=False), TurnTree("align", expand="best"), step_timeout=0.4, retries=0)
+    assert not any(episode.failed for episode in episodes)
+
+
+def test_the_level_beyond_the_last_turn_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrlm_pl.turn_tree.MOST_JOINT_ACTIONS", 4)
+    (episodes,), _ = grow(Sums(5), TurnTree("align"), branches=2, max_turns=2)
+    assert len(episodes) == 4
+
+
 def test_limits_cut_all_paths() -> None:
     (episodes,), _ = grow(Sums(turns=5), TurnTree("align"), max_turns=2)
     assert len(episodes) == 4
@@ -250,7 +374,9 @@ def test_joint_actions_are_counted_without_making_them(mode: Any, agents: int) -
 def test_paths_count_by_the_probability_with_which_they_are_taken() -> None:
     (episodes,), _ = grow(Sums(), TurnTree("align", expand="best"), branches=4)
     weights = dict(zip((e.stop_reason for e in episodes), path_weights(episodes), strict=True))
-    assert weights == {UNEXPANDED_STOP: 1 / 4, "end": 1 / 16}
+    assert weights == {UNEXPANDED_STOP: 0.0, "end": 1 / 4}
+    (all_paths,), _ = grow(Sums(turns=3), TurnTree("align"), branches=2)
+    assert path_weights(all_paths) == [1 / 8] * 8
     assert path_weights(plain_episodes()) == [1.0, 1.0]
 
 

@@ -240,7 +240,5 @@ def _shared_task(row: Mapping[str, Any], number: int, source: object) -> dict[st
     """A task's data, of a row that does not ask for a function of the helper's name."""
     data = task_data(row, number, source)
     if entry_of(data) == AUX:
-        raise DataError(
-            f"code data {source!r}, row {number} asks for a function {AUX!r}, the helper's name; rename it"
-        )
+        raise DataError(f"code data {source!r}, row {number} asks for a function {AUX!r}, the helper's name; rename it")
     return data

@@ -5,7 +5,8 @@ K is the number of joint actions in a state, A of agents, G of each agent's deci
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -41,38 +42,63 @@ def tree_returns(rewards: Tensor, parents: Sequence[int], gamma: float) -> Tenso
     return torch.tensor(returns, dtype=torch.float64)
 
 
-def decision_returns(returns: Tensor, decisions: Tensor, reduction: CrossReduction = "mean") -> Tensor:
-    """Return of each of an agent's decisions, by number: of all joint actions that contain it, the mean (or the sum).
+def decision_returns(
+    returns: Mapping[tuple[int, ...], float], place: int, partners: int | None = None
+) -> dict[int, float]:
+    """Return of each of an agent's decisions, by number: the mean over the joint actions that contain it.
+
+    Where a joint action is missing because it failed, decisions are compared over the same decisions of the others:
+    those beside which every decision that has a return at all has one. None is left where there are no such.
 
     Args:
-        returns: [K] of the joint actions of a state.
-        decisions: [K] int64, number of the agent's decision in each; numbers that do not occur get NaN.
-        reduction: ``mean``, or ``sum`` for comparison with implementations that add up.
+        returns: by joint action, which has the number of each agent's decision.
+        place: of the agent in the joint actions.
+        partners: the sum over so many decisions of the others in place of the mean: how many a decision would have been
+            combined with had nothing failed. For comparison with implementations that add up.
 
-    >>> decision_returns(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 0, 1, 1])).tolist()
-    [1.5, 3.5]
+    >>> decision_returns({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 4.0}, 0)
+    {0: 1.5, 1: 3.5}
+    >>> decision_returns({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0}, 0)
+    {0: 1.0, 1: 3.0}
     """
-    returns = finite_rewards(returns).double()
-    size = int(decisions.max()) + 1 if decisions.numel() else 0
-    counts = torch.zeros(size, dtype=torch.float64).index_add(0, decisions, torch.ones_like(returns))
-    sums = torch.zeros(size, dtype=torch.float64).index_add(0, decisions, returns)
-    unknown = torch.full_like(sums, torch.nan)
-    return torch.where(counts > 0, sums / counts if reduction == "mean" else sums, unknown)
+    beside: dict[tuple[int, ...], dict[int, float]] = {}
+    for joint, value in returns.items():
+        beside.setdefault(joint[:place] + joint[place + 1 :], {})[joint[place]] = value
+    numbers = sorted({joint[place] for joint in returns})
+    complete = [found for found in beside.values() if len(found) == len(numbers)]
+    if not complete:
+        return {}
+    weight = 1 if partners is None else partners
+    return {number: weight * math.fsum(found[number] for found in complete) / len(complete) for number in numbers}
 
 
-def counterfactual_advantages(rewards: Tensor) -> list[Tensor]:
-    """What each agent's decision adds to every joint action: the reward minus its mean over that agent's decisions.
+def counterfactual_advantages(
+    returns: Mapping[tuple[int, ...], float], place: int, bonus: Callable[[int], float] = lambda number: 0.0
+) -> dict[tuple[int, ...], float]:
+    """What one agent's decision adds to each joint action: the return minus its mean over that agent's decisions.
 
     The decisions of the others are kept, as in COMA (arXiv 1705.08926), whose expectation is replaced by the mean over
-    the decisions that were sampled.
+    the decisions that were sampled; exactly 0 where these are all worth the same.
 
     Args:
-        rewards: [G_0, ..., G_{A-1}] of all joint actions.
+        returns: by joint action, which has the number of each agent's decision.
+        place: of the agent in the joint actions.
+        bonus: what a decision of the agent, by its number, is worth beside the return.
 
-    >>> [table.tolist() for table in counterfactual_advantages(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))]
-    [[[-1.0, -1.0], [1.0, 1.0]], [[-0.5, 0.5], [-0.5, 0.5]]]
+    >>> square = {(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 4.0}
+    >>> counterfactual_advantages(square, 0)
+    {(0, 0): -1.0, (0, 1): -1.0, (1, 0): 1.0, (1, 1): 1.0}
     """
-    return [rewards - rewards.mean(dim=agent, keepdim=True) for agent in range(rewards.dim())]
+    alike: dict[tuple[int, ...], list[tuple[int, float]]] = {}
+    for joint, value in returns.items():
+        number = joint[place]
+        alike.setdefault(joint[:place] + joint[place + 1 :], []).append((number, value + bonus(number)))
+    advantages = {}
+    for joint, value in returns.items():
+        others = alike[joint[:place] + joint[place + 1 :]]
+        own = value + bonus(joint[place])
+        advantages[joint] = math.fsum(own - other for _, other in others) / len(others)
+    return advantages
 
 
 def group_max_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -92,7 +118,9 @@ def group_max_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def group_scaled_advantages(advantages: Tensor, rewards: Tensor, group_ids: Tensor, eps: float = 1e-6) -> Tensor:
-    """Advantages [B] divided by the (unbiased) standard deviation of their group's rewards; groups of one stay.
+    """Advantages [B] divided by the (unbiased) standard deviation of their group's rewards.
+
+    Groups of one, and of equal rewards, stay as they are: they have no scale.
 
     >>> rewards = torch.tensor([1.0, 2.0, 4.0, 9.0])
     >>> scaled = group_scaled_advantages(rewards - 4, rewards, torch.zeros(4, dtype=torch.int64))
@@ -104,5 +132,8 @@ def group_scaled_advantages(advantages: Tensor, rewards: Tensor, group_ids: Tens
     means = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, index, rewards) / sizes
     squares = torch.zeros_like(means).index_add(0, index, (rewards - means[index]).square())
     deviations = (squares / (sizes - 1).clamp(min=1)).sqrt()
-    scale = torch.where(sizes > 1, deviations + eps, torch.ones_like(deviations))
+    extremes = torch.zeros_like(means)
+    lowest = extremes.scatter_reduce(0, index, rewards, "amin", include_self=False)
+    highest = extremes.scatter_reduce(0, index, rewards, "amax", include_self=False)
+    scale = torch.where(highest > lowest, deviations + eps, torch.ones_like(deviations))
     return advantages.double() / scale[index]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from mrlm_pl.advantages import group_normalized_advantages
-from mrlm_pl.algorithms.joint import Decision, JointPolicyGradient, RewardShare
+from mrlm_pl.algorithms.joint import Decision, JointPolicyGradient, RewardShare, refuse_settings
 from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import clip_fraction, ppo_clip_loss
@@ -25,7 +25,8 @@ class ATGRPO(JointPolicyGradient):
         A_g  = (r_g - mean(r)) / (std(r) + 1e-6)
         loss = reduce_t( -min(rho_t A_g, clip(rho_t, 1 - clip_low, 1 + clip_high) A_g) + beta KL_t )
 
-    What follows a decision does not count, as it is known for the best one only. ``clip_fraction`` is logged as well.
+    The best is the one with the highest mean over the agents among those that the environment goes on with. What
+    follows a decision does not count, as it is known for the best one only. ``clip_fraction`` is logged as well.
 
     Args:
         policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
@@ -48,6 +49,8 @@ class ATGRPO(JointPolicyGradient):
         dual_clip: float | None = None,
         **settings: Any,
     ) -> None:
+        own = ("joint_mode", "cross_reduction", "discount", "stop_above", "weighting", "normalize")
+        refuse_settings(type(self), settings, own)
         super().__init__(
             policies,
             seats,
@@ -56,6 +59,7 @@ class ATGRPO(JointPolicyGradient):
             discount=0.0,
             stop_above=None,
             reward=reward,
+            weighting="equal",
             normalize=False,
             **settings,
         )

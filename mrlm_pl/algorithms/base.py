@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mrlm_pl.advantages import Moments, masked_moments, merge_gathered
+from mrlm_pl.algorithms.group import equal_returns
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
@@ -155,6 +156,10 @@ class Algorithm(LightningModule, ABC):
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """What the algorithm adds to the reward of a turn, or None."""
         return None
+
+    def silent(self, group: Sequence[Episode], sampling: Sampling) -> bool:
+        """Whether the episodes of a task teach nothing when they are compared; failures do not count."""
+        return equal_returns(group, self.turn_bonus(sampling))
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         """Indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""

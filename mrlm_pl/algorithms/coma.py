@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.algorithms.joint import Decision, JointPolicyGradient, RewardShare, Tree
-from mrlm_pl.episode import Turn
+from mrlm_pl.advantages import counterfactual_advantages
+from mrlm_pl.algorithms.joint import Decision, JointPolicyGradient, RewardShare, Weighting, refuse_settings
 from mrlm_pl.policy import Policy
 from mrlm_pl.turn_tree import TurnTree
 
@@ -28,7 +27,7 @@ class COMA(JointPolicyGradient):
 
     Args:
         policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
-        discount, stop_above, reward: see :class:`~mrlm_pl.algorithms.joint.JointPolicyGradient`.
+        discount, stop_above, reward, weighting: see :class:`~mrlm_pl.algorithms.joint.JointPolicyGradient`.
         settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -42,8 +41,10 @@ class COMA(JointPolicyGradient):
         discount: float = 1.0,
         stop_above: float | None = None,
         reward: RewardShare = "team",
+        weighting: Weighting = "reach",
         **settings: Any,
     ) -> None:
+        refuse_settings(type(self), settings, ("joint_mode", "cross_reduction", "normalize"))
         super().__init__(
             policies,
             seats,
@@ -52,6 +53,7 @@ class COMA(JointPolicyGradient):
             discount=discount,
             stop_above=stop_above,
             reward=reward,
+            weighting=weighting,
             normalize=False,
             **settings,
         )
@@ -60,33 +62,19 @@ class COMA(JointPolicyGradient):
     def turn_tree(self) -> TurnTree | None:
         return TurnTree("counterfactual", stop_above=self.stop_above)
 
-    def valued(self, tree: Tree, bonus: Callable[[Turn], float] | None) -> list[Decision]:
-        shared = tree.returns(None, self.discount) if self.reward == "team" else {}
-        tables: dict[str | None, dict[str, dict[tuple[int, ...], float]]] = {}
-        for agent in [None] if self.reward == "team" else sorted(tree.agents):
-            returns = shared if agent is None else tree.returns(agent, self.discount)
-            by_node = tables.setdefault(agent, {})
-            for name, value in returns.items():
-                action = tree.actions[name]
-                by_node.setdefault(action.node, {})[tuple(action.decisions.values())] = value
-        order = {action.node: list(action.decisions) for action in tree.actions.values()}
-        kept = []
-        for decision in tree.decisions.values():
-            agents = order[decision.node]
-            table = tables[None if self.reward == "team" else decision.agent].get(decision.node, {})
-            joint = (decision.number,) * len(agents)
-            if joint not in table:
-                continue  # it failed
-            place = agents.index(decision.agent)
-            alike = [
-                value
-                for other, value in table.items()
-                if other[:place] == joint[:place] and other[place + 1 :] == joint[place + 1 :]
-            ]
-            decision.value = table[joint] + (bonus(decision.turn) if bonus else 0.0)
-            decision.baseline = math.fsum(alike) / len(alike)
-            kept.append(decision)
-        return kept
+    def judge(
+        self,
+        decisions: Mapping[int, Decision],
+        returns: Mapping[tuple[int, ...], float],
+        place: int,
+        bonus: Mapping[int, float],
+    ) -> None:
+        found = counterfactual_advantages(returns, place, bonus.__getitem__)
+        for number, decision in decisions.items():
+            aligned = next((joint for joint in found if set(joint) == {number}), None)
+            if aligned is not None:
+                decision.value = returns[aligned] + bonus[number]
+                decision.baseline = decision.value - found[aligned]
 
     def advantages(self, returns: Tensor, labels: Tensor, decisions: Sequence[Decision]) -> Tensor:
         return returns - torch.tensor([decision.baseline for decision in decisions], dtype=torch.float64)

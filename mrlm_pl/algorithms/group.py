@@ -66,6 +66,14 @@ def collected_returns(
     ]
 
 
+def equal_returns(group: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> bool:
+    """Whether every agent's returns are all equal; failures do not count."""
+    played = [episode for episode in group if not episode.failed]
+    agents = {agent for episode in played for agent in episode.trajectories}
+    returns = [{agent_return(e, agent, turn_bonus) for e in played if agent in e.trajectories} for agent in agents]
+    return all(len(values) < 2 for values in returns)
+
+
 def credited_rows(
     episodes: Sequence[Episode],
     advantage: GroupAdvantage,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.turn_tree import JointMode, TurnTree
 
 RewardShare = Literal["team", "own"]
+Weighting = Literal["reach", "equal"]
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Decision:
         turn: its turn in that row.
         value: the return of the joint actions that contain it.
         baseline: what that is compared with, where each decision has a baseline of its own.
+        reach: the probability of its state when joint actions of a state are equally likely.
     """
 
     group: str
@@ -65,6 +67,7 @@ class Decision:
     turn: Turn
     value: float = math.nan
     baseline: float = 0.0
+    reach: float = 1.0
 
 
 @dataclass
@@ -73,11 +76,11 @@ class Tree:
 
     actions: dict[str, JointAction] = field(default_factory=dict)
     decisions: dict[tuple[str, str, int], Decision] = field(default_factory=dict)
-    agents: set[str] = field(default_factory=set)
+    team_size: int = 1
 
     def add(self, episode: Episode) -> None:
         """Take in a path."""
-        self.agents.update(episode.trajectories)
+        self.team_size = max(self.team_size, episode.team_size)
         found: dict[int, dict[str, tuple[Turn, Trajectory]]] = {}
         for row in episode.rows():
             for turn in row.turns:
@@ -85,11 +88,13 @@ class Tree:
         steps = sorted(found)
         nodes = [next(iter(found[step].values()))[0].node for step in steps]
         for place, (step, node) in enumerate(zip(steps, nodes, strict=True)):
-            leads_to = nodes[place + 1] if place + 1 < len(nodes) else episode.id
+            last = place + 1 == len(nodes)
+            leads_to = episode.id if last else nodes[place + 1]
             if leads_to in self.actions:
                 continue
             numbers = {agent: turn.sample for agent, (turn, _) in found[step].items()}
-            paid = episode.step_rewards[step] if step < len(episode.step_rewards) else None
+            # The last step of a path that failed was not judged to its end, whatever was booked of it.
+            paid = None if last and episode.failed else episode.step_rewards[step]
             self.actions[leads_to] = JointAction(node, step, numbers, paid)
             for agent, (turn, row) in found[step].items():
                 key = (node, agent, turn.sample)
@@ -97,17 +102,22 @@ class Tree:
                     cut = _only(row, turn)
                     self.decisions[key] = Decision(episode.group, node, step, agent, turn.sample, cut, turn)
 
+    def by_state(self) -> dict[str, list[str]]:
+        """The joint actions of each state."""
+        found: dict[str, list[str]] = {}
+        for name, action in self.actions.items():
+            found.setdefault(action.node, []).append(name)
+        return found
+
     def returns(self, agent: str | None, gamma: float) -> dict[str, float]:
         """Return of each joint action that did not fail: of one agent, or, without one, the mean over the agents.
 
-        One whose continuations all failed has none either: what it leads to is unknown.
+        One whose continuations all failed has none either, unless they do not count: what it leads to is unknown.
         """
-        followed: dict[str, list[str]] = {}
-        for name, action in self.actions.items():
-            followed.setdefault(action.node, []).append(name)
+        followed = self.by_state()
         known: dict[str, bool] = {}
         for name in reversed(self.actions):  # a path is taken in from its beginning, so what follows comes later
-            after = followed.get(name, [])
+            after = followed.get(name, []) if gamma else []
             known[name] = self.actions[name].rewards is not None and (not after or any(known[key] for key in after))
         kept = [name for name in self.actions if known[name]]
         places = {name: place for place, name in enumerate(kept)}
@@ -115,11 +125,20 @@ class Tree:
         parents = [places.get(self.actions[name].node, -1) for name in kept]
         return dict(zip(kept, tree_returns(rewards, parents, gamma).tolist(), strict=True))
 
+    def reach(self) -> dict[str, float]:
+        """The probability of each state when joint actions of a state are equally likely."""
+        found = {action.node: 1.0 for action in self.actions.values() if action.node not in self.actions}
+        followed = self.by_state()
+        for name, action in self.actions.items():
+            if name in followed:
+                found[name] = found[action.node] / len(followed[action.node])
+        return found
+
     def _reward(self, action: JointAction, agent: str | None) -> float:
         assert action.rewards is not None
-        return (
-            math.fsum(action.rewards.values()) / len(self.agents) if agent is None else action.rewards.get(agent, 0.0)
-        )
+        if agent is None:
+            return math.fsum(action.rewards.values()) / self.team_size
+        return action.rewards.get(agent, 0.0)
 
 
 def turn_trees(episodes: Sequence[Episode]) -> dict[str, Tree]:
@@ -128,6 +147,17 @@ def turn_trees(episodes: Sequence[Episode]) -> dict[str, Tree]:
     for episode in episodes:
         trees.setdefault(episode.group, Tree()).add(episode)
     return trees
+
+
+def refuse_settings(cls: type, settings: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Nothing when none of the settings has one of these names, which the class sets itself.
+
+    Raises:
+        ConfigurationError: one has.
+    """
+    for name in names:
+        if name in settings:
+            raise ConfigurationError(f"{name} is set by {cls.__name__} itself; leave it out")
 
 
 def _only(row: Trajectory, turn: Turn) -> Trajectory:
@@ -152,7 +182,8 @@ class JointPolicyGradient(PolicyGradient):
     the key of a comparison is (group, state, agent). Logged once a collection, by policy: ``comparison_groups``, how
     many of them there were, and ``equal_groups``, how many of these had equal returns throughout.
 
-    There is no ratio and no clip, so use a collection once (``data.passes`` and ``data.minibatches`` 1).
+    A bonus or penalty of a turn (``overlong_buffer``) counts for its own decision alone. There is no ratio and no clip,
+    so use a collection once (``data.passes`` and ``data.minibatches`` 1).
 
     Args:
         policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
@@ -161,7 +192,11 @@ class JointPolicyGradient(PolicyGradient):
         cross_reduction: ``mean``, or ``sum`` of the joint actions that contain a decision.
         discount: of what follows, from turn to turn.
         stop_above: end all paths of a state when the mean reward of its joint actions is above this; null never does.
-        reward: ``team`` is the mean over the agents, the same for all; ``own`` is what each is paid itself.
+        reward: ``team`` is the mean over the agents, the same for all; ``own`` is what each is paid itself. In a
+            game of winners and losers only ``own`` teaches anything.
+        weighting: ``reach`` gives a decision the weight of the probability of its state, so that every turn counts
+            alike and the sum is the gradient of the expected return; ``equal`` counts every decision alike, so that
+            later turns, which have more states, weigh more.
         normalize: divide by the standard deviation of the comparison. It makes the baselines alike.
         settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
@@ -180,11 +215,13 @@ class JointPolicyGradient(PolicyGradient):
         discount: float = 1.0,
         stop_above: float | None = None,
         reward: RewardShare = "team",
+        weighting: Weighting = "reach",
         normalize: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
         words = (
+            ("weighting", weighting, ("reach", "equal")),
             ("joint_mode", joint_mode, ("align", "cross")),
             ("cross_reduction", cross_reduction, ("mean", "sum")),
             ("reward", reward, ("team", "own")),
@@ -197,7 +234,11 @@ class JointPolicyGradient(PolicyGradient):
         self.joint_mode: JointMode = joint_mode
         self.cross_reduction: CrossReduction = cross_reduction
         self.discount, self.stop_above = discount, stop_above
-        self.reward, self.normalize = reward, normalize
+        self.reward, self.weighting, self.normalize = reward, weighting, normalize
+        if self.reduction == "episode_mean":
+            raise ConfigurationError(
+                "reduction is 'episode_mean', but the decisions of a turn tree are no episodes; use sequence_mean"
+            )
 
     @property
     def turn_tree(self) -> TurnTree | None:
@@ -219,31 +260,91 @@ class JointPolicyGradient(PolicyGradient):
         advantages = self.advantages(returns, labels, decisions) if decisions else returns
         if self.normalize:
             advantages = group_scaled_advantages(advantages, returns, labels)
+        if self.weighting == "reach":
+            advantages = advantages * self._weights(decisions)
         self._note_comparisons(decisions, labels, returns)
         return self._rows(group_numbers(episodes), decisions, labels, advantages, sampling.temperature or 1.0)
 
     def valued(self, tree: Tree, bonus: Callable[[Turn], float] | None) -> list[Decision]:
-        """The decisions of a tree that can be judged, with their returns."""
-        shared = tree.returns(None, self.discount) if self.reward == "team" else {}
-        found: dict[tuple[str, str, int], float] = {}
-        for agent in sorted(tree.agents):
-            returns = shared if self.reward == "team" else tree.returns(agent, self.discount)
-            by_node: dict[str, list[tuple[int, float]]] = {}
-            for name, value in returns.items():
-                action = tree.actions[name]
-                if agent in action.decisions:
-                    by_node.setdefault(action.node, []).append((action.decisions[agent], value))
-            for node, pairs in by_node.items():
-                numbers = torch.tensor([number for number, _ in pairs])
-                values = torch.tensor([value for _, value in pairs], dtype=torch.float64)
-                means = decision_returns(values, numbers, self.cross_reduction).tolist()
-                found |= {(node, agent, number): value for number, value in enumerate(means)}
+        """The decisions of a tree that can be judged, with what they are worth."""
+        reach, made = tree.reach(), dict[tuple[str, str], dict[int, Decision]]()
+        for (state, owner, number), decision in tree.decisions.items():
+            made.setdefault((state, owner), {})[number] = decision
         kept = []
-        for key, decision in tree.decisions.items():
-            decision.value = found.get(key, math.nan) + (bonus(decision.turn) if bonus else 0.0)
-            if not math.isnan(decision.value):
-                kept.append(decision)
+        for node, agents, returns in self._states(tree):
+            for place, agent in enumerate(agents):
+                decisions = made[node, agent]
+                extra = {number: bonus(decision.turn) if bonus else 0.0 for number, decision in decisions.items()}
+                self.judge(decisions, returns[agent], place, extra)
+                for decision in decisions.values():
+                    decision.reach = reach[node]
+                    if not math.isnan(decision.value):
+                        kept.append(decision)
         return kept
+
+    def judge(
+        self,
+        decisions: Mapping[int, Decision],
+        returns: Mapping[tuple[int, ...], float],
+        place: int,
+        bonus: Mapping[int, float],
+    ) -> None:
+        """Set the values of an agent's decisions in a state; those that cannot be judged keep NaN.
+
+        Args:
+            decisions: by number.
+            returns: of the state's joint actions that did not fail.
+            place: of the agent in the joint actions.
+            bonus: what each decision is paid beside, by number.
+        """
+        partners = len(decisions) ** (len(next(iter(returns), ())) - 1) if self.joint_mode == "cross" else 1
+        if self.joint_mode == "align":
+            values = {joint[place]: value for joint, value in returns.items()}
+        else:
+            values = decision_returns(returns, place, partners if self.cross_reduction == "sum" else None)
+        for number, value in values.items():
+            decisions[number].value = value + bonus[number]
+
+    def _states(self, tree: Tree) -> Iterator[tuple[str, list[str], dict[str, dict[tuple[int, ...], float]]]]:
+        """Each state with the agents that decide in it, and for each of them the returns of the joint actions."""
+        agents = sorted({agent for action in tree.actions.values() for agent in action.decisions})
+        shared = tree.returns(None, self.discount) if self.reward == "team" else {}
+        by_agent = {agent: shared or tree.returns(agent, self.discount) for agent in agents}
+        for node, names in tree.by_state().items():
+            deciding = list(tree.actions[names[0]].decisions)
+            yield (
+                node,
+                deciding,
+                {
+                    agent: {
+                        tuple(tree.actions[name].decisions[other] for other in deciding): by_agent[agent][name]
+                        for name in names
+                        if name in by_agent[agent]
+                    }
+                    for agent in deciding
+                },
+            )
+
+    def silent(self, group: Sequence[Episode], sampling: Sampling) -> bool:
+        decisions = [
+            item for tree in turn_trees(group).values() for item in self.valued(tree, self.turn_bonus(sampling))
+        ]
+        keys: dict[tuple[str, str], set[float]] = {}
+        for decision in decisions:
+            keys.setdefault((decision.node, decision.agent), set()).add(decision.value - decision.baseline)
+        return all(len(values) < 2 for values in keys.values())
+
+    def _weights(self, decisions: Sequence[Decision]) -> Tensor:
+        """The weight [N] of each decision: the probability of its state, scaled to a mean of 1 over all ranks."""
+        weights = torch.ones(len(decisions), dtype=torch.float64)
+        for name in self.policies:
+            mine = [place for place, item in enumerate(decisions) if item.row.policy == name]
+            reach = torch.tensor([decisions[place].reach for place in mine], dtype=torch.float64)
+            own = torch.stack([reach.sum(), torch.tensor(float(len(mine)), dtype=torch.float64)])
+            total, count = self.from_all_ranks(own.to(self.device)).sum(0).tolist()
+            if mine:
+                weights[torch.tensor(mine)] = reach * (count / total)
+        return weights
 
     def _note_comparisons(self, decisions: Sequence[Decision], labels: Tensor, returns: Tensor) -> None:
         for name in self.policies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,7 @@ from mrlm_pl.advantages import group_max_advantages
 from mrlm_pl.algorithms.joint import Decision, JointPolicyGradient
 from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 
@@ -40,7 +40,7 @@ class MAREMAX(JointPolicyGradient):
         settings: see :class:`~mrlm_pl.algorithms.joint.JointPolicyGradient`.
 
     Raises:
-        ConfigurationError: an unknown name or a value out of range.
+        ConfigurationError: an unknown name, a value out of range, or ``normalize``.
     """
 
     smallest_group = 1
@@ -55,8 +55,11 @@ class MAREMAX(JointPolicyGradient):
         super().__init__(policies, seats, **settings)
         if baseline not in ("greedy", "group_max"):
             raise ConfigurationError(f"baseline is {baseline!r}; choose from greedy, group_max")
+        if self.normalize:
+            raise ConfigurationError("normalize is true, but MAREMAX does not centre by the mean; use MAGRPO")
         self.baseline = baseline
         self._greedy: Mapping[str, Episode] = {}
+        self._bonus: Callable[[Turn], float] | None = None
 
     @property
     def uses_greedy_baseline(self) -> bool:
@@ -66,6 +69,7 @@ class MAREMAX(JointPolicyGradient):
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
         if self.baseline == "greedy":
+            self._bonus = self.turn_bonus(sampling)
             self._greedy = {episode.group: episode for episode in greedy if not episode.failed}
             groups = {episode.group for episode in episodes}
             missing = groups - self._greedy.keys()
@@ -82,8 +86,15 @@ class MAREMAX(JointPolicyGradient):
     def advantages(self, returns: Tensor, labels: Tensor, decisions: Sequence[Decision]) -> Tensor:
         if self.baseline == "group_max":
             return group_max_advantages(returns, labels)
-        baselines = [self._greedy_return(decision) for decision in decisions]
+        baselines = [self._greedy_return(decision) + self._greedy_bonus(decision) for decision in decisions]
         return returns - torch.tensor(baselines, dtype=torch.float64)
+
+    def _greedy_bonus(self, decision: Decision) -> float:
+        """What the greedy episode's turn at the same step was paid beside its reward, as the decision was."""
+        if self._bonus is None:
+            return 0.0
+        rows = self._greedy[decision.group].trajectories.get(decision.agent, ())
+        return math.fsum(self._bonus(turn) for row in rows for turn in row.turns if turn.index == decision.depth)
 
     def _greedy_return(self, decision: Decision) -> float:
         """What the greedy episode of the group earned from the decision's turn on, as the decision's return counts."""
@@ -91,7 +102,7 @@ class MAREMAX(JointPolicyGradient):
         total = 0.0
         for rewards in reversed(episode.step_rewards[decision.depth :]):
             paid = (
-                math.fsum(rewards.values()) / len(episode.trajectories)
+                math.fsum(rewards.values()) / episode.team_size
                 if self.reward == "team"
                 else rewards.get(decision.agent, 0.0)
             )

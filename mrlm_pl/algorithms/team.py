@@ -33,7 +33,7 @@ def team_rewards(episode: Episode, turn_bonus: Callable[[Turn], float] | None = 
             paid[turn.index].append(turn.reward)
         if turn_bonus is not None:
             paid[turn.index].append(turn_bonus(turn))
-    return [math.fsum(parts) / len(episode.trajectories) for parts in paid]
+    return [math.fsum(parts) / episode.team_size for parts in paid]
 
 
 def paid_as_a_team(episode: Episode) -> Episode:

@@ -6,18 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mrlm_pl.algorithms.group import agent_return
+from mrlm_pl.algorithms.group import equal_returns
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.evaluation import judging_environments
 from mrlm_pl.turn_tree import TREE_STOPS, path_weights
-
-
-def without_signal(group: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> bool:
-    """Whether every agent's returns are all equal; failures do not count."""
-    played = [episode for episode in group if not episode.failed]
-    agents = {agent for episode in played for agent in episode.trajectories}
-    returns = [{agent_return(e, agent, turn_bonus) for e in played if agent in e.trajectories} for agent in agents]
-    return all(len(values) < 2 for values in returns)
 
 
 def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
@@ -50,7 +42,7 @@ class CollectionSums:
         cls,
         episodes: Sequence[Episode],
         seconds: float,
-        turn_bonus: Callable[[Turn], float] | None = None,
+        silent: Callable[[Sequence[Episode]], bool] = equal_returns,
         unused: Sequence[Episode] = (),
     ) -> CollectionSums:
         """The sums of the episodes that one rank played in so many seconds.
@@ -58,7 +50,7 @@ class CollectionSums:
         Args:
             episodes: those that are learnt from.
             seconds: that the collection took.
-            turn_bonus: what the algorithm adds to the reward of a turn, or None.
+            silent: whether the episodes of a group teach nothing.
             unused: others that were played in that time; they are throughput, and may have failed.
         """
         played = [episode for episode in episodes if not episode.failed]
@@ -70,9 +62,7 @@ class CollectionSums:
             groups.setdefault(episode.group, []).append(episode)
         values: dict[str, list[tuple[float, float]]] = {
             "rollout/truncated_turns": [(float(turn.finish_reason == "length"), 1.0) for turn, _ in turns],
-            "rollout/zero_variance_groups": [
-                (float(without_signal(group, turn_bonus)), 1.0) for group in groups.values()
-            ],
+            "rollout/zero_variance_groups": [(float(silent(group)), 1.0) for group in groups.values()],
         }
         judging = judging_environments(played)
         for episode, weight in zip(played, path_weights(played), strict=True):

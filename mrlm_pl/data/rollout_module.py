@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.batch import Batch, PolicyBatch
-from mrlm_pl.data.collection import CollectionSums, without_signal
+from mrlm_pl.data.collection import CollectionSums
 from mrlm_pl.data.collection_observer import show_collection
 from mrlm_pl.data.episode_batch import EpisodeBatch
 from mrlm_pl.data.episode_files import write_episodes
@@ -315,8 +315,8 @@ class RolloutDataModule(LightningDataModule):
         context = self._trainer().precision_plugin.forward_context()
         with torch.no_grad(), context, algorithm.gathered():
             rows = algorithm.prepare(episodes, self.sampling, greedy)
-        seconds, bonus = time.perf_counter() - started, algorithm.turn_bonus(self.sampling)
-        measured = CollectionSums.of(episodes, seconds, bonus, unused=[*replaced, *greedy])
+        seconds = time.perf_counter() - started
+        measured = CollectionSums.of(episodes, seconds, self._silent, unused=[*replaced, *greedy])
         if self.resample_rounds:
             measured.sums["rollout/resampled_groups"] = float(len({episode.group for episode in replaced}))
         self._metrics = self._over_ranks(measured).metrics() | algorithm.take_prepared_metrics()
@@ -336,11 +336,13 @@ class RolloutDataModule(LightningDataModule):
             for group, episodes in zip(due, self._episodes_of_groups(due, attempt), strict=True):
                 replaced += played.get(group, [])
                 played[group] = episodes
-            bonus = self._algorithm().turn_bonus(self.sampling)
-            due = [group for group in due if without_signal(played[group], bonus)]
+            due = [group for group in due if self._silent(played[group])]
             if not self._sum_over_ranks(torch.tensor(float(len(due)))):
                 break  # as long as one rank goes on, all gather the weights
         return [episode for group in groups for episode in played[group]], replaced
+
+    def _silent(self, group: Sequence[Episode]) -> bool:
+        return self._algorithm().silent(group, self.sampling)
 
     def _episodes_of_groups(self, groups: Sequence[int], attempt: int) -> list[list[Episode]]:
         """The episodes of each group: ``group_size`` separate ones, or the paths of its turn tree."""

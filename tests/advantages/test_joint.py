@@ -20,11 +20,16 @@ from mrlm_pl.turn_tree import TurnTree
 ONE_GROUP = torch.zeros(4, dtype=torch.int64)
 
 
-def returns_of(agent: int, rewards: torch.Tensor, reduction: str = "mean") -> list[float]:
-    """Returns of an agent's decisions when each is combined with each."""
+def table(rewards: torch.Tensor) -> dict[tuple[int, ...], float]:
+    """The joint actions that combine each decision with each."""
     joints = TurnTree("cross").joint_actions(rewards.dim(), rewards.shape[0])
-    values = torch.tensor([rewards[joint].item() for joint in joints])
-    return decision_returns(values, torch.tensor(joints)[:, agent], reduction).tolist()
+    return {joint: rewards[joint].item() for joint in joints}
+
+
+def returns_of(agent: int, rewards: torch.Tensor, partners: int | None = None) -> list[float]:
+    """Returns of an agent's decisions when each is combined with each."""
+    found = decision_returns(table(rewards), agent, partners)
+    return [found[number] for number in range(len(found))]
 
 
 def test_two_agents_aligned() -> None:
@@ -41,7 +46,7 @@ def test_two_agents_aligned() -> None:
 def test_two_agents_crossed() -> None:
     rewards = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     assert [returns_of(agent, rewards) for agent in (0, 1)] == [[1.5, 3.5], [2.0, 3.0]]
-    assert [returns_of(agent, rewards, "sum") for agent in (0, 1)] == [[3.0, 7.0], [4.0, 6.0]]
+    assert [returns_of(agent, rewards, 2) for agent in (0, 1)] == [[3.0, 7.0], [4.0, 6.0]]
     group = torch.zeros(2, dtype=torch.int64)
     centred = [group_centred_advantages(torch.tensor(returns_of(agent, rewards)), group) for agent in (0, 1)]
     assert [values.tolist() for values in centred] == [[-1.0, 1.0], [-0.5, 0.5]]
@@ -52,7 +57,7 @@ def test_two_agents_crossed() -> None:
 def test_three_agents_crossed() -> None:
     grid = torch.tensor([[[4.0 * i + 2 * j + k for k in (0, 1)] for j in (0, 1)] for i in (0, 1)])
     assert [returns_of(agent, grid) for agent in range(3)] == [[1.5, 5.5], [2.5, 4.5], [3.0, 4.0]]
-    assert [returns_of(agent, grid, "sum") for agent in range(3)] == [[6.0, 22.0], [10.0, 18.0], [12.0, 16.0]]
+    assert [returns_of(agent, grid, 4) for agent in range(3)] == [[6.0, 22.0], [10.0, 18.0], [12.0, 16.0]]
 
 
 @pytest.mark.parametrize(("gamma", "expected"), [(1.0, [2, 6]), (0.9, [1.9, 5.6]), (0.5, [1.5, 4]), (0.0, [1, 2])])
@@ -72,13 +77,24 @@ def test_a_tree_out_of_order_is_refused() -> None:
 
 
 def test_counterfactuals_of_the_reference_and_of_three_agents() -> None:
-    first, second = counterfactual_advantages(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    assert first.tolist() == [[-1.0, -1.0], [1.0, 1.0]]
-    assert second.tolist() == [[-0.5, 0.5], [-0.5, 0.5]]
+    square = table(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert list(counterfactual_advantages(square, 0).values()) == [-1.0, -1.0, 1.0, 1.0]
+    assert list(counterfactual_advantages(square, 1).values()) == [-0.5, 0.5, -0.5, 0.5]
     grid = torch.tensor([[[4.0 * i + 2 * j + k for k in (0, 1)] for j in (0, 1)] for i in (0, 1)])
-    tables = counterfactual_advantages(grid)
-    assert [table.abs().unique().tolist() for table in tables] == [[2.0], [1.0], [0.5]]
-    assert tables[1][1, 0, 1] == -1.0
+    found = [counterfactual_advantages(table(grid), agent) for agent in range(3)]
+    assert [{abs(value) for value in values.values()} for values in found] == [{2.0}, {1.0}, {0.5}]
+    assert found[1][1, 0, 1] == -1.0
+
+
+def test_a_bonus_of_every_decision_makes_no_difference() -> None:
+    square = table(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert counterfactual_advantages(square, 0, lambda number: -1.0) == counterfactual_advantages(square, 0)
+    punished = counterfactual_advantages(square, 0, lambda number: -2.0 * number)
+    assert list(punished.values()) == [0.0, 0.0, 0.0, 0.0], "3 - 2 is as good as 1"
+
+
+def test_equal_returns_have_no_counterfactual_advantage_at_all() -> None:
+    assert set(counterfactual_advantages({(n, 0): 0.7 for n in range(3)}, 0).values()) == {0.0}
 
 
 def test_baselines_of_the_reference() -> None:
@@ -97,10 +113,17 @@ def test_groups_are_kept_apart_and_need_not_be_adjacent() -> None:
     assert group_scaled_advantages(centred, rewards, labels).tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_decisions_without_a_joint_action_are_unknown() -> None:
-    values = decision_returns(torch.tensor([1.0, 3.0]), torch.tensor([2, 2])).tolist()
-    assert values[2] == 2.0
-    assert all(value != value for value in values[:2])
+def test_decisions_are_compared_beside_the_same_decisions_of_the_others() -> None:
+    # Only the second agent matters, and (1, 1) failed: the first agent's decisions must not differ.
+    assert decision_returns({(0, 0): 0.0, (0, 1): 10.0, (1, 0): 0.0}, 0) == {0: 0.0, 1: 0.0}
+    assert decision_returns({(0, 0): 1.0, (0, 1): 1.0, (1, 0): 1.0}, 0, partners=2) == {0: 2.0, 1: 2.0}
+    assert decision_returns({(0, 0): 1.0, (1, 1): 2.0}, 0) == {}, "nothing to compare them beside"
+    assert decision_returns({(0,): 1.0, (2,): 3.0}, 0) == {0: 1.0, 2: 3.0}, "one agent: what failed is left out"
+
+
+def test_groups_of_equal_rewards_are_not_scaled() -> None:
+    rewards = torch.tensor([1.0, 1.0, 5.0])
+    assert group_scaled_advantages(rewards, rewards, torch.tensor([0, 0, 1])).tolist() == [1.0, 1.0, 5.0]
 
 
 def test_rewards_that_are_no_numbers_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -145,12 +146,14 @@ TREE = [
 @pytest.mark.parametrize(("discount", "roots"), [(1.0, [2, 6]), (0.9, [1.9, 5.6]), (0.5, [1.5, 4]), (0.0, [1, 2])])
 def test_returns_over_turns(discount: float, roots: list[float], model_folder: Path, quiet_trainer: Any) -> None:
     episodes = [path(steps) for pair in TREE for steps in pair]
-    found, rows = credited(made(MAREINFORCE, model_folder, quiet_trainer(), discount=discount), episodes)
+    found, rows = credited(
+        made(MAREINFORCE, model_folder, quiet_trainer(), discount=discount, weighting="equal"), episodes
+    )
     assert by_agent(found, 2, 2)[0] == pytest.approx(roots)
     later = [found[token("a", 1, parent, number)] for parent in (0, 1) for number in (0, 1)]
     assert later == [0.0, 2.0, 3.0, 5.0]
     assert len(rows) == 2 * (2 + 4)
-    centred, _ = credited(made(MAGRPO, model_folder, quiet_trainer(), discount=discount), episodes)
+    centred, _ = credited(made(MAGRPO, model_folder, quiet_trainer(), discount=discount, weighting="equal"), episodes)
     later = [centred[token("b", 1, parent, number)] for parent in (0, 1) for number in (0, 1)]
     assert later == [-1.0, 1.0, -1.0, 1.0], "decisions are compared in their own state"
 
@@ -176,14 +179,16 @@ def test_own_rewards_are_kept_apart(model_folder: Path, quiet_trainer: Any) -> N
     team, _ = credited(made(MAREINFORCE, model_folder, quiet_trainer()), episodes)
     assert by_agent(own, 2, 2) == [[1.0, 3.0], [5.0, 1.0]]
     assert by_agent(team, 2, 2) == [[3.0, 2.0], [3.0, 2.0]]
-    counterfactual, _ = credited(made(COMA, model_folder, quiet_trainer(), reward="own"), episodes)
-    assert by_agent(counterfactual, 2, 2) == [[0.0, 0.0], [0.0, 0.0]]
+    paid = {(0, 0): (1.0, 0.0), (0, 1): (2.0, 0.0), (1, 0): (3.0, 0.0), (1, 1): (4.0, 8.0)}
+    square = [path([(joint, rewards)]) for joint, rewards in paid.items()]
+    counterfactual, _ = credited(made(COMA, model_folder, quiet_trainer(), reward="own"), square)
+    assert by_agent(counterfactual, 2, 2) == [[-1.0, 1.0], [0.0, 4.0]]
 
 
 def test_the_greedy_rollout_is_the_baseline_turn_by_turn(model_folder: Path, quiet_trainer: Any) -> None:
     episodes = [path(steps) for pair in TREE for steps in pair]
     greedy = [path([((0, 0), 1.0), ((0, 0), 4.0)])]
-    algorithm = made(MAREMAX, model_folder, quiet_trainer(), discount=0.5)
+    algorithm = made(MAREMAX, model_folder, quiet_trainer(), discount=0.5, weighting="equal")
     found, _ = credited(algorithm, episodes, greedy)
     # Greedy returns: 1 + .5 * 4 = 3 from the first turn on, 4 from the second.
     assert by_agent(found, 2, 2)[0] == [1.5 - 3.0, 4.0 - 3.0]
@@ -214,7 +219,70 @@ def test_the_best_is_compared_by_its_own_turn_alone(model_folder: Path, quiet_tr
 def test_failed_joint_actions_do_not_count(model_folder: Path, quiet_trainer: Any) -> None:
     episodes = [*grid({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0}), path([((1, 1), 0.0)], error="the sandbox broke")]
     found, _ = credited(made(MAREINFORCE, model_folder, quiet_trainer(), joint_mode="cross"), episodes)
-    assert by_agent(found, 2, 2) == [[1.5, 3.0], [2.0, 2.0]]
+    assert by_agent(found, 2, 2) == [[1.0, 3.0], [1.0, 2.0]], "beside the other's decision 0 alone"
+    summed, _ = credited(
+        made(MAREINFORCE, model_folder, quiet_trainer(), joint_mode="cross", cross_reduction="sum"), episodes
+    )
+    assert by_agent(summed, 2, 2) == [[2.0, 6.0], [2.0, 4.0]]
+
+
+def test_states_weigh_as_much_as_they_are_probable(model_folder: Path, quiet_trainer: Any) -> None:
+    episodes = [path(steps) for pair in TREE for steps in pair]
+    equal, _ = credited(made(MAREINFORCE, model_folder, quiet_trainer(), weighting="equal"), episodes)
+    found, _ = credited(made(MAREINFORCE, model_folder, quiet_trainer()), episodes)
+    # Weights 1 and 1/2 of two and four decisions of each agent, scaled to a mean of 1: 6 / (2 + 4 / 2) = 1.5.
+    assert by_agent(found, 2, 2)[0] == pytest.approx([1.5 * value for value in by_agent(equal, 2, 2)[0]])
+    later = token("a", 1, 1, 1)
+    assert found[later] == pytest.approx(0.75 * equal[later])
+
+
+def test_an_agent_that_never_acts_is_part_of_the_team(model_folder: Path, quiet_trainer: Any) -> None:
+    episodes = [dataclasses.replace(episode, agents=("a", "b", "c")) for episode in grid({(0, 0): 3.0, (1, 1): 6.0})]
+    found, _ = credited(made(MAREINFORCE, model_folder, quiet_trainer()), episodes)
+    assert by_agent(found, 2, 2) == [[2.0, 4.0], [2.0, 4.0]]
+    assert episodes[0].team_size == 3
+    greedy = [dataclasses.replace(path([((0, 0), 3.0)]), agents=("a", "b", "c"))]
+    found, _ = credited(made(MAREMAX, model_folder, quiet_trainer()), episodes, greedy)
+    assert by_agent(found, 2, 2) == [[0.0, 2.0], [0.0, 2.0]], "doing as the greedy episode earns nothing more"
+
+
+def test_penalties_of_length_are_part_of_both_sides(model_folder: Path, quiet_trainer: Any) -> None:
+    # Every turn has one token of at most one: all are punished by 1, so nothing differs.
+    sampling, greedy = Sampling(max_tokens=1), [path([((0, 0), 1.0)])]
+    for cls in (COMA, MAREMAX, MAGRPO):
+        algorithm = made(cls, model_folder, quiet_trainer(), overlong_buffer=1)
+        rows = algorithm.credit(grid(dict.fromkeys(SQUARE, 1.0)), sampling, greedy)["main"]
+        assert rows.advantages[rows.action_mask].tolist() == [0.0] * 4, cls.__name__
+    algorithm = made(MAREINFORCE, model_folder, quiet_trainer(), overlong_buffer=1)
+    rows = algorithm.credit(grid({(0, 0): 1.0, (1, 1): 3.0}), sampling, [])["main"]
+    assert sorted(rows.advantages[rows.action_mask].tolist()) == [0.0, 0.0, 2.0, 2.0]
+
+
+def test_the_best_counts_also_when_what_follows_it_failed(model_folder: Path, quiet_trainer: Any) -> None:
+    episodes = [
+        path([((0, 0), 1.0)]),
+        path([((1, 1), 3.0), ((0, 0), 0.0)], error="away"),
+        path([((1, 1), 3.0), ((1, 1), 0.0)], error="away"),
+    ]
+    found, _ = credited(made(ATGRPO, model_folder, quiet_trainer()), episodes)
+    assert by_agent(found, 2, 2)[0] == pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-5)
+
+
+def test_a_failed_step_does_not_count_although_it_was_paid(model_folder: Path, quiet_trainer: Any) -> None:
+    broken = dataclasses.replace(path([((0, 0), 9.0)]), error="the observation could not be rendered")
+    found, _ = credited(made(MAREINFORCE, model_folder, quiet_trainer()), [broken, path([((1, 1), 2.0)])])
+    assert sorted(found.values()) == [2.0, 2.0]
+
+
+def test_a_group_is_silent_by_its_credit(model_folder: Path, quiet_trainer: Any) -> None:
+    sampling = Sampling()
+    # Equal sums, but the discounted returns 1 and .5 differ; pay that sums to the same for the team does not.
+    late = [path([((0, 0), 1.0), ((0, 0), 0.0)]), path([((1, 1), 0.0), ((0, 0), 1.0)])]
+    assert not made(MAGRPO, model_folder, quiet_trainer(), discount=0.5).silent(late, sampling)
+    assert made(MAGRPO, model_folder, quiet_trainer()).silent(late, sampling)
+    against = [path([((0, 0), (1.0, 0.0))]), path([((1, 1), (0.0, 1.0))])]
+    assert made(MAGRPO, model_folder, quiet_trainer()).silent(against, sampling)
+    assert not made(MAGRPO, model_folder, quiet_trainer(), reward="own").silent(against, sampling)
 
 
 def test_a_joint_action_whose_continuations_all_failed_is_unknown(model_folder: Path, quiet_trainer: Any) -> None:
@@ -256,13 +324,27 @@ def test_scaled_baselines_become_alike_and_are_off_by_default(model_folder: Path
     trainer = quiet_trainer()
     centred, others = (gradient(cls, model_folder, trainer, normalize=True) for cls in (MAGRPO, MARLOO))
     torch.testing.assert_close(others, centred * 4 / 3, rtol=1e-4, atol=1e-7)
-    with pytest.raises(ConfigurationError, match="MAREINFORCE has no baseline"):
-        MAREINFORCE({"main": Policy(str(model_folder))}, normalize=True)
+    for cls in (MAREINFORCE, MAREMAX):
+        with pytest.raises(ConfigurationError, match=f"normalize is true.*{cls.__name__}"):
+            cls({"main": Policy(str(model_folder))}, normalize=True)
+
+
+@pytest.mark.parametrize(("cls", "setting"), [(COMA, "normalize"), (ATGRPO, "discount"), (ATGRPO, "stop_above")])
+def test_settings_that_a_class_makes_itself_are_refused(cls: Any, setting: str, model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"{setting} is set by {cls.__name__}"):
+        cls({"main": Policy(str(model_folder))}, **{setting: 0.5})
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"joint_mode": "diagonal"}, {"cross_reduction": "max"}, {"reward": "mine"}, {"discount": 1.5}],
+    [
+        {"joint_mode": "diagonal"},
+        {"cross_reduction": "max"},
+        {"reward": "mine"},
+        {"discount": 1.5},
+        {"reduction": "episode_mean"},
+        {"weighting": "late"},
+    ],
 )
 def test_mistakes_are_told(options: dict[str, Any], model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
