@@ -36,6 +36,9 @@ peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet "$(TORCH)"
 	.venv-peers/bin/python -m pip install --quiet "trl==1.16.0" "transformers==5.23.*" accelerate datasets
+	$(PYTHON) -m venv .venv-peers-multi
+	.venv-peers-multi/bin/python -m pip install --quiet "$(TORCH)"
+	.venv-peers-multi/bin/python -m pip install --quiet "comlrl==1.4.3" "transformers==5.23.*"
 	touch $@
 
 # One thread: the order of the additions, and with it the last digits of the weights, depends on their number.
@@ -46,4 +49,4 @@ tiny-model: install  ## make the weights of builtin:tiny again, in runs/tiny-mod
 	$(BIN)/mrlm train --config configs/tiny_recipe.yaml --output runs/tiny-model
 
 clean:
-	rm -rf $(VENV) .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-peers-multi build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

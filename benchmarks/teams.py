@@ -169,6 +169,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if len(set(options.seeds)) < len(options.seeds) or len(options.seeds) - 1 > max(T_975):
+        parser.error(f"--seeds needs at most {1 + max(T_975)} different numbers")
     rows: list[dict[str, Any]] = []
     for experiment in options.experiments:
         rewards: dict[str, list[float]] = {}
@@ -177,6 +179,8 @@ def main() -> None:
             for name, row in EXPERIMENTS[experiment](seed, folder).items():
                 rows.append({"experiment": f"{experiment} {name}".strip(), "seed": seed, **row})
                 print(json.dumps(rows[-1]), flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
                 rewards.setdefault(name, []).append(row["after"]["reward"])
         for name, values in rewards.items():
             rows.append({"experiment": f"{experiment} {name}".strip(), "all seeds": over_seeds(values)})
