@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +18,9 @@ from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.data.collection import CollectionSums
 from mrlm_pl.data.collection_observer import show_collection
-from mrlm_pl.data.episode_batch import EpisodeBatch
 from mrlm_pl.data.episode_files import write_episodes
+from mrlm_pl.data.group_plan import GroupPlan
+from mrlm_pl.data.streams import EvaluationStream, TrainingStream
 from mrlm_pl.data.task_stream import TaskStream
 from mrlm_pl.engines import Engine, InProcessEngine, Sampling
 from mrlm_pl.environment import Environment
@@ -164,7 +165,7 @@ class RolloutDataModule(LightningDataModule):
                 "episodes of a task with each other and also learns from equal returns; set data.resample_rounds to 0"
             )
         algorithm.turn_bonus(self.sampling)
-        _, ranks = self._rank()
+        _, ranks = self.share()
         pieces = ranks * self.minibatches * self._accumulation()
         if self.groups % pieces:
             raise ConfigurationError(
@@ -172,17 +173,17 @@ class RolloutDataModule(LightningDataModule):
                 f"{self._accumulation()} accumulation steps cannot share evenly; make it a multiple of {pieces}"
             )
 
-    def train_dataloader(self) -> _TrainingStream:
-        return _TrainingStream(self)
+    def train_dataloader(self) -> TrainingStream:
+        return TrainingStream(self)
 
-    def val_dataloader(self) -> _EvaluationStream:
-        return _EvaluationStream(self, "validation")
+    def val_dataloader(self) -> EvaluationStream:
+        return EvaluationStream(self, "validation")
 
-    def test_dataloader(self) -> _EvaluationStream:
-        return _EvaluationStream(self, "test")
+    def test_dataloader(self) -> EvaluationStream:
+        return EvaluationStream(self, "test")
 
-    def predict_dataloader(self) -> _EvaluationStream:
-        return _EvaluationStream(self, "test")
+    def predict_dataloader(self) -> EvaluationStream:
+        return EvaluationStream(self, "test")
 
     def teardown(self, stage: str) -> None:
         for player in self._players.values():
@@ -252,7 +253,7 @@ class RolloutDataModule(LightningDataModule):
         first = piece - piece % accumulation
         if self._algorithm().collection_over:
             # The stream keeps its length, which schedules and the other ranks rely on; these pieces change nothing.
-            batch = Batch({}, {}, accumulation * self._rank()[1])
+            batch = Batch({}, {}, accumulation * self.share()[1])
         else:
             batch = self._batch(order[piece], torch.cat(order[first : first + accumulation]))
         self.position += 1
@@ -269,7 +270,7 @@ class RolloutDataModule(LightningDataModule):
         The ranks share the episodes out, so every rank must ask; all get the report on all of them.
         """
         specs = evaluation_specs(self.environments[environment], episodes, split, self.seed)
-        rank, ranks = self._rank()
+        rank, ranks = self.share()
         own = self.play(specs[rank::ranks], sampling or self.validation_sampling)
         played: list[Any] = [None] * len(specs)
         for number, share in enumerate(each_share(self._trainer(), own)):
@@ -294,7 +295,7 @@ class RolloutDataModule(LightningDataModule):
 
     def _collect(self) -> dict[str, PolicyBatch]:
         started = time.perf_counter()
-        algorithm, (rank, ranks) = self._algorithm(), self._rank()
+        algorithm, (rank, ranks) = self._algorithm(), self.share()
         # Blocks: with strides, environments that take turns in the stream would each land on one rank.
         own = range(rank * self.groups // ranks, (rank + 1) * self.groups // ranks)
         greedy = self._play_greedily(own) if algorithm.uses_greedy_baseline else []
@@ -346,41 +347,27 @@ class RolloutDataModule(LightningDataModule):
 
     def _episodes_of_groups(self, groups: Sequence[int], attempt: int) -> list[list[Episode]]:
         """The episodes of each group: ``group_size`` separate ones, or the paths of its turn tree."""
-        tree = self._algorithm().turn_tree
+        tree, plan = self._algorithm().turn_tree, self._plan()
         if tree is None:
-            specs = [spec for group in groups for spec in self._group_specs(group, attempt)]
+            specs = [spec for group in groups for spec in plan.specs(self.iteration, group, attempt)]
             episodes = iter(self.play(specs, self.sampling))
             return [[next(episodes) for _ in range(self.group_size)] for _ in groups]
-        roots = [self._group_specs(group, attempt)[0] for group in groups]
-        roots = [replace(root, id=root.group) for root in roots]
+        roots = [plan.root(self.iteration, group, attempt) for group in groups]
         player = TreePlayer(self._player(self.sampling), tree, self.group_size)
         return self._with_current_weights(lambda: player.play_blocking(roots))
 
     def _play_greedily(self, groups: Sequence[int]) -> list[Episode]:
         """One episode of the task of each group with the most probable token at every step."""
-        specs = [replace(self._group_specs(group)[0], id=f"{self.iteration}-{group}-greedy") for group in groups]
+        plan = self._plan()
+        specs = [replace(plan.root(self.iteration, group), id=f"{self.iteration}-{group}-greedy") for group in groups]
         return self.play(specs, replace(self.sampling, temperature=0.0, top_p=1.0, top_k=0))
 
-    def _group_specs(self, group: int, attempt: int = 0) -> list[EpisodeSpec]:
-        # Every group has a task of its own for each attempt, used or not, so that the position alone decides.
-        position = self.iteration * self.groups + group
-        task = self.tasks.attempt(position, attempt, self.resample_rounds + 1)
-        name = f"{self.iteration}-{group}" + (f".{attempt}" if attempt else "")
-        key = (self.iteration, group, attempt) if attempt else (self.iteration, group)
-        return [
-            EpisodeSpec(
-                id=f"{name}-{member}",
-                task=task,
-                group=name,
-                seed=derive_seed("episode", self.seed, *key, member),
-                iteration=self.iteration,
-            )
-            for member in range(self.group_size)
-        ]
+    def _plan(self) -> GroupPlan:
+        return GroupPlan(self.tasks, self.groups, self.group_size, self.resample_rounds + 1, self.seed)
 
     def _shuffled_groups(self, pass_number: int) -> Tensor:
         """This rank's group numbers, in the order in which a pass serves them."""
-        rank, ranks = self._rank()
+        rank, ranks = self.share()
         generator = torch.Generator().manual_seed(derive_seed("shuffle", self.seed, self.iteration, pass_number, rank))
         return torch.randperm(self.groups // ranks, generator=generator)
 
@@ -403,15 +390,15 @@ class RolloutDataModule(LightningDataModule):
             size = self._sum_over_ranks(size)
             if size[0] > 0:
                 totals[name] = BatchTotals.from_tensor(size)
-        _, ranks = self._rank()
+        _, ranks = self.share()
         return Batch(policies, totals, self._accumulation() * ranks, self._metrics)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        if self._rank()[1] == 1:
+        if self.share()[1] == 1:
             return values
         trainer = self._trainer()
         # Tensor-parallel ranks have the same rows, each of which counts once.
-        copies = trainer.world_size // self._rank()[1]
+        copies = trainer.world_size // self.share()[1]
         total = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
         return total.cpu() / copies
 
@@ -428,7 +415,8 @@ class RolloutDataModule(LightningDataModule):
             raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; a rollout needs its policies")
         return module
 
-    def _rank(self) -> tuple[int, int]:
+    def share(self) -> tuple[int, int]:
+        """This process's number among those that share the data out, and how many these are."""
         return data_parallel_rank(self._trainer())
 
     def _accumulation(self) -> int:
@@ -463,43 +451,6 @@ class RolloutDataModule(LightningDataModule):
         name = algorithm.seat(agent)
         policy = algorithm.policy(name)
         return Seat(name, policy.chat, sampling, policy.context_window)
-
-
-class _TrainingStream:
-    """Sized, because Lightning prefetches from an unsized loader and would collect with weights one step old."""
-
-    def __init__(self, data: RolloutDataModule) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return self.data.iterations * self.data.pieces_per_iteration
-
-    def __iter__(self) -> Iterator[Batch]:
-        for _ in range(len(self)):
-            yield self.data.next_batch()
-
-
-class _EvaluationStream:
-    BATCH = 64
-
-    def __init__(self, data: RolloutDataModule, split: str) -> None:
-        self.data = data
-        rank, ranks = data._rank()
-        specs = [
-            spec
-            for environment in data.environments.values()
-            for spec in evaluation_specs(environment, data.validation_episodes, split, data.seed)
-        ]
-        self.specs = specs[rank::ranks]
-        # Every rank serves the same number of batches, or the others would wait for it for ever; the last may be empty.
-        self.batches = -(-len(specs[0::ranks]) // self.BATCH)
-
-    def __len__(self) -> int:
-        return self.batches
-
-    def __iter__(self) -> Iterator[EpisodeBatch]:
-        for start in range(0, self.batches * self.BATCH, self.BATCH):
-            yield EpisodeBatch(self.data.play(self.specs[start : start + self.BATCH], self.data.validation_sampling))
 
 
 def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,50 @@
+"""What Lightning's loops read of the rollout data module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mrlm_pl.batch import Batch
+from mrlm_pl.data.episode_batch import EpisodeBatch
+from mrlm_pl.evaluation import evaluation_specs
+
+if TYPE_CHECKING:
+    from mrlm_pl.data.rollout_module import RolloutDataModule
+
+
+class TrainingStream:
+    """Sized, because Lightning prefetches from an unsized loader and would collect with weights one step old."""
+
+    def __init__(self, data: RolloutDataModule) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.data.iterations * self.data.pieces_per_iteration
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(len(self)):
+            yield self.data.next_batch()
+
+
+class EvaluationStream:
+    BATCH = 64
+
+    def __init__(self, data: RolloutDataModule, split: str) -> None:
+        self.data = data
+        rank, ranks = data.share()
+        specs = [
+            spec
+            for environment in data.environments.values()
+            for spec in evaluation_specs(environment, data.validation_episodes, split, data.seed)
+        ]
+        self.specs = specs[rank::ranks]
+        # Every rank serves the same number of batches, or the others would wait for it for ever; the last may be empty.
+        self.batches = -(-len(specs[0::ranks]) // self.BATCH)
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[EpisodeBatch]:
+        for start in range(0, self.batches * self.BATCH, self.BATCH):
+            yield EpisodeBatch(self.data.play(self.specs[start : start + self.BATCH], self.data.validation_sampling))
