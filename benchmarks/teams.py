@@ -90,7 +90,9 @@ def frozen(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
     """Rows by name."""
     other = partner(folder / "other", 0.3, seed)
     second = f"{{model: {other}, trained: false}}"
-    found = train("two_families", seed, folder / "run", {"model.policies": f"{{first: {TINY}, second: {second}}}"})
+    # The team earns most when the learner collaborates all the same; alone is best for the learner itself.
+    options = {"model.policies": f"{{first: {TINY}, second: {second}}}", "model.reward": "own"}
+    found = train("two_families", seed, folder / "run", options)
     shares = {agent: round(said(found["after"], agent, "C"), 3) for agent in ("row", "column")}
     return {"": summary(found) | {"collaborates": shares}}
 
