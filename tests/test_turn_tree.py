@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mrlm_pl.data.collection import CollectionSums, distinct_turns
 from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Episode, Message, Task
@@ -164,6 +165,23 @@ def test_agents_that_take_turns_branch_one_after_the_other() -> None:
     (episodes,), _ = grow(TakesTurns(), TurnTree("cross"), branches=3)
     assert len(episodes) == 9
     assert Counter(e.trajectories["a"][0].turns[0].sample for e in episodes) == {0: 3, 1: 3, 2: 3}
+
+
+def test_paths_are_paid_apart_for_an_earlier_decision_that_they_share() -> None:
+    (episodes,), _ = grow(TakesTurns(), TurnTree("align"), branches=3)
+    assert [episode.rewards() for episode in episodes] == [{"a": 1.0, "b": 1.0}] * 9
+    assert all(episode.components() == {"reward": 1.0} for episode in episodes)
+
+
+def test_a_shared_decision_is_measured_once() -> None:
+    (episodes,), engine = grow(Sums(), TurnTree("cross"), branches=2)
+    assert len(episodes) == 16
+    made = sum(len(call) for call in engine.calls)
+    assert made == 2 * 2 + 4 * 2 * 2
+    assert len(distinct_turns(episodes)) == made
+    sums = CollectionSums.of(episodes, seconds=2.0)
+    assert sums.sums["rollout/tokens_per_second"] == made * 2 / 2.0  # a digit and the end of the turn
+    assert len(distinct_turns(plain_episodes())) == 2 * 2 * 2
 
 
 def test_only_the_best_is_played_on() -> None:

@@ -1,11 +1,13 @@
-"""Step time and peak memory of MAGRPO: this project against CoMLRL's MAGRPOTrainer on the same work, in one run.
+"""Step time and peak memory of team training: this project against CoMLRL's trainers on the same work, in one run.
 
-    python benchmarks/magrpo_step.py --peer-python .venv-peers-multi/bin/python [--size s] [--turns 1 2 3] [--rounds 3]
+    python benchmarks/team_step.py --peer-python .venv-peers-multi/bin/python [--algorithm magrpo] [--turns 1 2 3]
 
 Two agents with a random Llama model each, from the same folder, in fp32 with AdamW: one task of 64 tokens, 4 decisions
 of each agent in each state of 32 tokens (no token ends a turn), aligned joint actions, so 1, 5 or 21 states at 1, 2 or
 3 turns; the next turn's prompt is everything so far and one more word. A step is one task: its whole tree, the rewards,
-the gradients and the optimizer steps: one for each agent here, one for each agent and turn there. Each side runs as a
+the gradients and the optimizer steps: one for each agent here, one for each agent and turn there. ``ippo`` (their IAC,
+a critic for each agent) and ``mappo`` (their MAAC, one critic; here at 1 turn) have no trees: a step is one task with 4
+decisions of each agent at 1 turn, and 4 tasks with one at more. Each side runs as a
 process of its own, in turns; the first two steps are warm-up. Printed are medians and ratios of wall seconds, and the
 peak memory of the processes beside that of one that only imports torch, transformers and Lightning.
 """
@@ -37,12 +39,17 @@ def joint_reward(texts: list[str]) -> float:
     return reward(" ".join(texts))
 
 
-def run_ours(folder: str, size: str, turns: int, steps: int) -> dict[str, Any]:
+def tasks_in_step(algorithm: str, turns: int) -> int:
+    """How many tasks a step is about."""
+    return 1 if algorithm == "magrpo" or turns == 1 else GROUP
+
+
+def run_ours(folder: str, size: str, turns: int, steps: int, algorithm: str) -> dict[str, Any]:
     """Step times and memory of this project."""
     import lightning
     import torch
 
-    from mrlm_pl.algorithms import MAGRPO
+    from mrlm_pl.algorithms import IPPO, MAGRPO, MAPPO
     from mrlm_pl.data import RolloutDataModule
     from mrlm_pl.engines import Sampling
     from mrlm_pl.environment import DatasetTasks, Environment, Step
@@ -89,31 +96,52 @@ def run_ours(folder: str, size: str, turns: int, steps: int) -> dict[str, Any]:
         default_root_dir=tempfile.mkdtemp(),
         callbacks=[Clock()],
     )
+    groups = tasks_in_step(algorithm, turns)
     data = RolloutDataModule(
-        Words(), groups=1, group_size=GROUP, iterations=steps, sampling=Sampling(max_tokens=NEW_TOKENS)
+        Words(),
+        groups=groups,
+        group_size=GROUP if groups == 1 else 1,
+        iterations=steps,
+        sampling=Sampling(max_tokens=NEW_TOKENS),
     )
-    policies = {
-        name: Policy(folder, learning_rate=1e-5, chat_template=TEMPLATE, max_forward_tokens=FORWARD_TOKENS)
-        for name in ("first", "second")
-    }
-    trainer.fit(MAGRPO(policies), data)
+
+    def model() -> Policy:
+        return Policy(folder, learning_rate=1e-5, chat_template=TEMPLATE, max_forward_tokens=FORWARD_TOKENS)
+
+    policies = {name: model() for name in Words.agents}
+    if algorithm == "magrpo":
+        module: Any = MAGRPO(policies)
+    elif algorithm == "ippo":
+        module = IPPO(policies, critics={name: model() for name in Words.agents})
+    else:
+        module = MAPPO(policies, critic=model())
+    trainer.fit(module, data)
     return report(times)
 
 
-def run_peer(folder: str, size: str, turns: int, steps: int) -> dict[str, Any]:
+def run_peer(folder: str, size: str, turns: int, steps: int, algorithm: str) -> dict[str, Any]:
     """Step times and memory of CoMLRL."""
     import torch
+    from comlrl.trainers.actor_critic import IACConfig, IACTrainer, MAACConfig, MAACTrainer
     from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
     from datasets import Dataset
     from transformers import AutoTokenizer
 
     torch.set_num_threads(os.cpu_count() or 1)
     times: list[float] = []
+    config_class, trainer_class, per_task = {
+        "magrpo": (MAGRPOConfig, MAGRPOTrainer, "_train_step_returns"),
+        "ippo": (IACConfig, IACTrainer, "_run_batch"),
+        "mappo": (MAACConfig, MAACTrainer, "_run_batch"),
+    }[algorithm]
+    original = getattr(trainer_class, per_task)
 
-    class Timed(MAGRPOTrainer):
-        def _train_step_returns(self, batch_item: Any, **kwargs: Any) -> None:
-            super()._train_step_returns(batch_item, **kwargs)
-            times.append(time.perf_counter())
+    def timed(self: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(self, *arguments, **options)
+        times.append(time.perf_counter())
+        return result
+
+    setattr(trainer_class, per_task, timed)
 
     def further(prompt_history_per_agent: Any, response_history_per_agent: Any, **_: Any) -> list[str]:
         return [
@@ -121,42 +149,47 @@ def run_peer(folder: str, size: str, turns: int, steps: int) -> dict[str, Any]:
             for prompts, responses in zip(prompt_history_per_agent, response_history_per_agent, strict=True)
         ]
 
-    states = sum(GROUP**turn for turn in range(turns))
-    vocabulary = int(SIZES[size]["vocab"])
-    trainer = Timed(
+    tasks, vocabulary = tasks_in_step(algorithm, turns), int(SIZES[size]["vocab"])
+    settings: dict[str, Any] = {
+        "num_train_epochs": 1,
+        "agent_learning_rate": 1e-5,
+        "num_agents": 2,
+        "num_generations": GROUP if tasks == 1 else 1,
+        "max_new_tokens": NEW_TOKENS,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "num_turns": turns,
+        "early_termination_threshold": None,
+        "eval_interval": 0,
+        "advantage_normalization": algorithm != "magrpo",
+    }
+    more: dict[str, Any] = {}
+    if algorithm == "magrpo":
+        settings |= {"joint_mode": "aligned", "rollout_buffer_size": sum(GROUP**turn for turn in range(turns))}
+        more["num_agents"] = 2
+    else:
+        settings |= {"critic_learning_rate": 1e-5, "rollout_buffer_size": GROUP * turns}
+        more["critics"] = [folder] * (2 if algorithm == "ippo" else 1)
+    trainer = trainer_class(
         agents=[folder, folder],
-        num_agents=2,
         tokenizer=[AutoTokenizer.from_pretrained(folder) for _ in range(2)],
         model_config={"torch_dtype": "float32"},
-        train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary)} for n in range(steps)]),
+        train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary)} for n in range(steps * tasks)]),
         reward_func=lambda *texts, **_: [joint_reward(list(joint)) for joint in zip(*texts, strict=True)],
         external_transition=further if turns > 1 else None,
-        args=MAGRPOConfig(
-            num_train_epochs=1,
-            agent_learning_rate=1e-5,
-            num_agents=2,
-            num_generations=GROUP,
-            max_new_tokens=NEW_TOKENS,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=0,
-            num_turns=turns,
-            joint_mode="aligned",
-            early_termination_threshold=None,
-            eval_interval=0,
-            rollout_buffer_size=states,
-            advantage_normalization=False,
-        ),
+        args=config_class(**settings),
+        **more,
     )
     trainer.verbose = False
     trainer.train()
-    return report(times)
+    return report(times[tasks - 1 :: tasks])
 
 
 def child(python: str, side: str, folder: str, turns: int, options: argparse.Namespace) -> dict[str, Any]:
     """Run one side in a process of its own."""
     command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
-    command += ["--steps", str(options.steps), "--turns", str(turns)]
+    command += ["--steps", str(options.steps), "--turns", str(turns), "--algorithm", options.algorithm]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=offline)
     if result.returncode:
@@ -173,6 +206,7 @@ def compare(folder: str, turns: int, options: argparse.Namespace) -> dict[str, A
     ratios = [statistics.median(ours["steps"]) / statistics.median(peer["steps"]) for ours, peer in pairs]
     ours_mib, peer_mib = (statistics.median(pair[side]["peak_mib"] for pair in pairs) for side in (0, 1))
     return {
+        "algorithm": options.algorithm,
         "size": options.size,
         "turns": turns,
         "ours_step_s": round(statistics.median(step for ours, _ in pairs for step in ours["steps"]), 3),
@@ -188,6 +222,7 @@ def main() -> None:
     """Run both sides in turns and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer-python", help="a Python with CoMLRL installed")
+    parser.add_argument("--algorithm", choices=["magrpo", "ippo", "mappo"], default="magrpo")
     parser.add_argument("--size", choices=sorted(SIZES), default="s")
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=7)
@@ -198,8 +233,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.side:
         run = run_ours if options.side == "ours" else run_peer
-        print(json.dumps(run(options.folder, options.size, options.turns[0], options.steps)))
+        print(json.dumps(run(options.folder, options.size, options.turns[0], options.steps, options.algorithm)))
         return
+    if options.algorithm == "mappo" and options.turns != [1]:
+        parser.error("mappo is compared with --turns 1: this vocabulary has no end of turn, which its critic reads")
     if not options.peer_python:
         parser.error("--peer-python is needed: `make peers` installs CoMLRL in .venv-peers-multi")
     folder = tempfile.mkdtemp()
