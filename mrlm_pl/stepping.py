@@ -62,11 +62,21 @@ class EnvironmentCaller:
 
     async def _await(self, call: Call) -> CallResult:
         started = time.perf_counter()
-        value, error = None, None
+        value: Any = None
+        error: Exception | None = None
+        task = asyncio.ensure_future(call.method(*call.arguments))
         try:
-            value = await asyncio.wait_for(call.method(*call.arguments), self.timeout)
-        except asyncio.TimeoutError:
-            error = self._timeout_error()
+            # Not wait_for: its TimeoutError cannot be told from one that the environment raises.
+            done, _ = await asyncio.wait([task], timeout=self.timeout)
+            if done:
+                value = task.result()
+            else:
+                task.cancel()
+                await asyncio.wait([task])
+                error = self._timeout_error()
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
         except Exception as raised:
             error = raised
         return CallResult(value, error, time.perf_counter() - started)

@@ -33,6 +33,7 @@ from mrlm_pl.remote.codec import (
 from mrlm_pl.remote.connection import (
     CONTROLLER_SECONDS,
     Address,
+    SilenceError,
     StatusError,
     client_name,
     connection,
@@ -158,6 +159,7 @@ class RemoteEnvironment(Environment):
         request = pb.StepRequest(session=self._session, turn=self._turn, actions=to_actions(actions))
         reply = await _on_loop(self._step(self._place, request))
         if (reply.session, reply.turn) != (request.session, request.turn):
+            await _on_loop(_pass_over(self._place))
             raise RemoteError(
                 f"{self._place.target} answered turn {reply.turn} of session {reply.session!r}, not turn "
                 f"{request.turn} of {request.session!r}"
@@ -196,7 +198,7 @@ class RemoteEnvironment(Environment):
                     problem = error
                     if error.code in (*_GONE, grpc.StatusCode.DEADLINE_EXCEEDED):
                         note_gone(address)
-                    if error.code not in _ELSEWHERE:
+                    if error.code not in _ELSEWHERE and not isinstance(error, SilenceError):
                         raise _told(error, f"environment {self.name!r}") from error
                     continue
                 note_back(address)
@@ -221,7 +223,7 @@ class RemoteEnvironment(Environment):
             try:
                 return await server.operation(self.step_seconds, step=request)
             except StatusError as error:
-                if error.code in _GONE:
+                if error.code in _GONE or isinstance(error, SilenceError):
                     note_gone(place)
                 late = asyncio.get_running_loop().time() + pause > deadline
                 if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or late:
@@ -311,6 +313,10 @@ _reached: dict[Address, tuple[bool, float]] = {}
 async def _on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine on the connections' loop, awaited on whatever loop this is."""
     return await asyncio.wrap_future(submit(coroutine))
+
+
+async def _pass_over(place: Address) -> None:
+    note_gone(place)
 
 
 async def _reaches(worker: Address, session: str) -> bool:

@@ -53,6 +53,10 @@ class StatusError(Exception):
         self.code, self.text = code, text
 
 
+class SilenceError(StatusError):
+    """Nothing was answered in time, unlike a server that tells of an environment which takes too long."""
+
+
 @dataclass(frozen=True)
 class Address:
     """Where a server is and how to talk to it.
@@ -150,7 +154,7 @@ class Connection:
             return await asyncio.wait_for(future, timeout)
         except asyncio.TimeoutError as error:
             text = f"{self.address.target} did not answer within {timeout:g} s"
-            raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, text) from error
+            raise SilenceError(grpc.StatusCode.DEADLINE_EXCEEDED, text) from error
         finally:
             self._pending.pop(operation.id, None)
 
