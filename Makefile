@@ -9,8 +9,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 quickstart: install  ## train the built-in tiny model on the built-in math problems (about two minutes)
 	$(BIN)/mrlm fit --config configs/quickstart.yaml
 
+# Two workers with a thread each: threads of both would fight for two cores.
+test: export OMP_NUM_THREADS = 1
 test: install  ## the default tier of the tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 check: install  ## lint, format and types
 	$(BIN)/ruff check .

@@ -219,7 +219,9 @@ def test_the_only_address_falls_silent_and_answers_new_connections(serve: Any, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 200 OK\r\n\r\nhello", random.Random(0).randbytes(4000)])
-def test_an_address_of_something_else_beside_a_server(serve: Any, train: Any, undisturbed: Run, greeting: bytes) -> None:
+def test_an_address_of_something_else_beside_a_server(
+    serve: Any, train: Any, undisturbed: Run, greeting: bytes
+) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     asked: list[float] = []
 
