@@ -311,7 +311,8 @@ class Nonsense(environment_pb2_grpc.EnvironmentServiceServicer):
                 if self.way == "silence":
                     return
                 if kind == "open":
-                    result.open.CopyFrom(pb.OpenReply(session="s", lease_seconds=60))
+                    said = [pb.AgentMessages(agent="agent", messages=[pb.Message(role="user", content="Say 1")])]
+                    result.open.CopyFrom(pb.OpenReply(session="s", lease_seconds=60, observations=said))
                 elif self.way == "session":
                     result.step.CopyFrom(pb.StepReply(session="t", turn=operation.step.turn))
                 elif self.way == "turn":
