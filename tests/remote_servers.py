@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -293,6 +293,48 @@ class Proxy:
                     sink.sendall(data)
             if not silent.is_set():
                 sink.shutdown(socket.SHUT_WR)
+
+
+class Nonsense(environment_pb2_grpc.EnvironmentServiceServicer):
+    """Answers an episode wrongly in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    async def Exchange(  # noqa: N802
+        self, requests: AsyncIterator[pb.BatchRequest], context: Any
+    ) -> AsyncIterator[pb.BatchReply]:
+        async for batch in requests:
+            for operation in batch.operations:
+                kind = operation.WhichOneof("request")
+                result = pb.Result(id=operation.id)
+                if self.way == "silence":
+                    return
+                if kind == "open":
+                    said = [pb.AgentMessages(agent="agent", messages=[pb.Message(role="user", content="Say 1")])]
+                    result.open.CopyFrom(pb.OpenReply(session="s", lease_seconds=60, observations=said))
+                elif self.way == "session":
+                    result.step.CopyFrom(pb.StepReply(session="t", turn=operation.step.turn))
+                elif self.way == "turn":
+                    result.step.CopyFrom(pb.StepReply(session="s", turn=9))
+                elif self.way == "kind":
+                    result.close.CopyFrom(pb.CloseReply())
+                elif self.way == "code":
+                    result.code, result.message = 77, "what"
+                elif self.way == "role":
+                    messages = [pb.AgentMessages(agent="agent", messages=[pb.Message(role="root")])]
+                    result.step.CopyFrom(pb.StepReply(session="s", observations=messages))
+                if kind in ("open", "step"):
+                    yield pb.BatchReply(results=[pb.Result(id=12345), result])
+
+
+async def talk_nonsense(way: str) -> tuple[grpc.aio.Server, int]:
+    """A server that does, and its port."""
+    server = grpc.aio.server()
+    environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(Nonsense(way), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
 
 
 async def _serve(port: int, lease_seconds: float, controller: str) -> None:

@@ -47,3 +47,11 @@ def test_a_stuck_call_is_given_up_and_those_behind_it_still_run() -> None:
 def test_an_async_call_has_the_same_deadline() -> None:
     (result,) = run(EnvironmentCaller(1, 0.05), Call(asyncio.sleep, (20,)))
     assert isinstance(result.error, TimeoutError)
+
+
+def test_a_timeout_error_of_the_environment_is_told_as_it_is() -> None:
+    async def raises() -> None:
+        raise TimeoutError("a tool of mine was late")
+
+    (result,) = run(EnvironmentCaller(1, 5.0), Call(raises, ()))
+    assert str(result.error) == "a tool of mine was late"

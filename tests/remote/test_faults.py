@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +28,7 @@ from mrlm_pl.remote import RemoteEnvironment, client, environment_pb2_grpc
 from mrlm_pl.remote import environment_pb2 as pb
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from remote_servers import TASK, Proxy, Scripted, Served, eventually, played, step_request
+from remote_servers import TASK, Proxy, Scripted, Served, eventually, played, step_request, talk_nonsense
 
 Server = Callable[..., Served]
 ROOT = Path(__file__).parents[2]
@@ -181,38 +181,6 @@ def test_an_environment_that_hangs_costs_its_episode_alone(serve: Server) -> Non
     eventually(lambda: served.server.workers.abandoned == 0)
 
 
-class Nonsense(environment_pb2_grpc.EnvironmentServiceServicer):
-    """Answers an episode wrongly in one of several ways."""
-
-    def __init__(self, way: str) -> None:
-        self.way = way
-
-    async def Exchange(  # noqa: N802
-        self, requests: AsyncIterator[pb.BatchRequest], context: Any
-    ) -> AsyncIterator[pb.BatchReply]:
-        async for batch in requests:
-            for operation in batch.operations:
-                kind = operation.WhichOneof("request")
-                result = pb.Result(id=operation.id)
-                if self.way == "silence":
-                    return
-                if kind == "open":
-                    result.open.CopyFrom(pb.OpenReply(session="s", lease_seconds=60))
-                elif self.way == "session":
-                    result.step.CopyFrom(pb.StepReply(session="t", turn=operation.step.turn))
-                elif self.way == "turn":
-                    result.step.CopyFrom(pb.StepReply(session="s", turn=9))
-                elif self.way == "kind":
-                    result.close.CopyFrom(pb.CloseReply())
-                elif self.way == "code":
-                    result.code, result.message = 77, "what"
-                elif self.way == "role":
-                    messages = [pb.AgentMessages(agent="agent", messages=[pb.Message(role="root")])]
-                    result.step.CopyFrom(pb.StepReply(session="s", observations=messages))
-                if kind in ("open", "step"):
-                    yield pb.BatchReply(results=[pb.Result(id=12345), result])
-
-
 @pytest.mark.parametrize(
     ("way", "text"),
     [
@@ -226,15 +194,7 @@ class Nonsense(environment_pb2_grpc.EnvironmentServiceServicer):
 )
 def test_a_server_that_answers_wrongly(way: str, text: str) -> None:
     loop = EventLoopThread()
-
-    async def start() -> tuple[Any, int]:
-        server = grpc.aio.server()
-        environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(Nonsense(way), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        return server, port
-
-    server, port = loop.submit(start()).result(20)
+    server, port = loop.submit(talk_nonsense(way)).result(20)
     with pytest.raises(RemoteError, match=text):
         played(remote(f"127.0.0.1:{port}", open_seconds=1.0), "go")
     loop.submit(server.stop(0)).result(10)

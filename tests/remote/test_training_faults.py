@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+
+from mrlm_pl.remote import environment_pb2 as pb
+from mrlm_pl.remote import environment_pb2_grpc
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from remote_servers import eventually
@@ -154,3 +158,26 @@ def test_a_server_that_stands_still_for_a_while(tmp_path: Path, process: Any, ru
     server.send(signal.SIGCONT)
     finished(run)
     assert cost(tmp_path / "run") == (0, 0)
+
+
+def test_a_run_that_is_killed_frees_its_places_for_the_next(tmp_path: Path, process: Any, runs: Any) -> None:
+    episodes_at_once = GROUPS * GROUP_SIZE
+    server = serve_math(process, "--lease_seconds", "2", "--max_sessions", str(episodes_at_once))
+    with grpc.insecure_channel(server.target) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+
+        def live() -> int:
+            return stub.ListSessions(pb.ListSessionsRequest(), timeout=10).total
+
+        run = begun(runs, tmp_path / "killed", on(server.target), 200)
+        assert 0 < live() <= episodes_at_once
+        run.kill()
+        run.wait(10)
+        killed = time.monotonic()
+        eventually(lambda: live() == 0, 20)
+        assert time.monotonic() - killed < 4.0, "the lease, and half a second until it is noticed"
+    for folder, environment in (("next", on(server.target)), ("undisturbed", HERE)):
+        finished(fit(tmp_path / folder, "--data.iterations", "4", environment=environment))
+    assert cost(tmp_path / "next", 4) == (0, 0)
+    weights = [(tmp_path / name / "policies/main/model.safetensors").read_bytes() for name in ("next", "undisturbed")]
+    assert weights[0] == weights[1]

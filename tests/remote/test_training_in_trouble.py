@@ -23,11 +23,15 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Outcome, SingleAgentEnvironment
 from mrlm_pl.episode import Message, Task
+from mrlm_pl.event_loop import EventLoopThread
 from mrlm_pl.policy import Policy
 from mrlm_pl.remote import RemoteEnvironment
+from mrlm_pl.remote import environment_pb2 as pb
+from mrlm_pl.remote.connection import Connection
+from mrlm_pl.remote.workers import QueueFullError, Workers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from remote_servers import Proxy, Served, offer
+from remote_servers import Proxy, Served, offer, step_request, talk_nonsense
 from remote_training import episodes
 
 Trouble = Callable[[Task, int], None]
@@ -240,4 +244,78 @@ def test_an_address_of_something_else_beside_a_server(
     assert asked
     assert run.failed == [0.0] * ITERATIONS
     assert run.attempts == [1] * EPISODES
+    assert run.equals(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["session", "turn", "kind"])
+def test_an_address_of_a_server_that_answers_wrongly_beside_another(
+    serve: Any, train: Any, undisturbed: Run, way: str
+) -> None:
+    loop = EventLoopThread()
+    wrong, port = loop.submit(talk_nonsense(way)).result(10)
+    served = letters(serve)
+    run = train(remote(served.target, f"127.0.0.1:{port}"))
+    loop.submit(wrong.stop(0)).result(10)
+    loop.close()
+    assert run.failed == [0.0] * ITERATIONS
+    assert 1 <= sum(attempts == 2 for attempts in run.attempts) <= EPISODES // 2
+    assert max(run.attempts) == 2
+    assert run.resembles(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_server_with_twice_the_load_that_it_bears_and_a_slow_reader(
+    serve: Any, train: Any, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+
+    def put(workers: Workers, job: Any, must: bool) -> None:
+        try:
+            whole(workers, job, must)
+        except QueueFullError as error:
+            refused.append(str(error))
+            raise
+
+    whole = Workers._put
+    monkeypatch.setattr(Workers, "_put", put)
+    served = letters(serve, threads=1, queue=3)  # eight steps at once, for four places
+    sessions = [served.open().session for _ in range(100)]
+    batches = [
+        pb.BatchRequest(operations=[pb.Operation(id=n, step=step_request(session, 0, "big 100000"))])
+        for n, session in enumerate(sessions)
+    ]
+    unread = served.stub.Exchange(iter(batches))
+    run = train(remote(served.target), lambda task, number: time.sleep(0.05))
+    unread.cancel()
+    assert len(refused) >= ITERATIONS * TURNS
+    assert run.failed == [0.0] * ITERATIONS
+    assert run.attempts == [1] * EPISODES
+    assert Letters.made["steps"] == STEPS, "what is refused was not made"
+    assert run.equals(undisturbed)
+
+
+@pytest.mark.slow
+def test_requests_that_come_twice_and_in_another_order(
+    serve: Any, train: Any, undisturbed: Run, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    sent: list[pb.Operation] = []
+    whole = Connection._next_batch
+
+    def shuffled(connection: Connection) -> list[pb.Operation]:
+        batch = whole(connection)
+        sent.extend(batch)
+        late = rng.sample(sent, min(len(sent), 2 * len(batch)))
+        batch = [*batch, *batch, *late]
+        rng.shuffle(batch)
+        return batch
+
+    monkeypatch.setattr(Connection, "_next_batch", shuffled)
+    served = letters(serve)
+    run = train(remote(served.target))
+    assert len(sent) >= EPISODES + STEPS
+    assert run.failed == [0.0] * ITERATIONS
+    assert run.attempts == [1] * EPISODES
+    assert Letters.made["steps"] == STEPS, "no turn is made twice"
+    assert served.server.service.sessions.opened_total == EPISODES, "and no session opened twice"
     assert run.equals(undisturbed)
