@@ -247,7 +247,6 @@ def test_an_address_of_something_else_beside_a_server(
     assert run.equals(undisturbed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["session", "turn", "kind"])
 def test_an_address_of_a_server_that_answers_wrongly_beside_another(
     serve: Any, train: Any, undisturbed: Run, way: str
@@ -295,7 +294,6 @@ def test_a_server_with_twice_the_load_that_it_bears_and_a_slow_reader(
     assert run.equals(undisturbed)
 
 
-@pytest.mark.slow
 def test_requests_that_come_twice_and_in_another_order(
     serve: Any, train: Any, undisturbed: Run, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:
