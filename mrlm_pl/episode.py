@@ -17,6 +17,15 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
 
+def person_of(agent: str) -> str:
+    """Who an agent is: ``name@k`` is the person ``name`` in its k-th turn, any other agent a person of its own.
+
+    >>> person_of("solver_1@2"), person_of("solver_1")
+    ('solver_1', 'solver_1')
+    """
+    return agent.partition("@")[0]
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """A call of a tool that a message asks for: its id, the tool's name and the arguments as a JSON object."""

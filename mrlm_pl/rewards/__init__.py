@@ -1,5 +1,23 @@
 """Rewards as pure functions, to be added to what an environment pays."""
 
+from mrlm_pl.rewards.influence import (
+    INCENTIVES,
+    Horizon,
+    Share,
+    incentive_signs,
+    incentives,
+    influence_rewards,
+    score_table,
+)
 from mrlm_pl.rewards.overlong import overlong_penalty
 
-__all__ = ["overlong_penalty"]
+__all__ = [
+    "INCENTIVES",
+    "Horizon",
+    "Share",
+    "incentive_signs",
+    "incentives",
+    "influence_rewards",
+    "overlong_penalty",
+    "score_table",
+]
