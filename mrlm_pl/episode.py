@@ -17,6 +17,15 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
 
+def person_of(agent: str) -> str:
+    """The one who acts as an agent: an environment that has an agent for each turn names them ``person@turn``.
+
+    >>> person_of("solver_1@2"), person_of("solver_1")
+    ('solver_1', 'solver_1')
+    """
+    return agent.partition("@")[0]
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """A call of a tool that a message asks for: its id, the tool's name and the arguments as a JSON object."""
