@@ -18,7 +18,7 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
 
 def person_of(agent: str) -> str:
-    """Who an agent is: ``name@k`` is the person ``name`` in its k-th turn, any other agent a person of its own.
+    """The one who acts as an agent: an environment that has an agent for each turn names them ``person@turn``.
 
     >>> person_of("solver_1@2"), person_of("solver_1")
     ('solver_1', 'solver_1')
