@@ -11,6 +11,7 @@ from mrlm_pl.algorithms.gspo import GSPO
 from mrlm_pl.algorithms.ippo import IPPO
 from mrlm_pl.algorithms.madpo import MADPO
 from mrlm_pl.algorithms.magrpo import MAGRPO
+from mrlm_pl.algorithms.maporl import MAPoRL
 from mrlm_pl.algorithms.mappo import MAPPO
 from mrlm_pl.algorithms.mareinforce import MAREINFORCE
 from mrlm_pl.algorithms.maremax import MAREMAX
@@ -45,6 +46,7 @@ __all__ = [
     "SFT",
     "Algorithm",
     "DrMAS",
+    "MAPoRL",
     "REINFORCEPlusPlus",
     "REINFORCEPlusPlusBaseline",
     "ReMax",

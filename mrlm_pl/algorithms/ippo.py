@@ -92,7 +92,7 @@ class IPPO(PPO):
 
     @property
     def learners(self) -> dict[str, Policy]:
-        critics = {_learner(agent): self.agent_critic(agent) for agent in self.agent_critics}
+        critics = {critic_name(agent): self.agent_critic(agent) for agent in self.agent_critics}
         return {**super().learners, **critics}
 
     def has_values(self, name: str) -> bool:
@@ -101,7 +101,7 @@ class IPPO(PPO):
     def read_weights(self) -> None:
         super().read_weights()
         for agent in self.agent_critics:
-            self.agent_critic(agent).load_critic(_learner(agent))
+            self.agent_critic(agent).load_critic(critic_name(agent))
 
     def networks(self) -> list[nn.Module]:
         critics = [network for agent in self.agent_critics for network in self.agent_critic(agent).networks()]
@@ -110,7 +110,7 @@ class IPPO(PPO):
     def parameter_groups(self) -> list[dict[str, Any]]:
         groups = super().parameter_groups()
         for agent in self.agent_critics:
-            name = _learner(agent)
+            name = critic_name(agent)
             groups += critic_groups(name, name, self.agent_critic(agent), self.value_learning_rate)
         return groups
 
@@ -124,17 +124,23 @@ class IPPO(PPO):
     def _credit(self, name: str, table: RewardedRows, recomputed: bool) -> dict[str, PolicyBatch]:
         found = super()._credit(name, table, recomputed)
         if self.agent_critics:
-            rows = found[name]
-            for agent, places in _places(table.agents).items():
-                found[_learner(agent)] = rows.select(places.to(rows.lengths.device))
-            rows.values = rows.returns = None
+            found |= self._critic_rows(table)
+            found[name].values = found[name].returns = None
         return found
+
+    def _critic_rows(self, table: RewardedRows) -> dict[str, PolicyBatch]:
+        """What the agents' critics learn from, by learner; the table's batch has the values and returns."""
+        device = table.batch.lengths.device
+        return {
+            critic_name(agent): table.batch.select(places.to(device))
+            for agent, places in agent_places(table.agents).items()
+        }
 
     def _values(self, name: str, inputs: dict[str, Any], agents: Sequence[str]) -> Tensor:
         if not self.agent_critics:
             return super()._values(name, inputs, agents)
         values = torch.zeros(inputs["token_ids"].shape, device=inputs["token_ids"].device)
-        for agent, places in _places(agents).items():
+        for agent, places in agent_places(agents).items():
             places = places.to(values.device)
             values[places] = self.agent_critic(agent).values(**{key: value[places] for key, value in inputs.items()})
         return values
@@ -142,7 +148,7 @@ class IPPO(PPO):
     def _whitened(self, advantages: Tensor, mask: Tensor, agents: Sequence[str]) -> Tensor:
         if self.whiten_over == "policy":
             return super()._whitened(advantages, mask, agents)
-        places = _places(agents)
+        places = agent_places(agents)
         own = {agent: masked_moments(advantages[rows], mask[rows]) for agent, rows in places.items()}
         # A rank may have no rows of an agent, so what is exchanged carries the names.
         shares = each_share(self.trainer, {agent: dataclasses.astuple(moments) for agent, moments in own.items()})
@@ -173,12 +179,13 @@ class IPPO(PPO):
             self.agent_critic(agent).save_pretrained(Path(folder) / f"{agent}-critic", write=write)
 
 
-def _learner(agent: str) -> str:
+def critic_name(agent: str) -> str:
+    """Name of an agent's critic among the learners."""
     return f"{agent}/critic"
 
 
-def _places(agents: Sequence[str]) -> dict[str, Tensor]:
-    """Numbers of the rows of each agent."""
+def agent_places(agents: Sequence[str]) -> dict[str, Tensor]:
+    """Numbers of the rows of each agent, given whose row each is."""
     return {
         agent: torch.tensor([place for place, name in enumerate(agents) if name == agent], dtype=torch.int64)
         for agent in dict.fromkeys(agents)

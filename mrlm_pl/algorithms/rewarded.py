@@ -24,6 +24,7 @@ class RewardedRows:
         rewards: [B, T], a turn's reward on its last token, 0 elsewhere.
         chains: rows of one agent in one episode, in order: one, or several where a chat template rewrote history.
         agents: whose row each is.
+        origins: the record that each row is from.
         unfinished: [B] True for the last row of an episode that a limit cut short.
     """
 
@@ -31,6 +32,7 @@ class RewardedRows:
     rewards: Tensor
     chains: list[list[int]]
     agents: list[str]
+    origins: list[tuple[Episode, Trajectory]]
     unfinished: Tensor
 
     def advantages(
@@ -77,6 +79,7 @@ class _Table:
     groups: list[int] = field(default_factory=list)
     prefix_groups: list[int] = field(default_factory=list)
     episodes: list[int] = field(default_factory=list)
+    records: list[Episode] = field(default_factory=list)
     chains: list[list[int]] = field(default_factory=list)
     unfinished: list[bool] = field(default_factory=list)
 
@@ -108,6 +111,7 @@ def rewarded_rows(
             table.groups += [groups[episode.group]] * len(acting)
             table.prefix_groups += [prefixes.setdefault((episode.group, agent), len(prefixes))] * len(acting)
             table.episodes += [number] * len(acting)
+            table.records += [episode] * len(acting)
     return {policy: _rewarded(table, temperature.get(policy, 1.0), turn_bonus) for policy, table in tables.items()}
 
 
@@ -118,4 +122,5 @@ def _rewarded(table: _Table, temperature: float, turn_bonus: Callable[[Turn], fl
         for turn in trajectory.turns:
             rewards[row, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
     agents = [trajectory.agent for trajectory in table.trajectories]
-    return RewardedRows(batch, rewards, table.chains, agents, torch.tensor(table.unfinished))
+    origins = list(zip(table.records, table.trajectories, strict=True))
+    return RewardedRows(batch, rewards, table.chains, agents, origins, torch.tensor(table.unfinished))

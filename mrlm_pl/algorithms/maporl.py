@@ -1,0 +1,209 @@
+"""Co-training of agents that discuss a question: PPO in which each answer is paid for what it led to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.algorithms.answer_rows import AnswerRows, answer_rows
+from mrlm_pl.algorithms.influence_pay import InfluencePay, Sums, learnt_in
+from mrlm_pl.algorithms.ippo import IPPO, agent_places, critic_name
+from mrlm_pl.algorithms.rewarded import RewardedRows
+from mrlm_pl.batch import PolicyBatch
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy import Policy
+from mrlm_pl.rewards import INCENTIVES, Horizon, Share, incentives, influence_rewards
+from mrlm_pl.strategies import each_share
+
+FIXED = {
+    "reward": "share says whose scores an answer is paid",
+    "gamma": "influence_gamma discounts from turn to turn",
+    "discount": "every turn is a decision problem of its own",
+}
+"""Settings of IPPO that have no meaning here, with what takes their place."""
+
+
+class MAPoRL(IPPO):
+    """Multi-agent post-co-training (MAPoRL, arXiv 2502.18439): PPO on answers that are paid for their influence.
+
+    ``V(t, a)`` is the score in [0, 1] of what agent a says in turn t: the component ``score`` of its reward. Whatever
+    else it earns there (a penalty, say) is its own and shared with nobody. With ``share: all``, ``gamma`` for
+    ``influence_gamma`` and ``mean_j`` over the agents::
+
+        R(t, a) = [V(t, a) + sum_{t' > t} gamma^(t' - t) mean_j V(t', j)] / sum_{t' >= t} gamma^(t' - t)
+        r(t, a) = R(t, a) + incentives(t, a) + what else it earned in turn t
+
+        d_k  = r(t, a) on the last token of the turn, else 0,  + V_{k+1} - V_k    (V_{k+1} = 0 behind the last token)
+        A_k  = d_k + lambda A_{k+1} within the turn
+
+    The future is in ``R`` already, so every turn is a decision problem of its own: no value and no advantage crosses
+    its end, nor that of an episode that a limit cut short. The loss is that of :class:`~mrlm_pl.algorithms.ppo.PPO`;
+    critics and whitening by agent are those of :class:`~mrlm_pl.algorithms.ippo.IPPO`.
+
+    An environment with an agent ``NAME@K`` for each turn of a person gives every turn a policy, an adapter or a critic
+    of its own through ``seats`` and ``critics``; the person is one in ``V``.
+
+    Logged once a collection beside the numbers of IPPO, over all ranks: ``train/ties`` (how many incentives
+    compared with exactly .5), ``train/incentive_KIND`` (mean per answer), ``train/influence/turn_K`` (mean ``R``) and
+    ``train/trained/turn_K`` (1 for a turn that is learnt from).
+
+    Args:
+        policies, seats, critics: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
+        share: whose later scores an answer is paid: those of ``all`` agents or the ``individual``'s own.
+        horizon: ``discounted_sum`` is the above, ``last`` pays the last turn's scores alone, ``current`` this turn's.
+        influence_gamma: discount of the scores from turn to turn.
+        alpha0: paid for an own change from wrong to right, and its negative for one from right to wrong, while the
+            others had been wrong before: self-correction.
+        alpha1: the same while the others had been right: being persuaded.
+        beta0: paid for a change of the others from wrong to right up to the next turn, and its negative for one from
+            right to wrong, when the answer was wrong.
+        beta1: the same when the answer was right: persuading others.
+        critic_reads: the ``debate``, which is the agent's whole row, or for ``critics`` the question and each
+            ``answer`` alone.
+        turn_schedule: turns, counted from 1, that are learnt from together, one list after the other and then from the
+            beginning again; None learns from all turns. The actions of other turns are no part of the loss, and a
+            policy that has no others keeps its weights.
+        turn_iterations: collections for each list.
+        settings: see :class:`~mrlm_pl.algorithms.ippo.IPPO`; without ``reward``, ``gamma`` and ``discount``.
+
+    Raises:
+        ConfigurationError: a value out of range, or critics or a schedule that do not fit the agents.
+    """
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        critics: dict[str, Policy] | None = None,
+        share: Share = "all",
+        horizon: Horizon = "discounted_sum",
+        influence_gamma: float = 0.3,
+        alpha0: float = 0.0,
+        alpha1: float = 0.0,
+        beta0: float = 0.0,
+        beta1: float = 0.0,
+        critic_reads: Literal["debate", "answer"] = "debate",
+        turn_schedule: list[list[int]] | None = None,
+        turn_iterations: int = 1,
+        **settings: Any,
+    ) -> None:
+        for key, instead in FIXED.items():
+            if key in settings:
+                raise ConfigurationError(f"{key} is {settings[key]!r}, but MAPoRL has no such setting: {instead}")
+        # Within a turn the discount is 1, and behind its last token 0.
+        super().__init__(policies, seats, critics, reward="own", gamma=0.0, discount="turn", **settings)
+        if not 0 <= influence_gamma <= 1:
+            raise ConfigurationError(f"influence_gamma is {influence_gamma!r}; it must be between 0 and 1")
+        amounts = dict(zip(INCENTIVES, (alpha0, alpha1, beta0, beta1), strict=True))
+        probe = [{"a": 1.0}]
+        influence_rewards(probe, influence_gamma, share, horizon)  # a mistake is told now
+        incentives(probe, **amounts)
+        if critic_reads not in ("debate", "answer"):
+            raise ConfigurationError(f"critic_reads is {critic_reads!r}; it must be debate or answer")
+        if critic_reads == "answer" and not critics:
+            raise ConfigurationError(
+                "critic_reads is 'answer', but there are no critics: a value head reads what its policy reads; "
+                "give each agent one with `critics: {AGENT: {model: ...}}`"
+            )
+        _check_schedule(turn_schedule, turn_iterations)
+        self.pay = InfluencePay(influence_gamma, share, horizon, amounts)
+        self.critic_reads = critic_reads
+        self.turn_schedule, self.turn_iterations = turn_schedule, turn_iterations
+        self.collections = 0
+
+    @property
+    def trained_turns(self) -> Collection[int] | None:
+        """The turns, counted from 1, that the next collection is learnt from; None is all of them."""
+        if self.turn_schedule is None:
+            return None
+        return self.turn_schedule[self.collections // self.turn_iterations % len(self.turn_schedule)]
+
+    def check_agents(self, agents: Collection[str]) -> None:
+        super().check_agents(agents)
+        numbers = [agent.partition("@")[2] for agent in agents]
+        if self.turn_schedule and all(number.isdigit() for number in numbers):
+            last = max(map(int, numbers))
+            late = sorted({turn for turns in self.turn_schedule for turn in turns if turn > last})
+            if late:
+                raise ConfigurationError(f"turn_schedule names turn {late[0]}, but the agents act in {last} turns")
+
+    def prepare(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
+    ) -> dict[str, PolicyBatch]:
+        turns = self.trained_turns
+        self.collections += 1
+        sums: list[Sums] = []
+        paid: list[Episode] = []
+        for episode in episodes:
+            if not episode.failed:
+                found, told = self.pay.paid(episode)
+                paid.append(found if turns is None else learnt_in(found, turns))
+                sums.append(told)
+        self._tell_of_pay(sums, turns)
+        return super().prepare(paid, sampling, greedy)
+
+    def _tell_of_pay(self, sums: Sequence[Sums], turns: Collection[int] | None) -> None:
+        """Log what the episodes of all ranks were paid; all ranks must ask."""
+        totals: Sums = {}
+        for own in each_share(self.trainer, list(sums)):
+            for told in own:
+                for name, (value, count) in told.items():
+                    before = totals.get(name, (0.0, 0.0))
+                    totals[name] = (before[0] + value, before[1] + count)
+        for name, (value, count) in sorted(totals.items()):
+            self._prepared_metrics[f"train/{name}"] = value if name == "ties" else value / count
+            turn = name.partition("turn_")[2]
+            if turn:
+                self._prepared_metrics[f"train/trained/turn_{turn}"] = float(turns is None or int(turn) in turns)
+
+    def _estimates(self, name: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
+        if self.critic_reads == "debate":
+            return super()._estimates(name, table)
+        values = torch.zeros(table.batch.action_mask.shape, device=table.batch.action_mask.device)
+        for agent, answers in self._answers(table).items():
+            answers.put(self.agent_critic(agent).values(**answers.batch.inputs()), values)
+        return values, values.new_zeros(len(table.batch))
+
+    def _critic_rows(self, table: RewardedRows) -> dict[str, PolicyBatch]:
+        if self.critic_reads == "debate":
+            return super()._critic_rows(table)
+        assert table.batch.values is not None
+        assert table.batch.returns is not None
+        found = {}
+        for agent, answers in self._answers(table).items():
+            answers.batch.values = answers.taken(table.batch.values)
+            answers.batch.returns = answers.taken(table.batch.returns)
+            found[critic_name(agent)] = answers.batch
+        return found
+
+    def _answers(self, table: RewardedRows) -> dict[str, AnswerRows]:
+        return {
+            agent: answer_rows(table, places, self.agent_critic(agent).chat)
+            for agent, places in agent_places(table.agents).items()
+        }
+
+    def progress(self) -> dict[str, Any]:
+        return {**super().progress(), "collections": self.collections}
+
+    def load_progress(self, progress: Mapping[str, Any]) -> None:
+        super().load_progress(progress)
+        self.collections = progress.get("collections", 0)
+
+
+def _check_schedule(schedule: list[list[int]] | None, iterations: int) -> None:
+    if iterations < 1:
+        raise ConfigurationError(f"turn_iterations is {iterations}; it must be 1 or above")
+    if schedule is None:
+        return
+    if not schedule:
+        raise ConfigurationError("turn_schedule is empty; name the turns, such as [[1], [2, 3]], or leave it out")
+    for turns in schedule:
+        if not turns or min(turns) < 1 or len(set(turns)) != len(turns):
+            raise ConfigurationError(
+                f"turn_schedule has the entry {turns}; each must name different turns, counted from 1"
+            )
