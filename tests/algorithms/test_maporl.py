@@ -1,0 +1,466 @@
+"""MAPoRL: what turns are paid, where credit ends, what the critics read, and which turns are learnt from."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+from mrlm_pl.algorithms import MAPoRL
+from mrlm_pl.algorithms.influence_pay import InfluencePay, learnt_in, scores_of
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
+from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.policy import LoRA, Policy
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from discussion import PERSONS, Discussion
+
+# The reference's example: two persons, three turns, influence_gamma .3.
+SCORES = {"ann": (0.2, 0.8, 1.0), "bob": (0.9, 0.6, 0.5)}
+INFLUENCE = {"ann": (0.343525, 0.788462, 1.0), "bob": (0.847122, 0.634615, 0.5)}
+TOKENS = 2
+BY_TURN = [f"{person}@{turn}" for person in PERSONS for turn in (1, 2, 3)]
+
+
+def discussion(
+    scores: dict[str, tuple[float, ...]] = SCORES, by_turn: bool = False, rest: float = 0.0, policy: str = "main"
+) -> Episode:
+    """A record in which each answer is two tokens behind three of the environment, and ``rest`` is paid beside it."""
+    rows: dict[str, list[Trajectory]] = {}
+    for person, (begin, values) in zip(scores, enumerate(scores.values()), strict=True):
+        agents = [f"{person}@{turn}" if by_turn else person for turn in range(1, len(values) + 1)]
+        for agent in dict.fromkeys(agents):
+            steps = [step for step, name in enumerate(agents) if name == agent]
+            turns, messages = [], []
+            for place, step in enumerate(steps):
+                start = 5 * place + 3
+                parts = {"score": values[step], "penalty": rest}
+                turn = Turn(agent, step, start, start + TOKENS, values[step] + rest, parts, "stop", policy, 0, "e")
+                turns.append(turn)
+                messages += [Message("user", f"q{step}"), Message("assistant", f"{person}{step}")]
+            mask = (False, False, False, True, True) * len(steps)
+            ids = tuple(8 + begin + number for number in range(len(mask)))
+            logprobs = tuple(-1.0 if acted else 0.0 for acted in mask)
+            row = Trajectory(agent, policy, ids, mask, logprobs, tuple(turns), tuple(messages))
+            rows.setdefault(agent, []).append(row)
+    trajectories = {agent: tuple(own) for agent, own in rows.items()}
+    return Episode("0", Task("discussion", "train", 0), "g", 0, 0, trajectories, "end", agents=tuple(trajectories))
+
+
+def pay(**options: Any) -> InfluencePay:
+    amounts = {"alpha0": 0.0, "alpha1": 0.0, "beta0": 0.0, "beta1": 0.0, **options}
+    return InfluencePay(0.3, "all", "discounted_sum", amounts)
+
+
+def rewards(episode: Episode) -> dict[str, list[float]]:
+    """What each person's turns are paid, in their order."""
+    found: dict[str, dict[int, float]] = {}
+    for row in episode.rows():
+        for turn in row.turns:
+            found.setdefault(turn.agent.partition("@")[0], {})[turn.index] = turn.reward
+    return {person: [paid[step] for step in sorted(paid)] for person, paid in found.items()}
+
+
+@pytest.mark.parametrize("by_turn", [False, True])
+def test_a_turn_is_paid_its_influence_and_what_is_not_shared(by_turn: bool) -> None:
+    paid, sums = pay().paid(discussion(by_turn=by_turn, rest=-0.25))
+    found = rewards(paid)
+    for person, expected in INFLUENCE.items():
+        assert found[person] == pytest.approx([value - 0.25 for value in expected], abs=1e-6)
+    # Mean R of the first turn: (.343525 + .847122) / 2.
+    assert sums["influence/turn_1"] == (pytest.approx(1.190647, abs=1e-6), 2.0)
+    for row in paid.rows():
+        for turn in row.turns:
+            assert sum(turn.components.values()) == turn.reward
+            assert turn.components["unshared"] == pytest.approx(-0.25)
+
+
+def test_incentives_are_paid_and_summed_by_kind() -> None:
+    # Ann goes from wrong to right beside a right bob: alpha1 for her in turn 2, beta1 for bob in turn 1. Bob ends at
+    # exactly .5: his change from right is a tie, and so is what it would say of ann's last influence.
+    paid, sums = pay(alpha0=1.0, alpha1=10.0, beta0=100.0, beta1=1000.0).paid(discussion())
+    earned = {
+        person: [round(value - base) for value, base in zip(found, INFLUENCE[person], strict=True)]
+        for person, found in rewards(paid).items()
+    }
+    assert earned == {"ann": [0, 10, 0], "bob": [1000, 0, 0]}
+    assert sums["incentive_alpha1"] == (10.0, 6.0)
+    assert sums["incentive_beta1"] == (1000.0, 6.0)
+    assert sums["incentive_alpha0"] == (0.0, 6.0)
+    assert sums["ties"] == (2.0, 1.0)
+
+
+def test_labels_are_scores_like_any_other() -> None:
+    paid, _ = pay(alpha0=0.5).paid(discussion({"ann": (0.0, 1.0), "bob": (0.0, 0.0), "eve": (1.0, 0.0)}))
+    # Turn 1: .3 (1 / 3) / 1.3 for the wrong and (1 + .1) / 1.3 for the right. Bob was wrong and eve right before: a
+    # tie, which pays ann nothing. Eve gave up what was right beside the wrong.
+    assert rewards(paid) == {
+        "ann": pytest.approx([0.1 / 1.3, 1.0]),
+        "bob": pytest.approx([0.1 / 1.3, 0.0]),
+        "eve": pytest.approx([1.1 / 1.3, -0.5]),
+    }
+
+
+def test_a_discussion_that_ended_early_pays_what_there_was() -> None:
+    early = {person: scores[:2] for person, scores in SCORES.items()}
+    paid, sums = pay().paid(dataclasses.replace(discussion(early), truncated=True))
+    assert rewards(paid)["ann"] == pytest.approx([0.315385, 0.8], abs=1e-6)
+    assert "influence/turn_3" not in sums
+    assert not paid.truncated, "no value of what would have come after is added"
+
+
+def test_a_turn_without_a_score_keeps_its_reward() -> None:
+    record = discussion()
+    row = record.trajectories["bob"][0]
+    call = dataclasses.replace(row.turns[1], reward=0.125, components={"tool": 0.125})
+    row = dataclasses.replace(row, turns=(row.turns[0], call, row.turns[2]))
+    record = dataclasses.replace(record, trajectories={**record.trajectories, "bob": (row,)})
+    assert [sorted(turn) for turn in scores_of(record)] == [["ann", "bob"], ["ann"], ["ann", "bob"]]
+    found = rewards(pay().paid(record)[0])
+    # (.9 + .3 * .8 + .09 * .75) / 1.39
+    assert found["bob"] == pytest.approx([0.86870504, 0.125, 0.5])
+
+
+def test_records_that_cannot_be_scored_are_refused() -> None:
+    none = discussion()
+    row = none.trajectories["ann"][0]
+    without = dataclasses.replace(row, turns=tuple(dataclasses.replace(turn, components={}) for turn in row.turns))
+    with pytest.raises(DataError, match="'discussion' has no turn with a reward component 'score'"):
+        scores_of(dataclasses.replace(none, trajectories={"ann": (without,)}))
+    with pytest.raises(DataError, match=r"episode '0': scores: that of 'ann' in turn 1 is 1\.5"):
+        pay().paid(discussion({"ann": (0.0, 1.5)}))
+    twice = discussion({"ann": (1.0,)}, by_turn=True).trajectories["ann@1"][0]
+    other = dataclasses.replace(twice, turns=(dataclasses.replace(twice.turns[0], agent="ann@2"),))
+    with pytest.raises(DataError, match="'ann' answered twice at step 0, the second time as 'ann@2'"):
+        scores_of(dataclasses.replace(none, trajectories={"ann@1": (twice,), "ann@2": (other,)}))
+
+
+# Credit.
+
+
+def prepared(
+    model_folder: Path, trainer: Any, episodes: list[Episode], constant: float = 0.0, **options: Any
+) -> tuple[MAPoRL, Any]:
+    """The algorithm and its rows; all values are the constant."""
+    algorithm = MAPoRL({"main": Policy(str(model_folder))}, whiten_advantages=False, lam=0.5, **options)
+    algorithm.configure_model()
+    algorithm.trainer = trainer
+    head = algorithm.policy("main").value_head
+    if head is not None:
+        torch.nn.init.constant_(head.linear.bias, constant)
+    with torch.no_grad():
+        return algorithm, algorithm.prepare(episodes, Sampling())
+
+
+@pytest.mark.parametrize("by_turn", [False, True])
+@pytest.mark.parametrize("truncated", [False, True])
+def test_no_credit_crosses_the_end_of_a_turn(
+    by_turn: bool, truncated: bool, model_folder: Path, quiet_trainer: Any
+) -> None:
+    record = dataclasses.replace(discussion(by_turn=by_turn), truncated=truncated)
+    _, rows = prepared(model_folder, quiet_trainer(), [record], constant=1.0)
+    rows = rows["main"]
+    expected = []
+    for person in PERSONS:
+        for influence in INFLUENCE[person]:
+            # The last token: R - V, with nothing behind it. The first: 0 + V - V + lambda times the last one's.
+            expected += [0.5 * (influence - 1.0), influence - 1.0]
+    assert rows.advantages[rows.action_mask].tolist() == pytest.approx(expected, abs=1e-6)
+    assert rows.returns[rows.action_mask].tolist() == pytest.approx([1.0 + value for value in expected], abs=1e-6)
+
+
+def test_what_is_logged_of_a_collection(model_folder: Path, quiet_trainer: Any) -> None:
+    failed = dataclasses.replace(discussion(), error="the back end is away")
+    short = discussion({person: scores[:1] for person, scores in SCORES.items()})
+    algorithm, _ = prepared(
+        model_folder, quiet_trainer(), [discussion(), failed, short], alpha1=0.8, turn_schedule=[[1, 3], [2]]
+    )
+    told = algorithm.take_prepared_metrics()
+    assert told["train/ties"] == 2.0
+    assert told["train/incentive_alpha1"] == pytest.approx(0.1), "one of 8 answers"
+    assert told["train/incentive_beta0"] == 0.0
+    # (.343525 + .847122 + .2 + .9) / 4
+    assert told["train/influence/turn_1"] == pytest.approx(0.572662, abs=1e-6)
+    assert told["train/influence/turn_2"] == pytest.approx(0.711538, abs=1e-6)
+    assert [told[f"train/trained/turn_{turn}"] for turn in (1, 2, 3)] == [1.0, 0.0, 1.0]
+
+
+# What a critic reads.
+
+
+def test_a_critic_reads_the_question_and_one_answer(model_folder: Path, quiet_trainer: Any) -> None:
+    record = discussion(by_turn=True)
+    critics = {agent: Policy(str(model_folder), random_init_seed=number) for number, agent in enumerate(BY_TURN)}
+    algorithm = MAPoRL(
+        {"main": Policy(str(model_folder))},
+        critics=critics,
+        critic_reads="answer",
+        whiten_advantages=False,
+        lam=0.5,
+        turn_schedule=[[2, 3]],
+    )
+    algorithm.configure_model()
+    algorithm.trainer = quiet_trainer()
+    for critic in critics.values():
+        torch.nn.init.normal_(critic.value_head.linear.weight)
+    with torch.no_grad():
+        rows = algorithm.prepare([record], Sampling())
+    assert set(rows) == {"main", *(f"{agent}/critic" for agent in BY_TURN if not agent.endswith("@1"))}
+    chat = critics["ann@1"].chat
+    prompt = chat.encode(chat.render([Message("user", "q0")], generation_prompt=True))
+    for place, agent in enumerate(agent for agent in BY_TURN if not agent.endswith("@1")):
+        person, _, turn = agent.partition("@")
+        answer = record.trajectories[agent][0].token_ids[3:]
+        learnt = rows[f"{agent}/critic"]
+        assert learnt.token_ids.tolist() == [[*prompt, *answer]], (
+            "the question of the first turn, no word of the others"
+        )
+        assert learnt.action_mask.tolist() == [[False] * len(prompt) + [True] * TOKENS]
+        critic = critics[agent]
+        hidden = critic.model(learnt.token_ids, output_hidden_states=True).hidden_states[-1]
+        values = critic.value_head(hidden)[0, len(prompt) - 1 : -1].tolist()
+        assert learnt.values[learnt.action_mask].tolist() == pytest.approx(values, abs=1e-5)
+        influence = INFLUENCE[person][int(turn) - 1]
+        last = influence - values[1]
+        advantages = [values[1] - values[0] + 0.5 * last, last]
+        assert rows["main"].advantages[place][rows["main"].action_mask[place]].tolist() == pytest.approx(
+            advantages, abs=1e-5
+        )
+        returns = [value + advantage for value, advantage in zip(values, advantages, strict=True)]
+        assert learnt.returns[learnt.action_mask].tolist() == pytest.approx(returns, abs=1e-5)
+    assert rows["main"].values is None
+
+
+def test_answers_in_one_conversation_are_rows_of_their_own(model_folder: Path, quiet_trainer: Any) -> None:
+    critics = {person: Policy(str(model_folder)) for person in PERSONS}
+    algorithm = MAPoRL({"main": Policy(str(model_folder))}, critics=critics, critic_reads="answer", lam=1.0)
+    algorithm.configure_model()
+    algorithm.trainer = quiet_trainer()
+    record = discussion()
+    with torch.no_grad():
+        rows = algorithm.prepare([record, dataclasses.replace(record, group="h")], Sampling())
+    learnt = rows["bob/critic"]
+    ids = record.trajectories["bob"][0].token_ids
+    assert [row[-TOKENS:] for row in learnt.token_ids.tolist()] == [
+        list(ids[start : start + 2]) for start in (3, 8, 13)
+    ] * 2
+    assert learnt.groups.tolist() == [0, 0, 0, 1, 1, 1]
+    assert learnt.returns[learnt.action_mask].view(6, 2)[:, 0].tolist() == pytest.approx(
+        [*INFLUENCE["bob"]] * 2, abs=1e-6
+    )
+
+
+def test_a_record_without_messages_has_no_question(model_folder: Path, quiet_trainer: Any) -> None:
+    record = discussion({"ann": (1.0,)})
+    row = dataclasses.replace(record.trajectories["ann"][0], messages=())
+    record = dataclasses.replace(record, trajectories={"ann": (row,)})
+    options: dict[str, Any] = {"critics": {"ann": Policy(str(model_folder))}, "critic_reads": "answer"}
+    with pytest.raises(DataError, match="agent 'ann' was shown no user message"):
+        prepared(model_folder, quiet_trainer(), [record], **options)
+
+
+# The schedule of turns.
+
+
+def test_only_the_actions_of_the_turns_are_learnt_from() -> None:
+    (row,) = learnt_in(discussion(), [1, 3]).trajectories["ann"]
+    assert [place for place, acted in enumerate(row.action_mask) if acted] == [3, 4, 13, 14]
+    assert row.logprobs == tuple(-1.0 if acted else 0.0 for acted in row.action_mask)
+    assert row.token_ids == discussion().trajectories["ann"][0].token_ids
+
+
+def test_the_schedule_goes_round_and_its_denominators_are_what_is_trained(
+    model_folder: Path, quiet_trainer: Any
+) -> None:
+    algorithm = MAPoRL({"main": Policy(str(model_folder))}, turn_schedule=[[1], [2, 3], [4]], turn_iterations=2)
+    algorithm.configure_model()
+    algorithm.trainer = quiet_trainer()
+    tokens = []
+    for _ in range(7):
+        with torch.no_grad():
+            rows = algorithm.prepare([discussion()], Sampling())
+        if rows:
+            assert (rows["main"].episode_tokens == int(rows["main"].action_mask.sum())).all()
+        tokens.append(int(rows["main"].action_mask.sum()) if rows else 0)
+    # Two persons with two tokens a turn. There is no fourth turn: nothing is trained, which is no error.
+    assert tokens == [4, 4, 8, 8, 0, 0, 4]
+
+
+class Watch(Callback):
+    def __init__(self) -> None:
+        self.first: dict[str, torch.Tensor] = {}
+        self.weights: list[dict[str, torch.Tensor]] = []
+        self.metrics: list[dict[str, float]] = []
+
+    def on_train_start(self, trainer: Any, algorithm: Any) -> None:
+        self._keep(algorithm)
+
+    def on_before_optimizer_step(self, trainer: Any, algorithm: Any, optimizer: Any) -> None:
+        if not self.first:
+            self.first = {name: w.grad.clone() for name, w in algorithm.named_parameters() if w.grad is not None}
+
+    def on_train_batch_end(self, trainer: Any, algorithm: Any, *args: Any) -> None:
+        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+        self._keep(algorithm)
+
+    def _keep(self, algorithm: Any) -> None:
+        self.weights.append({name: weight.detach().clone() for name, weight in algorithm.named_parameters()})
+
+    def moved(self) -> list[set[str]]:
+        """The policies, and agents' critics, whose weights each update changed."""
+        return [
+            {".".join(name.split(".")[:2]) for name in before if not torch.equal(before[name], after[name])}
+            for before, after in zip(self.weights, self.weights[1:], strict=False)
+        ]
+
+
+def rollouts(environment: Discussion, **data: Any) -> RolloutDataModule:
+    settings: dict[str, Any] = {"groups": 4, "group_size": 2, "iterations": 4, "sampling": Sampling(max_tokens=4)}
+    return RolloutDataModule(environment, **{**settings, **data})
+
+
+def policies_by_turn(model_folder: Path, lora: bool = False) -> dict[str, Any]:
+    policies = {
+        f"turn_{turn}": Policy(str(model_folder), 1e-3, weight_decay=0.1, lora=LoRA(2) if lora else None)
+        for turn in (1, 2, 3)
+    }
+    seats = {agent: f"turn_{agent.partition('@')[2]}" for agent in BY_TURN}
+    return {"policies": policies, "seats": seats}
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_policies_of_other_turns_rest_to_the_bit(lora: bool, model_folder: Path, quiet_trainer: Any) -> None:
+    watch = Watch()
+    algorithm = MAPoRL(**policies_by_turn(model_folder, lora), turn_schedule=[[1], [3, 2]])
+    data = rollouts(Discussion(by_turn=True), passes=2)
+    quiet_trainer(callbacks=[watch]).fit(algorithm, data)
+    one, others = {"policies.turn_1"}, {"policies.turn_2", "policies.turn_3"}
+    assert watch.moved() == [one, one, others, others] * 2
+    assert [told["train/trained/turn_1"] for told in watch.metrics] == [1, 1, 0, 0, 1, 1, 0, 0]
+    assert "train/turn_2/approx_kl" in watch.metrics[2]
+    if lora:
+        bases = [algorithm.policy(name).network.get_input_embeddings().weight for name in algorithm.policies]
+        assert len({weight.data_ptr() for weight in bases}) == 1, "one base for all turns"
+
+
+def test_critics_of_other_turns_rest_too(model_folder: Path, quiet_trainer: Any) -> None:
+    watch = Watch()
+    critics = {agent: Policy(str(model_folder), 1e-3, weight_decay=0.1) for agent in BY_TURN}
+    algorithm = MAPoRL(
+        {"main": Policy(str(model_folder), 1e-3)}, critics=critics, critic_reads="answer", turn_schedule=[[2], [1]]
+    )
+    quiet_trainer(callbacks=[watch]).fit(algorithm, rollouts(Discussion(by_turn=True), iterations=2))
+    for moved, turn in zip(watch.moved(), (2, 1), strict=True):
+        assert moved == {"policies.main", *(f"agent_critics.{person}@{turn}" for person in PERSONS)}
+
+
+def test_a_run_resumed_within_the_schedule_equals_an_uninterrupted_one(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    def run(trainer: Any, resumed: Path | None = None) -> MAPoRL:
+        algorithm = MAPoRL(
+            **policies_by_turn(model_folder), turn_schedule=[[1], [2], [3]], turn_iterations=1, beta1=0.2
+        )
+        data = rollouts(Discussion(by_turn=True), iterations=3, passes=2)
+        trainer.fit(algorithm, data, ckpt_path=resumed)
+        return algorithm
+
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    whole = run(quiet_trainer(enable_checkpointing=True, callbacks=[saver]))
+    for step in (2, 3):  # between two collections, and within the second
+        again = run(quiet_trainer(), tmp_path / f"step={step}.ckpt")
+        assert again.collections == 3
+        for name, weight in whole.state_dict().items():
+            assert torch.equal(weight, again.state_dict()[name]), name
+
+
+# Seats.
+
+
+@pytest.mark.parametrize("critic_reads", ["debate", "answer"])
+def test_the_result_does_not_depend_on_accumulation(critic_reads: Any, model_folder: Path, quiet_trainer: Any) -> None:
+    found = []
+    for pieces in (1, 4):
+        watch = Watch()
+        critics = {person: Policy(str(model_folder), 1e-3) for person in PERSONS}
+        algorithm = MAPoRL(
+            {"main": Policy(str(model_folder), 1e-3)},
+            critics=critics,
+            critic_reads=critic_reads,
+            turn_schedule=[[2, 3]],
+        )
+        algorithm.configure_model()
+        for critic in critics.values():
+            torch.nn.init.constant_(critic.value_head.linear.weight, 0.01)
+        trainer = quiet_trainer(callbacks=[watch], accumulate_grad_batches=pieces)
+        trainer.fit(algorithm, rollouts(Discussion(), iterations=1))
+        found.append(watch.first)
+    assert found[0].keys() == found[1].keys()
+    assert {name.split(".")[0] for name in found[0]} == {"policies", "agent_critics"}
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(
+            found[1][name], gradient, rtol=1e-4, atol=2e-6 * float(gradient.norm() + 1), msg=name
+        )
+
+
+def test_a_frozen_partner_is_scored_but_not_trained(model_folder: Path, quiet_trainer: Any) -> None:
+    watch = Watch()
+    policies = {"ann": Policy(str(model_folder), 1e-3), "bob": Policy(str(model_folder), trained=False)}
+    quiet_trainer(callbacks=[watch]).fit(MAPoRL(policies), rollouts(Discussion(labels=True), iterations=2))
+    assert watch.moved() == [{"policies.ann"}] * 2
+
+
+def test_two_models_learn_to_answer_together(quiet_trainer: Any) -> None:
+    watch = Watch()
+    policies = {"ann": Policy(learning_rate=2e-3), "bob": Policy(learning_rate=1e-3, random_init_seed=1)}
+    algorithm = MAPoRL(policies, value_learning_rate=1e-2, alpha1=0.1, beta1=0.1)
+    data = rollouts(Discussion(), groups=8, group_size=8, iterations=12, passes=2)
+    quiet_trainer(callbacks=[watch], gradient_clip_val=1.0).fit(algorithm, data)
+    first, last = watch.metrics[0], watch.metrics[-1]
+    assert first["train/ann/ratio_deviation"] < 1e-4
+    assert first["train/influence/turn_1"] < 0.5
+    assert last["train/influence/turn_1"] > first["train/influence/turn_1"] + 0.2
+    assert {"train/ties", "train/incentive_beta1", "train/trained/turn_3"} <= set(last)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"influence_gamma": -0.3}, r"influence_gamma is -0\.3; it must be between 0 and 1"),
+        ({"share": "none"}, "share is 'none'; it must be one of all, individual"),
+        ({"horizon": "all"}, "horizon is 'all'"),
+        ({"alpha0": float("nan")}, "alpha0 is nan"),
+        ({"critic_reads": "question"}, "critic_reads is 'question'; it must be debate or answer"),
+        ({"critic_reads": "answer"}, "there are no critics"),
+        ({"turn_schedule": []}, "turn_schedule is empty"),
+        ({"turn_schedule": [[1], []]}, r"turn_schedule has the entry \[\]"),
+        ({"turn_schedule": [[0]]}, r"turn_schedule has the entry \[0\]"),
+        ({"turn_schedule": [[1, 1]]}, r"turn_schedule has the entry \[1, 1\]"),
+        ({"turn_iterations": 0}, "turn_iterations is 0"),
+        ({"reward": "team"}, "reward is 'team', but MAPoRL has no such setting: share says"),
+        ({"reward": "own"}, "reward is 'own', but MAPoRL has no such setting"),
+        ({"gamma": 0.9}, r"gamma is 0\.9, but MAPoRL has no such setting: influence_gamma"),
+        ({"discount": "token"}, "discount is 'token', but MAPoRL has no such setting"),
+        ({"lam": 1.5}, r"lam is 1\.5"),
+    ],
+)
+def test_bad_settings_are_refused(options: dict[str, Any], message: str, model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        MAPoRL({"main": Policy(str(model_folder))}, **options)
+
+
+def test_a_schedule_must_fit_the_agents(model_folder: Path) -> None:
+    algorithm = MAPoRL({"main": Policy(str(model_folder))}, turn_schedule=[[1], [4]])
+    with pytest.raises(ConfigurationError, match="turn_schedule names turn 4, but the agents act in 3 turns"):
+        algorithm.check_agents(BY_TURN)
+    algorithm.check_agents(PERSONS)  # how often they act is for the environment to say

@@ -1,0 +1,61 @@
+"""An environment for tests: persons speak at once, turn after turn, and are scored by the digits that they say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
+from mrlm_pl.episode import Message, Task, person_of
+
+PERSONS = ("ann", "bob")
+
+
+class Discussion(Environment):
+    """Ann and Bob are asked for digits ``turns`` times and see what the other said before.
+
+    A score is the share of digits in a reply. A reply without any costs .5 more, and the discussion ends early when
+    both say the same.
+
+    Args:
+        turns: how many.
+        by_turn: an agent ``NAME@K`` for each turn of a person, in a conversation of its own.
+        labels: scores are 1 for a reply of digits alone, else 0.
+    """
+
+    name = "discussion"
+
+    def __init__(self, turns: int = 3, by_turn: bool = False, labels: bool = False) -> None:
+        self.turns, self.by_turn, self.labels = turns, by_turn, labels
+        self.agents = tuple(
+            self._agent(person, turn) for person in PERSONS for turn in range(1, turns + 1 if by_turn else 2)
+        )
+
+    def _agent(self, person: str, turn: int) -> str:
+        return f"{person}@{turn}" if self.by_turn else person
+
+    def tasks(self, split: str) -> TaskSource:
+        return DatasetTasks(self.name, split, [{"n": n} for n in range(16)])
+
+    def reset(self, task: Task) -> Observations:
+        self.turn, self.question = 1, f"Say {task.data['n']}"
+        return {self._agent(person, 1): [Message("user", self.question)] for person in PERSONS}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        said = {person_of(agent): message.content for agent, message in actions.items()}
+        components = {agent: self._components(message.content) for agent, message in actions.items()}
+        rewards = {agent: sum(parts.values()) for agent, parts in components.items()}
+        self.turn += 1
+        agreed = len(set(said.values())) == 1
+        if agreed or self.turn > self.turns:
+            return Step(rewards=rewards, components=components, done=True, stop_reason="agreed" if agreed else "turns")
+        observations = {}
+        for person in PERSONS:
+            heard = " ".join(said[other] for other in PERSONS if other != person)
+            first = f"{self.question}\n" if self.by_turn else ""
+            observations[self._agent(person, self.turn)] = [Message("user", f"{first}Heard {heard}")]
+        return Step(observations, rewards, components)
+
+    def _components(self, text: str) -> dict[str, float]:
+        share = sum(map(str.isdigit, text)) / max(len(text), 1)
+        parts = {"score": float(share == 1) if self.labels else share}
+        return parts if share else {**parts, "penalty": -0.5}
