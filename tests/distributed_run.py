@@ -18,9 +18,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import EchoEnvironment
+from discussion import Discussion
 from mrlm_callbacks import HeldOutEvaluation
 
-from mrlm_pl.algorithms import DPO, GRPO, IPPO, MADPO, MAGRPO, MAPPO, MAREMAX, PPO, RAE, SFT, DrMAS
+from mrlm_pl.algorithms import DPO, GRPO, IPPO, MADPO, MAGRPO, MAPPO, MAREMAX, PPO, RAE, SFT, DrMAS, MAPoRL
 from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
@@ -104,7 +105,7 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
-    known = (GRPO, PPO, IPPO, MAPPO, DPO, SFT, MAGRPO, MAREMAX, MADPO, RAE, DrMAS)
+    known = (GRPO, PPO, IPPO, MAPPO, DPO, SFT, MAGRPO, MAREMAX, MADPO, RAE, DrMAS, MAPoRL)
     classes = {cls.__name__.lower(): cls for cls in known} | {"dr_mas": DrMAS}
     policies = {
         name: Policy(
@@ -133,6 +134,8 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
         environment: Any = EchoEnvironment(turns=2, reward=1.0 if flat else None)
         if "policies" in options:
             environment = Duet() if options.get("duet") else OneOfTwo()
+        if "discussion" in options:
+            environment = Discussion(**options["discussion"])
         data = RolloutDataModule(environment, sampling=Sampling(max_tokens=options.get("max_tokens", 9)), **settings)
     tensor_parallel = options.get("tensor_parallel", 1)
     strategy = options.get("strategy", "auto")

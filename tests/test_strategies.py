@@ -162,6 +162,57 @@ def test_critics_with_rows_of_their_own_add_up(strategy: str, options: dict[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policies": ["ann", "bob"], "discussion": {}},
+        {
+            "policies": ["first", "second"],
+            "discussion": {"turns": 2, "by_turn": True},
+            "critics": ["ann@1", "ann@2", "bob@1", "bob@2"],
+            "model": {
+                "seats": {"ann@1": "first", "bob@1": "first", "ann@2": "second", "bob@2": "second"},
+                "critic_reads": "answer",
+                "turn_schedule": [[2], [1]],
+            },
+        },
+        {
+            "policies": ["first", "second"],
+            "lora": True,
+            "discussion": {"turns": 2, "by_turn": True},
+            "model": {
+                "seats": {"ann@1": "first", "bob@1": "first", "ann@2": "second", "bob@2": "second"},
+                "turn_schedule": [[1], [2]],
+            },
+        },
+    ],
+    ids=["persons", "turns", "adapters"],
+)
+def test_discussions_are_paid_and_scheduled_over_all_ranks(
+    strategy: str, options: dict[str, Any], launch: Any, model_folder: Path
+) -> None:
+    options = {**options, "algorithm": "maporl", "max_tokens": 4, "data": {"groups": 2, "iterations": 1}}
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    # Whoever rests has no gradient in one process and zeros in two.
+    found = [{name: value for name, value in gradients(run).items() if value.any()} for run in (two, one)]
+    assert_same(*found)
+    scheduled = options.get("model", {}).get("turn_schedule")
+    if scheduled:
+        resting = "second" if scheduled[0] == [1] else "first"
+        after, before = (
+            AutoModelForCausalLM.from_pretrained(path) for path in (two / "policies" / resting, model_folder)
+        )
+        for name, weight in before.state_dict().items():
+            assert torch.equal(weight, after.state_dict()[name]), name
+    metrics = [json.loads((run / "metrics-0.json").read_text()) for run in (one, two)]
+    paid = {name for name in metrics[0] if name.startswith(("train/influence", "train/incentive", "train/trained"))}
+    assert len(paid) >= 8
+    for name in (*paid, "train/ties"):
+        assert metrics[1][name] == pytest.approx(metrics[0][name], abs=1e-9), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("algorithm", ["dpo", "sft"])
 def test_data_files_are_shared_out_to_the_last_row(strategy: str, algorithm: str, launch: Any, tmp_path: Path) -> None:
     pairs = [{"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"} for n in range(9)]
