@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mrlm_environments.class_completion import ClassCompletionEnvironment
     from mrlm_environments.code import CodeEnvironment
     from mrlm_environments.collaborative_coding import CollaborativeCodingEnvironment
+    from mrlm_environments.collaborative_reasoning import CollaborativeReasoningEnvironment
     from mrlm_environments.coordination import CoordinationGame
     from mrlm_environments.debate import DebateEnvironment
     from mrlm_environments.file_system import FileSystem
@@ -37,6 +38,7 @@ __all__ = [
     "ClassCompletionEnvironment",
     "CodeEnvironment",
     "CollaborativeCodingEnvironment",
+    "CollaborativeReasoningEnvironment",
     "CoordinationGame",
     "DebateEnvironment",
     "FileSystem",
@@ -67,6 +69,7 @@ _HOME = {
     "ClassCompletionEnvironment": "class_completion",
     "CodeEnvironment": "code",
     "CollaborativeCodingEnvironment": "collaborative_coding",
+    "CollaborativeReasoningEnvironment": "collaborative_reasoning",
     "CoordinationGame": "coordination",
     "DebateEnvironment": "debate",
     "FileSystem": "file_system",
