@@ -21,10 +21,10 @@ from mrlm_environments.reasoning_turns import (
     clipped,
     shown_answers,
 )
-from mrlm_environments.reward_model_judge import TextScorer
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, TurnOrder
 from mrlm_pl.episode import person_of
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.verifier.scorer import TextScorer
 
 Role = Literal["leader", "summarizer"]
 LEAD = "You lead the team. Read its answers and give the team's answer."

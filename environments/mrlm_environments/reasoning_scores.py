@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from mrlm_environments.reward_model_judge import TextScore, TextScorer, sigmoid
-from mrlm_pl.episode import Message
-from mrlm_pl.errors import EnvironmentContractError
+from mrlm_pl.errors import EnvironmentContractError, NonFiniteError
+from mrlm_pl.verifier.scorer import TextScorer, as_probability, exchange
 
 WORDS = ((0.3, "poor"), (0.6, "doubtful"), (0.8, "good"))
 BEST_WORD = "excellent"
@@ -49,25 +47,17 @@ class AnswerScorer:
         """
         if isinstance(self.scorer, str) or not texts:
             return [float(holds) for holds in right], 0
-        asked = [(Message("user", question), Message("assistant", text)) for text in texts]
-        found = self.scorer.score_batch(asked)
         name = type(self.scorer).__name__
-        if len(found) != len(texts):
-            raise EnvironmentContractError(f"{name} gave {len(found)} scores for {len(texts)} answers; mend the scorer")
-        return [_probability(self.scorer, score, name) for score in found], sum(score.truncated for score in found)
+        try:
+            found = self.scorer.score_batch([exchange(question, text) for text in texts])
+            values = [as_probability(score, self.scorer.probability) for score in found]
+        except NonFiniteError as error:  # of one answer: it costs the episode, not the run
+            raise EnvironmentContractError(f"the scorer {name} failed: {error}") from error
+        if len(values) != len(texts):
+            raise EnvironmentContractError(f"the scorer {name} gave {len(values)} scores for {len(texts)} answers")
+        return values, sum(score.truncated for score in found)
 
     def close(self) -> None:
         """Free what the model holds."""
         if not isinstance(self.scorer, str):
             self.scorer.close()
-
-
-def _probability(scorer: TextScorer, score: TextScore, name: str) -> float:
-    # An infinite logit has a sigmoid, but no network that is well gives one.
-    value = score.value if scorer.probability or not math.isfinite(score.value) else sigmoid(score.value)
-    if not 0.0 <= value <= 1.0:
-        raise EnvironmentContractError(
-            f"the scorer {name} gave {score.value!r}, which is no {'probability' if scorer.probability else 'logit'}; "
-            "the episode is not scored, mend the scorer"
-        )
-    return value

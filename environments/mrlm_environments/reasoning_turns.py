@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from mrlm_environments.reasoning_answers import Format, agree, is_right, vote
 from mrlm_environments.reasoning_masks import FAULTS
 from mrlm_environments.reasoning_scores import in_words
 
 SHOWN_CHARACTERS = 4000
-LEADER, SUMMARIZER = ROLES = ("leader", "summarizer")
+LEADER: Final = "leader"
+SUMMARIZER: Final = "summarizer"
+ROLES = (LEADER, SUMMARIZER)
 
 
 @dataclass(frozen=True)
