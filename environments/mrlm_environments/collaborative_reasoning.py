@@ -272,7 +272,7 @@ class CollaborativeReasoningEnvironment(Environment):
         record = Record(tuple(self._rounds), self._expected, self._form, self.max_turns)
         metrics = record.metrics(done=bool(stop_reason))
         if self.scorer != "label":
-            metrics["truncated_scores"] = float(self._truncated)
+            metrics |= {**record.mean_scores(), "truncated_scores": float(self._truncated)}
         return Step(
             observations=asked,
             rewards={agent: math.fsum(parts.values()) for agent, parts in pay.items()},

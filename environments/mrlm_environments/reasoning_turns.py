@@ -103,8 +103,14 @@ class Record:
             found[f"{LEADER}_turn_{turn}_accuracy"] = float(played.leader.right)
         return found | {
             f"turn_{turn}_accuracy": sum(answer.right for answer in solvers.values()) / len(solvers),
-            f"turn_{turn}_score": sum(answer.score for answer in solvers.values()) / len(solvers),
             f"turn_{turn}_majority_accuracy": float(self.majority_is_right(number)),
+        }
+
+    def mean_scores(self) -> dict[str, float]:
+        """The mean of the solvers' scores in each turn that was played."""
+        return {
+            f"turn_{turn}_score": sum(answer.score for answer in played.answers.values()) / len(played.answers)
+            for turn, played in enumerate(self.rounds, start=1)
         }
 
     def _changes(self, number: int) -> dict[str, float]:
