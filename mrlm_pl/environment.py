@@ -70,7 +70,8 @@ class Step:
         stop_reason: why, when ``done``; a short word such as ``answered`` or ``max_turns``.
         truncated: a limit cut the episode short, rather than the task being settled.
         success: whether the task was solved, when ``done`` and the environment can say.
-        metrics: named numbers for the log, for example ``{"parsed": 1.0}``.
+        metrics: named numbers for the log, for example ``{"parsed": 1.0}``. ``NAME_of`` beside ``NAME`` says that the
+            latter counts cases among so many: evaluations report the share of all episodes' cases.
     """
 
     observations: Observations = field(default_factory=dict)
@@ -231,6 +232,10 @@ class Environment(ABC):
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Replies, turn after turn for each agent, that earn the highest reward, or None if none are known."""
+        return None
+
+    def majority(self, task: Task, replies: Sequence[str]) -> bool | None:
+        """Whether the answer that most of several replies to a task give is right; None where there is no vote."""
         return None
 
     def close(self) -> None:

@@ -5,19 +5,35 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.intervals import clustered_wilson_interval, mean_interval, pass_at_k, ratio_interval
 from mrlm_pl.play import EpisodeSpec
 from mrlm_pl.rollout import EpisodePlayer
 from mrlm_pl.seeding import derive_seed, keyed_random
 
-Z95 = 1.959963984540054
-"""The normal distribution's 97.5 % quantile."""
+Majority = Callable[[Task, Sequence[str]], "bool | None"]
+"""See :meth:`mrlm_pl.environment.Environment.majority`."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number about many cases.
+
+    Args:
+        value: its mean, or the share of the cases in which it holds; None of no case.
+        ci95: 95 % interval of the value, normal, with problems as the unit; None likewise.
+        of: how many cases: the episodes that have the metric, or all cases that these count.
+    """
+
+    value: float | None
+    ci95: tuple[float, float] | None
+    of: int
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,12 @@ class EvaluationReport:
         pass_at_k: for each k up to the samples per task, the chance that one of k samples succeeds (unbiased,
             arXiv 2107.03374); empty likewise.
         components: mean of each reward component.
+        metrics: the environment's own numbers. A metric that counts cases among ``NAME_of`` is their share of the cases
+            of all episodes; any other is the mean over the episodes that have it.
+        majority_at_k: for each k above 1 up to the samples per task, how often the majority of k samples of a task is
+            right; empty where there are no votes, or several agents.
+        decisions_per_task: how many times agents decided for one task, in all of its samples: the budget.
+        tasks: each task's key, what tells its problem from others, episodes, share of successes and majority.
         transcripts: what was said, episode after episode.
     """
 
@@ -55,6 +77,10 @@ class EvaluationReport:
     accuracy_ci95: tuple[float, float] | None
     pass_at_k: Mapping[str, float]
     components: Mapping[str, float]
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
+    majority_at_k: Mapping[str, float] = field(default_factory=dict)
+    decisions_per_task: float = 0.0
+    tasks: Sequence[Mapping[str, Any]] = field(default_factory=list)
     transcripts: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +89,9 @@ class EvaluationReport:
         The bounds of an interval that no spread is known for (a single task) are None: JSON has no infinity.
         """
         data = asdict(self)
-        data["ci95"] = [bound if math.isfinite(bound) else None for bound in self.ci95]
+        data["ci95"] = _bounds(self.ci95)
+        for measured in data["metrics"].values():
+            measured["ci95"] = None if measured["ci95"] is None else _bounds(measured["ci95"])
         return data
 
 
@@ -96,7 +124,8 @@ def evaluate(
     """
     specs = evaluation_specs(environment, num_episodes, split, seed, samples_per_task)
     episodes = player.play_blocking(specs)
-    return summarize(episodes, environment=environment.name, model=model, split=split, seed=seed)
+    majority = environment.majority if len(environment.agents) == 1 else None
+    return summarize(episodes, environment=environment.name, model=model, split=split, seed=seed, majority=majority)
 
 
 def evaluation_specs(
@@ -118,8 +147,24 @@ def evaluation_specs(
     return [_spec(task, seed, sample) for task in tasks for sample in range(samples_per_task)]
 
 
-def summarize(episodes: Sequence[Episode], *, environment: str, model: str, split: str, seed: int) -> EvaluationReport:
+def summarize(
+    episodes: Sequence[Episode],
+    *,
+    environment: str,
+    model: str,
+    split: str,
+    seed: int,
+    majority: Majority | None = None,
+) -> EvaluationReport:
     """The report of episodes that were played.
+
+    Args:
+        episodes: those of a task one after another.
+        environment: name of the environment.
+        model: what was evaluated.
+        split: split of the tasks.
+        seed: see :func:`evaluate`.
+        majority: tells whether the majority of replies to a task is right, where one agent replies.
 
     Raises:
         RolloutError: every episode failed.
@@ -153,6 +198,10 @@ def summarize(episodes: Sequence[Episode], *, environment: str, model: str, spli
         else None,
         pass_at_k=_pass_at_k(by_task) if judged else {},
         components=_mean_components(played),
+        metrics=measured_metrics(list(by_problem.values())),
+        majority_at_k=_majority_at_k(by_task, majority) if majority else {},
+        decisions_per_task=sum(len(row.turns) for episode in played for row in episode.rows()) / len(by_task),
+        tasks=[_task_result(group, majority) for group in by_task.values()],
         transcripts=[_transcript(episode) for episode in episodes],
     )
 
@@ -176,67 +225,32 @@ def problem_of(task: Task) -> str:
     return f"{task.environment} {json.dumps(task.data, sort_keys=True, default=repr)}" if task.data else task.key
 
 
-def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """95 % normal interval of the mean of all values, when values of one group depend on each other.
-
-    The variance of the mean is that of a ratio estimator with groups as clusters; with one value in each group it is
-    ``s^2 / n``. A single group tells nothing of the spread: the interval is infinite.
-
-    >>> low, high = mean_interval([[0.0], [1.0], [1.0], [0.0]])
-    >>> round(low, 4), round(high, 4)  # .5 +- 1.96 sqrt((1/3) / 4)
-    (-0.0658, 1.0658)
-    """
-    total = sum(len(group) for group in groups)
-    mean = math.fsum(value for group in groups for value in group) / total
-    clusters = len(groups)
-    if clusters < 2:
-        return (-math.inf, math.inf)
-    squares = math.fsum(math.fsum(value - mean for value in group) ** 2 for group in groups)
-    half = Z95 * math.sqrt(clusters / (clusters - 1) * squares) / total
-    return (mean - half, mean + half)
+def problem_digest(task: Task) -> str:
+    """A short text that is equal for tasks which pose the same problem."""
+    return f"{derive_seed('problem', problem_of(task)):016x}"
 
 
-def clustered_wilson_interval(groups: Sequence[Sequence[bool]]) -> tuple[float, float]:
-    """95 % Wilson interval of the share of True, when the values of a group depend on each other.
-
-    The number of trials is divided by the design effect: the variance that :func:`mean_interval` sees over that of
-    independent values, but no less than 1.
-
-    >>> twice = [[True, True]] * 9 + [[False, False]]    # worth 10 trials, less what 10 groups leave uncertain
-    >>> [round(bound, 2) for bound in clustered_wilson_interval(twice)]
-    [0.58, 0.98]
-    """
-    trials, wins = sum(map(len, groups)), sum(map(sum, groups))
-    share = wins / trials
-    low, high = mean_interval([[float(value) for value in group] for group in groups])
-    independent = share * (1 - share) / trials
-    effect = 1.0
-    if independent and math.isfinite(high):
-        effect = max(1.0, ((high - low) / (2 * Z95)) ** 2 / independent)
-    return wilson_interval(wins / effect, trials / effect)
+def measured_metrics(groups: Sequence[Sequence[Episode]]) -> dict[str, Measured]:
+    """The metrics of episodes, given in groups of one problem each."""
+    names = dict.fromkeys(name for group in groups for episode in group for name in episode.metrics)
+    return {
+        name: _measured(groups, name, f"{name}_of" if f"{name}_of" in names else None)
+        for name in names
+        if not (name.endswith("_of") and name.removesuffix("_of") in names)
+    }
 
 
-def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
-    """95 % Wilson score interval of a share (Wilson 1927).
-
-    >>> low, high = wilson_interval(9, 10)
-    >>> round(low, 4), round(high, 4)
-    (0.5958, 0.9821)
-    """
-    share = successes / trials
-    scale = 1 + Z95**2 / trials
-    centre = (share + Z95**2 / (2 * trials)) / scale
-    half = Z95 / scale * math.sqrt(share * (1 - share) / trials + Z95**2 / (4 * trials**2))
-    return (max(0.0, centre - half), min(1.0, centre + half))
-
-
-def pass_at_k(successes: int, samples: int, k: int) -> float:
-    """Chance that at least one of ``k`` samples, drawn without replacement from ``samples``, succeeds.
-
-    >>> round(pass_at_k(1, 4, 2), 6)  # 1 - C(3,2) / C(4,2)
-    0.5
-    """
-    return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
+def _measured(groups: Sequence[Sequence[Episode]], name: str, cases: str | None) -> Measured:
+    having = [[episode.metrics for episode in group if name in episode.metrics] for group in groups]
+    sums = [
+        (math.fsum(found[name] for found in group), math.fsum(found[cases] if cases else 1.0 for found in group))
+        for group in having
+        if group
+    ]
+    total = math.fsum(count for _, count in sums)
+    if not total:
+        return Measured(None, None, 0)
+    return Measured(math.fsum(value for value, _ in sums) / total, ratio_interval(sums), round(total))
 
 
 def _pass_at_k(by_task: Mapping[str, Sequence[Episode]]) -> dict[str, float]:
@@ -247,6 +261,48 @@ def _pass_at_k(by_task: Mapping[str, Sequence[Episode]]) -> dict[str, float]:
         str(k): math.fsum(pass_at_k(wins, total, k) for wins, total in counts) / len(counts)
         for k in sorted({*powers, smallest})
     }
+
+
+def _majority_at_k(by_task: Mapping[str, Sequence[Episode]], majority: Majority) -> dict[str, float]:
+    """The mean over the tasks of the share of right majorities, of as many samples at a time as there are."""
+    smallest = min(len(group) for group in by_task.values())
+    sizes = sorted(
+        {2**exponent for exponent in range(1, smallest.bit_length()) if 2**exponent <= smallest} | {smallest}
+    )
+    found: dict[str, float] = {}
+    for k in sizes if smallest > 1 else ():
+        votes = []
+        for group in by_task.values():
+            replies = [_reply(episode) for episode in group]
+            blocks = [replies[start : start + k] for start in range(0, len(replies) - k + 1, k)]
+            votes.append([majority(group[0].task, block) for block in blocks])
+        if any(vote is None for held in votes for vote in held):
+            return {}
+        found[str(k)] = math.fsum(sum(map(bool, held)) / len(held) for held in votes) / len(votes)
+    return found
+
+
+def _task_result(group: Sequence[Episode], majority: Majority | None) -> dict[str, Any]:
+    task = group[0].task
+    judged = [bool(episode.success) for episode in group if episode.success is not None]
+    voted = majority(task, [_reply(episode) for episode in group]) if majority and len(group) > 1 else None
+    return {
+        "task": task.key,
+        "problem": problem_digest(task),
+        "episodes": len(group),
+        "accuracy": sum(judged) / len(group) if judged else None,
+        "majority": voted,
+    }
+
+
+def _reply(episode: Episode) -> str:
+    """What the one agent of an episode said last; nothing where it did not speak."""
+    said = [message.content for row in episode.rows() for message in row.messages if message.role == "assistant"]
+    return said[-1] if said else ""
+
+
+def _bounds(interval: tuple[float, float]) -> list[float | None]:
+    return [bound if math.isfinite(bound) else None for bound in interval]
 
 
 def _mean_components(episodes: Sequence[Episode]) -> dict[str, float]:

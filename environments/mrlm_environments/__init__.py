@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mrlm_environments.class_completion import ClassCompletionEnvironment
     from mrlm_environments.code import CodeEnvironment
     from mrlm_environments.collaborative_coding import CollaborativeCodingEnvironment
+    from mrlm_environments.collaborative_reasoning import CollaborativeReasoningEnvironment
     from mrlm_environments.coordination import CoordinationGame
     from mrlm_environments.debate import DebateEnvironment
     from mrlm_environments.file_system import FileSystem
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from mrlm_environments.length_ratio import LengthRatioGame
     from mrlm_environments.math import MathEnvironment
     from mrlm_environments.mcp_tools import McpTools
-    from mrlm_environments.reward_model_judge import RewardModel, RewardModelJudge
+    from mrlm_environments.reward_model_judge import RewardModelJudge
     from mrlm_environments.rule_judge import RuleJudge
     from mrlm_environments.sandboxed_tools import PythonRepl, Shell
     from mrlm_environments.shell import ShellEnvironment
@@ -37,6 +38,7 @@ __all__ = [
     "ClassCompletionEnvironment",
     "CodeEnvironment",
     "CollaborativeCodingEnvironment",
+    "CollaborativeReasoningEnvironment",
     "CoordinationGame",
     "DebateEnvironment",
     "FileSystem",
@@ -47,7 +49,6 @@ __all__ = [
     "MathEnvironment",
     "McpTools",
     "PythonRepl",
-    "RewardModel",
     "RewardModelJudge",
     "RuleJudge",
     "ServedPolicy",
@@ -67,6 +68,7 @@ _HOME = {
     "ClassCompletionEnvironment": "class_completion",
     "CodeEnvironment": "code",
     "CollaborativeCodingEnvironment": "collaborative_coding",
+    "CollaborativeReasoningEnvironment": "collaborative_reasoning",
     "CoordinationGame": "coordination",
     "DebateEnvironment": "debate",
     "FileSystem": "file_system",
@@ -77,7 +79,6 @@ _HOME = {
     "MathEnvironment": "math",
     "McpTools": "mcp_tools",
     "PythonRepl": "sandboxed_tools",
-    "RewardModel": "reward_model_judge",
     "RewardModelJudge": "reward_model_judge",
     "RuleJudge": "rule_judge",
     "ServedPolicy": "text_generators",

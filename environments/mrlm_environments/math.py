@@ -9,6 +9,7 @@ from typing import Any
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.math_answers import equal_answers, extract_answer, number_value, shows_steps
 from mrlm_environments.math_problems import KINDS, MAX_DIFFICULTY, Kind, generate_problem
+from mrlm_environments.reasoning_answers import is_right, read_answer, vote
 from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, DataError
 
@@ -85,6 +86,11 @@ class MathEnvironment(SingleAgentEnvironment):
         if self.steps_bonus and not self._shows_steps(solution, task):
             return None
         return {self.agents[0]: [solution]}
+
+    def majority(self, task: Task, replies: Sequence[str]) -> bool:
+        """Whether the number that most replies give is right; see :meth:`Environment.majority`."""
+        chosen = vote([read_answer(reply, "math") for reply in replies], "math")
+        return is_right(chosen, task.data["answer"], "math")
 
     def begin(self, task: Task) -> Sequence[Message]:
         """The question; see :meth:`SingleAgentEnvironment.begin`."""

@@ -21,7 +21,8 @@ from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from mrlm_pl.evaluation import EvaluationReport
+    from mrlm_pl.evaluation import EvaluationReport, Measured
+    from mrlm_pl.evaluation_comparison import Comparison
     from mrlm_pl.play import Seat
     from mrlm_pl.policy import Policy
     from mrlm_pl.rollout import EpisodePlayer
@@ -77,11 +78,21 @@ def run(arguments: Sequence[str]) -> int:
     output = Path(options.output) if options.output else None
     if output is not None and output.is_dir():
         raise ConfigurationError(f"output: {str(output)!r} is a folder; name a file, as in `--output {output}/F.json`")
+    from mrlm_pl.evaluation_comparison import compare, read_report
+
+    other = read_report(options.compare) if options.compare else None
     sampling = sampling_of(options, model.validation_sampling)
     report = _evaluate(model, environment, options, sampling)
+    written = {**report.to_dict(), "sampling": asdict(sampling)}
     print(_table(report, sampling))
     if output is not None:
-        write_json(output, {**report.to_dict(), "sampling": asdict(sampling)})
+        write_json(output, written)
+    if other is not None:
+        comparison = compare(written, other)
+        print(_comparison(comparison, options.compare))
+        if output is not None:
+            write_json(output, {**written, "comparison": comparison.to_dict()})
+    if output is not None:
         print(f"report in {output}")
     return 0
 
@@ -96,6 +107,9 @@ def eval_parser() -> CommandParser:
     parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help="Episodes of each task, for pass@k.")
     add_sampling_options(parser, "the run's validation")
     parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report with transcripts.")
+    parser.add_argument(
+        "--compare", type=str | None, default=None, help="Report of an earlier evaluation of the same tasks."
+    )
     return parser
 
 
@@ -289,8 +303,28 @@ def _table(report: EvaluationReport, sampling: Sampling) -> str:
     if report.accuracy is not None:
         lines.append(("accuracy", f"{report.accuracy:.4f}" + _interval(report.accuracy_ci95)))
     lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]
+    lines += [(f"majority@{k}", f"{value:.4f}") for k, value in report.majority_at_k.items()]
     lines += [(f"  {name}", f"{value:.4f}") for name, value in report.components.items()]
-    return "\n".join(f"{name:<14} {text}" for name, text in lines)
+    lines += [(f"  {name}", _measured(measured, report.episodes)) for name, measured in report.metrics.items()]
+    width = max(14, *(len(name) for name, _ in lines))
+    return "\n".join(f"{name:<{width}} {text}" for name, text in lines)
+
+
+def _measured(measured: Measured, episodes: int) -> str:
+    """The value; with the number of cases where it is not that of the episodes."""
+    if measured.value is None:
+        return "-  of 0"
+    return f"{measured.value:.4f}{_interval(measured.ci95)}" + (
+        f"  of {measured.of}" if measured.of != episodes else ""
+    )
+
+
+def _comparison(found: Comparison, path: str) -> str:
+    return (
+        f"gain {found.gain:+.4f}{_interval(found.ci95)} over {path}, in {found.tasks} tasks: "
+        f"{found.own_measure} {found.own:.4f} with {found.own_decisions:g} decisions for a task, "
+        f"{found.other_measure} {found.other:.4f} with {found.other_decisions:g}"
+    )
 
 
 def _interval(bounds: tuple[float, float] | None) -> str:

@@ -1,0 +1,66 @@
+"""Answers that are masked: too short, looping, or without an answer in them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+from mrlm_pl.errors import ConfigurationError
+
+MAX_CHARACTERS = 100_000
+MOST_REPEATS = 3
+TOO_SHORT, LOOPING, UNANSWERED = FAULTS = ("too_short", "looping", "unanswered")
+
+
+@dataclass(frozen=True)
+class AnswerMasks:
+    """Which answers are masked, and what that costs. A masked answer has score 0, is shown as it is and has no vote.
+
+    An answer that gives no number or label is always masked.
+
+    Args:
+        penalty: taken from the reward of a masked answer, as a component of its own; whatever is wrong with it, once.
+        min_characters: an answer of fewer, not counting space around it, is too short; 0 masks none.
+        loop_ngram: an answer that holds the same run of so many words more than 3 times is looping; 0 masks none.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    penalty: float = 0.0
+    min_characters: int = 0
+    loop_ngram: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.penalty < float("inf"):
+            raise ConfigurationError(f"masks.penalty is {self.penalty!r}; it must be a number of 0 or above")
+        for name in ("min_characters", "loop_ngram"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"masks.{name} is {getattr(self, name)!r}; it must be 0 or above")
+
+    def faults(self, text: str, *, answered: bool) -> frozenset[str]:
+        """What is wrong with an answer: some of ``too_short``, ``looping`` and ``unanswered``; of most, nothing.
+
+        >>> sorted(AnswerMasks(min_characters=3, loop_ngram=2).faults(" so a b a b a b a b", answered=False))
+        ['looping', 'unanswered']
+        >>> sorted(AnswerMasks(min_characters=3).faults(" 7 ", answered=True))
+        ['too_short']
+        """
+        found = {
+            TOO_SHORT: len(text.strip()) < self.min_characters,
+            LOOPING: self.loop_ngram > 0 and most_repeats(text[-MAX_CHARACTERS:], self.loop_ngram) > MOST_REPEATS,
+            UNANSWERED: not answered,
+        }
+        return frozenset(name for name, holds in found.items() if holds)
+
+
+def most_repeats(text: str, length: int) -> int:
+    """How many times the most frequent run of ``length`` words occurs, overlaps included; 0 without any.
+
+    >>> most_repeats("one two one two one two three", 2), most_repeats("one", 2)
+    (3, 0)
+    """
+    words = text.split()
+    runs = Counter(zip(*(itertools.islice(words, start, None) for start in range(length)), strict=False))
+    return max(runs.values(), default=0)

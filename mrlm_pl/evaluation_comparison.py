@@ -1,0 +1,115 @@
+"""Two evaluations of the same tasks: what one gains over the other, task by task."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.intervals import mean_interval
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one evaluation gains over another, over the tasks that both have.
+
+    Args:
+        gain: mean over the tasks of the one's result less the other's.
+        ci95: its 95 % interval, normal, of the differences of pairs; tasks that pose the same problem count together.
+        tasks: how many tasks both have.
+        own: the one's mean over these tasks.
+        own_measure: what it is: ``accuracy``, or ``majority@N`` of an evaluation with N samples of each task.
+        own_decisions: decisions for each task: what its results cost.
+        other: the other's mean, and so on.
+        other_measure: see ``own_measure``.
+        other_decisions: see ``own_decisions``.
+    """
+
+    gain: float
+    ci95: tuple[float, float]
+    tasks: int
+    own: float
+    own_measure: str
+    own_decisions: float
+    other: float
+    other_measure: str
+    other_decisions: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as JSON-like data; bounds that no spread is known for are None."""
+        low, high = self.ci95
+        return asdict(self) | {"ci95": [bound if math.isfinite(bound) else None for bound in (low, high)]}
+
+
+def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
+    """The gain of a report over another one; both as JSON-like data, as ``mrlm eval --output`` writes them.
+
+    Raises:
+        ConfigurationError: they have no task in common, or one of them says nothing of success.
+    """
+    own, theirs = _by_task(report), _by_task(other)
+    common = [key for key in own if key in theirs]
+    if not common:
+        raise ConfigurationError(
+            f"the evaluations have no task in common: {len(own)} of {report['environment']!r} ({report['split']}) and "
+            f"{len(theirs)} of {other['environment']!r} ({other['split']}); play both with the same environment, data, "
+            "split and seed, and with `--num-episodes` of as many tasks (tasks times --samples-per-task)"
+        )
+    (measure, values), (their_measure, their_values) = _results(own, report), _results(theirs, other)
+    differences: dict[str, list[float]] = defaultdict(list)
+    for key in common:
+        differences[key[1]].append(values[key] - their_values[key])
+    return Comparison(
+        gain=math.fsum(value for group in differences.values() for value in group) / len(common),
+        ci95=mean_interval(list(differences.values())),
+        tasks=len(common),
+        own=math.fsum(values[key] for key in common) / len(common),
+        own_measure=measure,
+        own_decisions=report["decisions_per_task"],
+        other=math.fsum(their_values[key] for key in common) / len(common),
+        other_measure=their_measure,
+        other_decisions=other["decisions_per_task"],
+    )
+
+
+def read_report(path: str | Path) -> dict[str, Any]:
+    """A report that ``mrlm eval --output`` wrote.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is no such report.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"report {str(path)!r} cannot be read: {error}") from error
+    if not isinstance(data, dict) or not {"environment", "split", "tasks", "decisions_per_task"} <= set(data):
+        raise ConfigurationError(
+            f"{str(path)!r} is no report of `mrlm eval --output`; write it again with this version"
+        )
+    return data
+
+
+_Key = tuple[str, str]
+
+
+def _by_task(report: Mapping[str, Any]) -> dict[_Key, Mapping[str, Any]]:
+    return {(item["task"], item["problem"]): item for item in report["tasks"]}
+
+
+def _results(tasks: Mapping[_Key, Mapping[str, Any]], report: Mapping[str, Any]) -> tuple[str, dict[_Key, float]]:
+    """What a report says of each task, and what that is: the majority where every task has one, else the accuracy."""
+    if all(item["majority"] is not None for item in tasks.values()):
+        samples = sorted({item["episodes"] for item in tasks.values()})
+        named = str(samples[0]) if len(samples) == 1 else f"{samples[0]}-{samples[-1]}"
+        return f"majority@{named}", {key: float(item["majority"]) for key, item in tasks.items()}
+    if any(item["accuracy"] is None for item in tasks.values()):
+        raise ConfigurationError(
+            f"the evaluation of {report['environment']!r} says of no or not all tasks whether they were solved; "
+            "only evaluations with an accuracy are compared"
+        )
+    return "accuracy", {key: float(item["accuracy"]) for key, item in tasks.items()}
