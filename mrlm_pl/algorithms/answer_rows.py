@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -78,18 +77,20 @@ def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> Answer
 
 
 def question_of(episode: Episode, agent: str) -> str:
-    """The first user message that a person was shown in an episode, as whatever agent it acted then.
+    """The first user message of an episode: the person's own, if it acted in the first step, else that of who did.
+
+    So it is the question also for who begins with what others made of it, such as a leader.
 
     Raises:
         DataError: the record lacks the agents' messages.
     """
-    person = person_of(agent)
-    rows: Sequence[Trajectory] = [row for row in episode.rows() if person_of(row.agent) == person and row.turns]
-    first = min(rows, key=lambda row: row.turns[0].index)
-    for message in first.messages:
+    begins = min(turn.index for row in episode.rows() for turn in row.turns)
+    first = [row for row in episode.rows() if row.turns and row.turns[0].index == begins]
+    shown = next((row for row in first if person_of(row.agent) == person_of(agent)), first[0])
+    for message in shown.messages:
         if message.role == "user":
             return message.content
     raise DataError(
-        f"episode {episode.id!r}: agent {first.agent!r} was shown no user message; a critic that reads answers needs "
+        f"episode {episode.id!r}: agent {shown.agent!r} was shown no user message; a critic that reads answers needs "
         "the question, so keep the messages in the record"
     )

@@ -40,9 +40,9 @@ class InfluencePay:
             episode: one that did not fail.
 
         Raises:
-            DataError: no turn has a score, a score is out of its range, or a person answered twice at one step.
+            DataError: no turn has a score, a score is out of its range, or a person answered twice in one turn.
         """
-        table = scores_of(episode)
+        table, numbers = scores_of(episode), turn_numbers(episode)
         try:
             rewards = influence_rewards(table, self.gamma, self.share, self.horizon)
             pay, ties = incentives(table, **self.amounts)
@@ -53,10 +53,10 @@ class InfluencePay:
         def repaid(turn: Turn) -> Turn:
             if SCORE not in turn.components:
                 return turn
-            person = person_of(turn.agent)
+            place, person = numbers[turn.agent, turn.index] - 1, person_of(turn.agent)
             parts = {
-                "influence": rewards[turn.index][person],
-                "incentives": pay[turn.index][person],
+                "influence": rewards[place][person],
+                "incentives": pay[place][person],
                 "unshared": turn.reward - turn.components[SCORE],
             }
             return dataclasses.replace(turn, reward=sum(parts.values()), components=parts)
@@ -73,40 +73,60 @@ class InfluencePay:
 
 
 def scores_of(episode: Episode) -> list[dict[str, float]]:
-    """The score table of an episode: the scores of each step of the environment, by person.
+    """The score table of an episode: the scores of each turn of the discussion, by person.
 
     Raises:
-        DataError: no turn has a score, or a person answered twice at one step.
+        DataError: no turn has a score, or a person answered twice in one turn.
     """
-    turns = [turn for row in episode.rows() for turn in row.turns]
-    if not any(SCORE in turn.components for turn in turns):
+    scored = [turn for row in episode.rows() for turn in row.turns if SCORE in turn.components]
+    if not scored:
         raise DataError(
             f"episode {episode.id!r} of environment {episode.task.environment!r} has no turn with a reward component "
             f"{SCORE!r}; use an environment that scores every answer, such as collaborative_reasoning"
         )
-    table: list[dict[str, float]] = [{} for _ in range(1 + max(turn.index for turn in turns))]
-    for turn in turns:
-        person = person_of(turn.agent)
-        if SCORE in turn.components:
-            if person in table[turn.index]:
-                raise DataError(
-                    f"episode {episode.id!r}: {person!r} answered twice at step {turn.index}, the second time as "
-                    f"{turn.agent!r}; agents that act at the same time need names that differ before the @"
-                )
-            table[turn.index][person] = turn.components[SCORE]
+    numbers = turn_numbers(episode)
+    table: list[dict[str, float]] = [{} for _ in range(max(numbers[turn.agent, turn.index] for turn in scored))]
+    for turn in scored:
+        number, person = numbers[turn.agent, turn.index], person_of(turn.agent)
+        if person in table[number - 1]:
+            raise DataError(
+                f"episode {episode.id!r}: {person!r} answered twice in turn {number}, the second time as "
+                f"{turn.agent!r}; an agent NAME@K is to be scored once"
+            )
+        table[number - 1][person] = turn.components[SCORE]
     return table
+
+
+def turn_numbers(episode: Episode) -> dict[tuple[str, int], int]:
+    """Which turn of the discussion, counted from 1, each decision belongs to, by (agent, step of the environment).
+
+    An agent ``NAME@K`` acts in turn K. Any other's turn ends with its scored answer, so that what it did before, such
+    as calling a tool, is of the same turn; of one who is never scored, every decision is a turn.
+    """
+    numbers: dict[tuple[str, int], int] = {}
+    for agent, rows in episode.trajectories.items():
+        turns = sorted((turn for row in rows for turn in row.turns), key=lambda turn: turn.index)
+        _, _, suffix = agent.partition("@")
+        named = int(suffix) if suffix.isdigit() else 0
+        scored = any(SCORE in turn.components for turn in turns)
+        number = named or 1
+        for turn in turns:
+            numbers[agent, turn.index] = number
+            number += not named and (SCORE in turn.components or not scored)
+    return numbers
 
 
 def learnt_in(episode: Episode, turns: Collection[int]) -> Episode:
     """The episode with only the actions of these turns, counted from 1, in its action masks.
 
-    What else its policies said becomes text that they read.
+    What else its policies said becomes text that they read. It must not have been paid yet: scores tell the turns.
     """
+    numbers = turn_numbers(episode)
 
     def masked(row: Trajectory) -> Trajectory:
         mask = [False] * len(row.token_ids)
         for turn in row.turns:
-            if turn.index + 1 in turns:
+            if numbers[turn.agent, turn.index] in turns:
                 mask[turn.start : turn.stop] = row.action_mask[turn.start : turn.stop]
         logprobs = (logprob if acted else 0.0 for logprob, acted in zip(row.logprobs, mask, strict=True))
         return dataclasses.replace(row, action_mask=tuple(mask), logprobs=tuple(logprobs))

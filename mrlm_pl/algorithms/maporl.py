@@ -45,12 +45,14 @@ class MAPoRL(IPPO):
     its end, nor that of an episode that a limit cut short. The loss is that of :class:`~mrlm_pl.algorithms.ppo.PPO`;
     critics and whitening by agent are those of :class:`~mrlm_pl.algorithms.ippo.IPPO`.
 
-    An environment with an agent ``NAME@K`` for each turn of a person gives every turn a policy, an adapter or a critic
-    of its own through ``seats`` and ``critics``; the person is one in ``V``.
+    The k-th scored answer of an agent is its turn k, whichever step of the environment that was: a leader who answers
+    after the others is in the same turn. An environment with an agent ``NAME@K`` for each turn of a person gives every
+    turn a policy, an adapter or a critic of its own through ``seats`` and ``critics``; the person is one in ``V``.
 
     Logged once a collection beside the numbers of IPPO, over all ranks: ``train/ties`` (how many incentives
     compared with exactly .5), ``train/incentive_KIND`` (mean per answer), ``train/influence/turn_K`` (mean ``R``) and
-    ``train/trained/turn_K`` (1 for a turn that is learnt from).
+    ``train/trained/turn_K`` (1 for a turn that is learnt from). A decision without a ``score`` keeps
+    its reward.
 
     Args:
         policies, seats, critics: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
@@ -141,8 +143,8 @@ class MAPoRL(IPPO):
         paid: list[Episode] = []
         for episode in episodes:
             if not episode.failed:
-                found, told = self.pay.paid(episode)
-                paid.append(found if turns is None else learnt_in(found, turns))
+                found, told = self.pay.paid(episode if turns is None else learnt_in(episode, turns))
+                paid.append(found)
                 sums.append(told)
         self._tell_of_pay(sums, turns)
         return super().prepare(paid, sampling, greedy)
