@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from mrlm_environments.collaborative_reasoning import CollaborativeReasoningEnvironment
 
 from mrlm_pl.algorithms import MAPoRL
 from mrlm_pl.algorithms.influence_pay import InfluencePay, learnt_in, scores_of
-from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.data import RolloutDataModule, read_episodes
 from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import LoRA, Policy
@@ -372,7 +374,7 @@ class Watch(Callback):
         ]
 
 
-def rollouts(environment: Discussion, **data: Any) -> RolloutDataModule:
+def rollouts(environment: Environment, **data: Any) -> RolloutDataModule:
     settings: dict[str, Any] = {"groups": 4, "group_size": 2, "iterations": 4, "sampling": Sampling(max_tokens=4)}
     return RolloutDataModule(environment, **{**settings, **data})
 
@@ -480,6 +482,36 @@ def test_two_different_models_learn_to_answer_together(model_folder: Path, quiet
     assert first["train/influence/turn_1"] < 0.15
     assert last["train/influence/turn_1"] > 0.25
     assert {"train/ties", "train/incentive_beta1", "train/trained/turn_3"} <= set(last)
+
+
+@pytest.mark.parametrize("policies_by", ["agent", "turn"])
+def test_a_team_with_a_leader_is_trained_on_its_labels(policies_by: Any, quiet_trainer: Any) -> None:
+    watch = Watch()
+    environment = CollaborativeReasoningEnvironment(role="leader", policies_by=policies_by)
+    critics = {agent: Policy(learning_rate=1e-3) for agent in environment.agents}
+    algorithm = MAPoRL({"main": Policy(learning_rate=1e-3)}, critics=critics, critic_reads="answer")
+    reads: dict[str, str] = {}
+    prepare = algorithm.prepare
+
+    def watched(*arguments: Any) -> Any:
+        rows = prepare(*arguments)
+        for agent in environment.agents:
+            learnt = rows[f"{agent}/critic"]
+            first = learnt.token_ids[0][: int(learnt.action_mask[0].int().argmax())]
+            reads[agent] = algorithm.policy("main").tokenizer.decode(first)
+        return rows
+
+    algorithm.prepare = watched  # type: ignore[method-assign]
+    trainer = quiet_trainer(callbacks=[watch])
+    trainer.fit(algorithm, rollouts(environment, groups=2, iterations=1, sampling=Sampling(max_tokens=16)))
+    played = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+    tables = [scores_of(episode) for episode in played]
+    assert all(list(turn) == ["solver_1", "solver_2", "leader"] for table in tables for turn in table)
+    labels = [score for table in tables for turn in table for score in turn.values()]
+    assert set(labels) == {0.0, 1.0}
+    last = [score for table in tables for score in table[1].values()]
+    assert watch.metrics[0]["train/influence/turn_2"] == pytest.approx(sum(last) / len(last))
+    assert len(set(reads.values())) == 1, "all of them, the leader too, read the question alone"
 
 
 # What is refused.

@@ -23,12 +23,14 @@ SMALL = [
 TREES = ["magrpo", "coma", "at_grpo"]
 
 
-@pytest.mark.parametrize("name", [*TREES, "ippo", "mappo", "dr_mas", "rae", "halves", "word_emission"])
+@pytest.mark.parametrize(
+    "name", [*TREES, "ippo", "mappo", "maporl", "maporl_by_turn", "dr_mas", "rae", "halves", "word_emission"]
+)
 def test_it_runs_and_leaves_a_policy_for_each_name(name: str, mrlm) -> None:
     status, _, errors = mrlm("train", "--config", str(CONFIGS / f"{name}.yaml"), "--output", "run", *SMALL)
     assert status == 0, errors
     policies = {path.name for path in Path("run/policies").iterdir() if (path / "config.json").is_file()}
-    assert policies & {"main", "first"}
+    assert policies & {"main", "first", "turn_1"}
     episodes = list(read_episodes(Path("run/episodes")))
     assert not any(episode.failed for episode in episodes)
     assert all(len(episode.trajectories) > 1 for episode in episodes)
