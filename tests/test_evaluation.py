@@ -8,12 +8,23 @@ import pytest
 
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, RolloutError
-from mrlm_pl.evaluation import evaluation_specs, mean_interval, pass_at_k, summarize, wilson_interval
+from mrlm_pl.evaluation import evaluation_specs, summarize
+from mrlm_pl.evaluation_comparison import compare, read_report
+from mrlm_pl.intervals import mean_interval, pass_at_k, ratio_interval, wilson_interval
 
 
-def episode(task: int, reward: float, success: bool | None = None, error: str | None = None) -> Episode:
+def episode(
+    task: int,
+    reward: float,
+    success: bool | None = None,
+    error: str | None = None,
+    said: str = "",
+    metrics: dict[str, float] | None = None,
+) -> Episode:
     turn = Turn("agent", 0, 1, 2, reward, {"correct": reward}, "stop", "main", 0, "e")
-    row = Trajectory("agent", "main", (1, 2), (False, True), (0.0, -1.0), (turn,), (Message("user", "Q"),))
+    row = Trajectory(
+        "agent", "main", (1, 2), (False, True), (0.0, -1.0), (turn,), (Message("user", "Q"), Message("assistant", said))
+    )
     return Episode(
         id=f"{task}-{reward}",
         task=Task("math", "test", task),
@@ -24,11 +35,12 @@ def episode(task: int, reward: float, success: bool | None = None, error: str | 
         stop_reason="answered",
         success=success,
         error=error,
+        metrics=metrics or {},
     )
 
 
-def summary(episodes: list[Episode]):
-    return summarize(episodes, environment="math", model="m", split="test", seed=0)
+def summary(episodes: list[Episode], majority: Any = None):
+    return summarize(episodes, environment="math", model="m", split="test", seed=0, majority=majority)
 
 
 def test_the_report_has_the_documented_keys_and_survives_json() -> None:
@@ -86,3 +98,79 @@ def test_specs_choose_without_replacement_and_by_the_seed(echo: Any) -> None:
     assert len(evaluation_specs(echo(size=5), 20, "test", 0)) == 5
     with pytest.raises(ConfigurationError, match="multiple of samples_per_task 3"):
         evaluation_specs(echo(), 20, "test", 0, samples_per_task=3)
+
+
+def test_metrics_are_means_over_those_that_have_them_and_shares_of_what_they_count() -> None:
+    found = summary(
+        [
+            episode(0, 1.0, metrics={"parsed": 1.0, "improved": 1.0, "improved_of": 1.0}),
+            episode(1, 1.0, metrics={"parsed": 0.0, "improved": 0.0, "improved_of": 3.0}),
+            episode(2, 1.0, metrics={"late": 0.5, "improved": 0.0, "improved_of": 0.0, "never": 0.0, "never_of": 0.0}),
+        ]
+    ).metrics
+    assert {name: (number.value, number.of) for name, number in found.items()} == {
+        "parsed": (0.5, 2),
+        "late": (0.5, 1),
+        "improved": (0.25, 4),
+        "never": (None, 0),
+    }
+    # ratio .25 of 4, 2 clusters with cases: residuals 1 - .25 and 0 - .75; half = z sqrt(2 * 1.125) / 4
+    assert found["improved"].ci95 == pytest.approx((0.25 - 1.959964 * 0.375, 0.25 + 1.959964 * 0.375), abs=1e-5)
+    assert found["late"].ci95 == (-math.inf, math.inf)
+    assert found["never"].ci95 is None
+
+
+def test_shares_with_one_case_in_each_group_have_the_interval_of_a_mean() -> None:
+    values = [0.0, 1.0, 1.0, 0.0, 1.0]
+    assert ratio_interval([(value, 1.0) for value in values]) == pytest.approx(mean_interval([[v] for v in values]))
+
+
+def most_say_5(task: Task, replies: Any) -> bool:
+    return sum(reply == "5" for reply in replies) > len(replies) / 2
+
+
+def said(task: int, *texts: str) -> list[Episode]:
+    return [episode(task, 0.0, text == "5", said=text) for text in texts]
+
+
+def test_majorities_of_samples_are_taken_in_blocks() -> None:
+    report = summary([*said(0, "5", "5", "4", "5"), *said(1, "5", "5", "4", "4")], most_say_5)
+    # of two: task 0 (5 5) right, (4 5) not; task 1 (5 5) right, (4 4) not. Of four: task 0 right.
+    assert report.majority_at_k == {"2": 0.5, "4": 0.5}
+    assert [(item["task"], item["accuracy"], item["majority"]) for item in report.tasks] == [
+        ("math/test/0", 0.75, True),
+        ("math/test/1", 0.5, False),
+    ]
+    assert report.decisions_per_task == 4
+    assert summary(said(0, "5"), most_say_5).majority_at_k == {}
+    assert summary(said(0, "5", "5"), lambda task, replies: None).majority_at_k == {}
+
+
+def as_data(report: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(report.to_dict(), allow_nan=False))
+
+
+def test_the_gain_is_the_mean_difference_of_pairs_of_tasks() -> None:
+    team = summary([episode(task, 0.0, success) for task, success in enumerate((True, True, False, True))])
+    one = summary([*said(0, "5", "5", "4"), *said(1, "4", "4", "5"), *said(2, "5", "5", "5")], most_say_5)
+    found = compare(as_data(team), as_data(one))
+    # tasks 0 to 2: 1 - 1, 1 - 0, 0 - 1
+    assert (found.gain, found.tasks, found.own, found.other) == (0.0, 3, pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert (found.own_measure, found.other_measure) == ("accuracy", "majority@3")
+    assert (found.own_decisions, found.other_decisions) == (1.0, 3.0)
+    half = 1.959964 * math.sqrt(1.0 / 3)  # s^2 = 1 of three differences
+    assert found.ci95 == pytest.approx((-half, half), abs=1e-5)
+    assert compare(as_data(one), as_data(team)).own_measure == "majority@3"
+
+
+def test_evaluations_that_cannot_be_compared_are_refused(tmp_path: Any) -> None:
+    one, other = as_data(summary([episode(0, 1.0, True)])), as_data(summary([episode(7, 1.0, True)]))
+    with pytest.raises(ConfigurationError, match="no task in common"):
+        compare(one, other)
+    with pytest.raises(ConfigurationError, match="only evaluations with an accuracy"):
+        compare(one, as_data(summary([episode(0, 1.0)])))
+    (tmp_path / "old.json").write_text('{"environment": "math"}')
+    with pytest.raises(ConfigurationError, match="no report"):
+        read_report(tmp_path / "old.json")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_report(tmp_path / "absent.json")

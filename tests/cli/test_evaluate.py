@@ -175,3 +175,21 @@ def test_a_split_with_fewer_tasks_than_episodes_is_told(mrlm, model_folder):
     assert status == 0, err
     assert "mrlm: the test split has 1 episodes; for more of each task use --samples-per-task" in err
     assert "split has" not in mrlm(*options, "1")[2]
+
+
+def test_metrics_and_the_gain_over_another_evaluation_are_told(mrlm, model_folder):
+    team = ("--environment", "collaborative_reasoning", "--max-tokens", "2", "--model", str(model_folder))
+    one = ("--environment.solvers", "1", "--environment.max_turns", "1", "--samples-per-task", "4")
+    status, out, err = mrlm("eval", *team, *one, "--num-episodes", "16", "--output", "one.json")
+    assert status == 0, err
+    assert "majority@4" in out
+    status, out, err = mrlm("eval", *team, "--num-episodes", "6", "--compare", "one.json", "--output", "team.json")
+    assert status == 0, err
+    assert "solver_2_turn_2_accuracy" in out
+    gain = next(line for line in out.splitlines() if line.startswith("gain"))
+    assert "over one.json, in 4 tasks: accuracy" in gain
+    assert "with 4 decisions for a task, majority@4" in gain
+    report = json.loads(Path("team.json").read_text())
+    assert report["comparison"]["tasks"] == 4
+    assert report["metrics"]["turn_2_improved"]["of"] + report["metrics"]["turn_2_declined"]["of"] == 12
+    assert "cannot be read" in mrlm("eval", *team, "--compare", "absent.json")[2]

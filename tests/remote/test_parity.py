@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from remote_servers import Served, eventually, offer
 
 MAX_TURNS = 12
-CHEAP = ["coordination", "debate", "length_ratio", "math", "sql", "tools", "writing"]
+CHEAP = ["collaborative_reasoning", "coordination", "debate", "length_ratio", "math", "sql", "tools", "writing"]
 SANDBOXED = {"class_completion": 2, "code": 6, "collaborative_coding": 2, "shell": 4}
 """Environments that run programs, and how many seeds are quick."""
 
@@ -30,6 +30,7 @@ def make(name: str) -> Environment:
     from mrlm_environments.class_completion import ClassCompletionEnvironment
     from mrlm_environments.code import CodeEnvironment
     from mrlm_environments.collaborative_coding import CollaborativeCodingEnvironment
+    from mrlm_environments.collaborative_reasoning import CollaborativeReasoningEnvironment
     from mrlm_environments.coordination import CoordinationGame
     from mrlm_environments.debate import DebateEnvironment
     from mrlm_environments.length_ratio import LengthRatioGame
@@ -43,6 +44,9 @@ def make(name: str) -> Environment:
         "class_completion": ClassCompletionEnvironment,
         "collaborative_coding": lambda: CollaborativeCodingEnvironment(turns=2, feedback="level_feedback"),
         "code": lambda: CodeEnvironment(max_attempts=2),
+        "collaborative_reasoning": lambda: CollaborativeReasoningEnvironment(
+            3, role="leader", consensus_stop=True, show_scores=True, policies_by="turn"
+        ),
         "coordination": CoordinationGame,
         "length_ratio": LengthRatioGame,
         "debate": lambda: DebateEnvironment(reward="score"),

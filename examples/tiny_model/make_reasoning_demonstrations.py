@@ -1,0 +1,67 @@
+"""Write demonstrations with which the built-in tiny model begins to answer again after it has read another's answer.
+
+    python examples/tiny_model/make_reasoning_demonstrations.py --output runs/tiny-reasoning.jsonl
+
+Two solvers play three turns of ``CollaborativeReasoningEnvironment`` on problems of the training split. Each answer is
+worked out or, more often, an estimate rounded to tens, by the toss of a coin of its own. A row is what one of them saw
+and said. The trained model can therefore solve most problems in every turn and does so for about a third, whatever the
+other has said: neither that it should work a problem out nor that it may trust the other is shown to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from mrlm_environments.collaborative_reasoning import CollaborativeReasoningEnvironment
+
+from mrlm_pl.environment import Task
+from mrlm_pl.episode import Message
+from mrlm_pl.seeding import keyed_random
+
+WORKED = 0.35
+"""Share of answers that are worked out."""
+
+TURNS = 3
+
+
+def estimate(answer: int) -> str:
+    """The answer rounded to tens, in words.
+
+    >>> estimate(17), estimate(4)
+    ('about 20', 'about 0')
+    """
+    return f"about {(answer + 5) // 10 * 10}"
+
+
+def demonstration(environment: CollaborativeReasoningEnvironment, task: Task, index: int) -> dict[str, Any]:
+    """A row for :class:`mrlm_pl.data.TrajectoryDataModule`: what ``solver_1`` saw and said in an episode."""
+    rng = keyed_random("reasoning demonstration", index)
+    said = {True: task.data["solution"], False: estimate(int(task.data["answer"]))}
+    observations = environment.reset(task)
+    messages: list[Message] = []
+    while observations:
+        actions = {agent: Message("assistant", said[rng.random() < WORKED]) for agent in observations}
+        messages += [*observations["solver_1"], actions["solver_1"]]
+        observations = environment.step(actions).observations
+    return {"messages": [message.to_chat() for message in messages]}
+
+
+def main() -> None:
+    """Write the file that the command line names."""
+    parser = argparse.ArgumentParser(description="Write demonstrations of collaborative reasoning for the tiny model.")
+    parser.add_argument("--output", type=Path, required=True, help="JSONL file")
+    parser.add_argument("--rows", type=int, default=8_000)
+    options = parser.parse_args()
+    environment = CollaborativeReasoningEnvironment(max_turns=TURNS)
+    tasks = environment.tasks("train")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    with options.output.open("w", encoding="utf-8") as file:
+        for index in range(options.rows):
+            file.write(json.dumps(demonstration(environment, tasks[index], index)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
