@@ -103,12 +103,12 @@ def test_masked_answers_have_score_0_pay_the_penalty_and_do_not_vote(answer: str
     masks = AnswerMasks(penalty=0.5, min_characters=3, loop_ngram=2)
     observed, steps = play(
         environment(solvers=3, masks=masks),
-        {"solver_1": (answer, answer), "solver_2": (answer, answer), "solver_3": ("It is 4", "It is 5")},
+        {"solver_1": (answer, answer), "solver_2": (answer, answer), "solver_3": ("It is 5", "It is 4")},
     )
     assert steps[0].components["solver_1"] == {"score": 0.0, "penalty": -0.5}
-    assert steps[0].rewards == {"solver_1": -0.5, "solver_2": -0.5, "solver_3": 0.0}
+    assert steps[0].rewards == {"solver_1": -0.5, "solver_2": -0.5, "solver_3": 1.0}
     assert f"solver_1: {answer}" in text(observed[1], "solver_3")
-    assert steps[-1].success, "the one answer that counts"
+    assert steps[-1].success is False, "4 is the one answer that counts"
     assert {name: steps[-1].metrics[name] for name in ("too_short", "looping", "unanswered")} == {
         "too_short": 0.0,
         "looping": 0.0,
