@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ class Connection:
         else:
             self._channel = grpc.aio.secure_channel(address.target, credentials, options=options)
         self._stub = environment_pb2_grpc.EnvironmentServiceStub(self._channel)
-        self._policies = environment_pb2_grpc.PolicyServiceStub(self._channel)
+        self._stubs: dict[Callable[[Any], Any], Any] = {}
 
     async def operation(self, timeout: float, **request: Any) -> Any:
         """The reply to an operation, such as ``step=StepRequest(...)``.
@@ -172,7 +172,19 @@ class Connection:
         Raises:
             StatusError: as for :meth:`operation`.
         """
-        return await self._called(getattr(self._policies, method), request, timeout, wait)
+        return await self.of(environment_pb2_grpc.PolicyServiceStub, method, request, timeout, wait)
+
+    async def of(
+        self, service: Callable[[Any], Any], method: str, request: Any, timeout: float, wait: bool = True
+    ) -> Any:
+        """The reply of a method of any service, which is named by its class of stubs.
+
+        Raises:
+            StatusError: as for :meth:`operation`.
+        """
+        if service not in self._stubs:
+            self._stubs[service] = service(self._channel)
+        return await self._called(getattr(self._stubs[service], method), request, timeout, wait)
 
     async def _called(self, call: Any, request: Any, timeout: float, wait: bool) -> Any:
         try:
