@@ -384,3 +384,23 @@ def test_gsm8k_is_read_and_its_solutions_earn_the_maximum() -> None:
         _, steps = play(played, {person: [task.data["solution"]] * 2 for person in ("solver_1", "solver_2")}, task)
         assert [step.rewards for step in steps] == [{"solver_1": 1.0, "solver_2": 1.0}] * 2, task.data
         assert steps[-1].success
+
+
+def test_the_scorer_and_the_masks_are_built_from_the_block_of_the_document() -> None:
+    import yaml
+
+    from mrlm_pl.cli.parser import CommandParser
+    from mrlm_pl.cli.plugins import import_environment
+    from mrlm_pl.environment import Environment
+    from mrlm_pl.verifier import RewardModel
+
+    document = (Path(__file__).parents[2] / "docs/environments/collaborative_reasoning.md").read_text()
+    block = yaml.safe_load(document.partition("```yaml\n")[2].partition("```")[0])
+    import_environment("CollaborativeReasoningEnvironment")
+    parser = CommandParser(prog="test", allow_abbrev=False)
+    parser.add_subclass_arguments(Environment, "environment", required=True)
+    built = parser.instantiate(parser.parse_args(["--environment", json.dumps(block["environment"])])).environment
+    assert isinstance(built.scorer, RewardModel)
+    assert built.scorer.model == "path/or/hub-id"
+    assert built.masks == AnswerMasks(penalty=0.5, min_characters=20)
+    assert (built.solvers, built.max_turns) == (3, 3)
