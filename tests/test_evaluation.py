@@ -151,15 +151,16 @@ def as_data(report: Any) -> dict[str, Any]:
 
 
 def test_the_gain_is_the_mean_difference_of_pairs_of_tasks() -> None:
-    team = summary([episode(task, 0.0, success) for task, success in enumerate((True, True, False, True))])
+    team = summary([episode(task, 0.0, success) for task, success in enumerate((True, True, True, True))])
     one = summary([*said(0, "5", "5", "4"), *said(1, "4", "4", "5"), *said(2, "5", "5", "5")], most_say_5)
     found = compare(as_data(team), as_data(one))
-    # tasks 0 to 2: 1 - 1, 1 - 0, 0 - 1
-    assert (found.gain, found.tasks, found.own, found.other) == (0.0, 3, pytest.approx(2 / 3), pytest.approx(2 / 3))
+    # tasks 0 to 2: 1 - 1, 1 - 0, 1 - 1
+    assert (found.gain, found.own, found.other) == pytest.approx((1 / 3, 1.0, 2 / 3))
+    assert found.tasks == 3
     assert (found.own_measure, found.other_measure) == ("accuracy", "majority@3")
     assert (found.own_decisions, found.other_decisions) == (1.0, 3.0)
-    half = 1.959964 * math.sqrt(1.0 / 3)  # s^2 = 1 of three differences
-    assert found.ci95 == pytest.approx((-half, half), abs=1e-5)
+    half = 1.959964 * math.sqrt(1 / 3 / 3)  # s^2 = (4 + 1 + 1) / 9 / 2 of three differences
+    assert found.ci95 == pytest.approx((1 / 3 - half, 1 / 3 + half), abs=1e-5)
     assert compare(as_data(one), as_data(team)).own_measure == "majority@3"
 
 

@@ -103,12 +103,12 @@ def test_masked_answers_have_score_0_pay_the_penalty_and_do_not_vote(answer: str
     masks = AnswerMasks(penalty=0.5, min_characters=3, loop_ngram=2)
     observed, steps = play(
         environment(solvers=3, masks=masks),
-        {"solver_1": (answer, answer), "solver_2": (answer, answer), "solver_3": ("It is 4", "It is 5")},
+        {"solver_1": (answer, answer), "solver_2": (answer, answer), "solver_3": ("It is 5", "It is 4")},
     )
     assert steps[0].components["solver_1"] == {"score": 0.0, "penalty": -0.5}
-    assert steps[0].rewards == {"solver_1": -0.5, "solver_2": -0.5, "solver_3": 0.0}
+    assert steps[0].rewards == {"solver_1": -0.5, "solver_2": -0.5, "solver_3": 1.0}
     assert f"solver_1: {answer}" in text(observed[1], "solver_3")
-    assert steps[-1].success, "the one answer that counts"
+    assert steps[-1].success is False, "4 is the one answer that counts"
     assert {name: steps[-1].metrics[name] for name in ("too_short", "looping", "unanswered")} == {
         "too_short": 0.0,
         "looping": 0.0,
@@ -384,3 +384,23 @@ def test_gsm8k_is_read_and_its_solutions_earn_the_maximum() -> None:
         _, steps = play(played, {person: [task.data["solution"]] * 2 for person in ("solver_1", "solver_2")}, task)
         assert [step.rewards for step in steps] == [{"solver_1": 1.0, "solver_2": 1.0}] * 2, task.data
         assert steps[-1].success
+
+
+def test_the_scorer_and_the_masks_are_built_from_the_block_of_the_document() -> None:
+    import yaml
+
+    from mrlm_pl.cli.parser import CommandParser
+    from mrlm_pl.cli.plugins import import_environment
+    from mrlm_pl.environment import Environment
+    from mrlm_pl.verifier import RewardModel
+
+    document = (Path(__file__).parents[2] / "docs/environments/collaborative_reasoning.md").read_text()
+    block = yaml.safe_load(document.partition("```yaml\n")[2].partition("```")[0])
+    import_environment("CollaborativeReasoningEnvironment")
+    parser = CommandParser(prog="test", allow_abbrev=False)
+    parser.add_subclass_arguments(Environment, "environment", required=True)
+    built = parser.instantiate(parser.parse_args(["--environment", json.dumps(block["environment"])])).environment
+    assert isinstance(built.scorer, RewardModel)
+    assert built.scorer.model == "path/or/hub-id"
+    assert built.masks == AnswerMasks(penalty=0.5, min_characters=20)
+    assert (built.solvers, built.max_turns) == (3, 3)

@@ -74,7 +74,10 @@ def test_agreement_is_by_value() -> None:
     assert not agree(["neutral", None], "nli")
 
 
-@pytest.mark.parametrize(("score", "word"), [(0.29, "poor"), (0.59, "doubtful"), (0.79, "good"), (1.0, "excellent")])
+@pytest.mark.parametrize(
+    ("score", "word"),
+    [(0.29, "poor"), (0.3, "doubtful"), (0.59, "doubtful"), (0.6, "good"), (0.79, "good"), (0.8, "excellent")],
+)
 def test_words_for_scores(score: float, word: str) -> None:
     assert in_words(score) == word
 
