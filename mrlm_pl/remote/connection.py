@@ -164,7 +164,7 @@ class Connection:
         Raises:
             StatusError: as for :meth:`operation`.
         """
-        return await self._called(getattr(self._stub, method), request, timeout, wait)
+        return await self.of(environment_pb2_grpc.EnvironmentServiceStub, method, request, timeout, wait)
 
     async def of(
         self, service: Callable[[Any], Any], method: str, request: Any, timeout: float, wait: bool = True
@@ -176,9 +176,7 @@ class Connection:
         """
         if service not in self._stubs:
             self._stubs[service] = service(self._channel)
-        return await self._called(getattr(self._stubs[service], method), request, timeout, wait)
-
-    async def _called(self, call: Any, request: Any, timeout: float, wait: bool) -> Any:
+        call = getattr(self._stubs[service], method)
         try:
             return await call(request, timeout=timeout, metadata=self._metadata, wait_for_ready=wait)
         except grpc.aio.AioRpcError as error:

@@ -19,11 +19,13 @@ from hypothesis import strategies as st
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.remote.security import TOKEN_VARIABLE
 from mrlm_pl.remote.server import Endpoint
+from mrlm_pl.verifier import RewardModel
 from mrlm_pl.verifier import verifier_pb2 as pb
 from mrlm_pl.verifier.service import MAX_CHARACTERS, MAX_CONVERSATIONS, ScoreLimits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from remote_servers import eventually, refusal
+from verifier_models import tiny
 from verifier_servers import Raw, Spoken, Verifier, request
 
 Code = grpc.StatusCode
@@ -67,6 +69,34 @@ def test_order_holds_under_concurrency_at_any_sizes(serve: Any) -> None:
     ask()
     assert isinstance(server.scorer, Spoken)
     assert max(map(len, server.scorer.batches)) == 5
+
+
+@pytest.mark.parametrize("kind", ["value", "classifier"])
+def test_a_model_gives_a_text_the_same_number_in_any_company(serve: Any, kind: str, tmp_path: Path) -> None:
+    tiny(tmp_path, kind)
+    server: Verifier = serve(RewardModel(str(tmp_path), precision="64", batch_tokens=600))
+    draw = random.Random(2)
+    texts = ["".join(draw.choices("0123456789 +=", k=draw.randrange(1, 80))) for _ in range(40)]
+    alone = [chances(server.ask(text))[0] for text in texts]
+    assert chances(server.ask(*texts)) == alone, "to the last bit"
+    expected = RewardModel(str(tmp_path)).score_texts(["q"] * len(texts), texts)
+    assert alone == pytest.approx(expected, abs=2e-6)
+
+
+def test_what_a_classifier_cannot_read_is_the_callers_fault(serve: Any, tmp_path: Path) -> None:
+    tiny(tmp_path, "classifier")
+    scorer = RewardModel(str(tmp_path), precision="64", max_tokens=64)
+    server: Verifier = serve(scorer)
+    tokenizer = scorer.load().tokenizer  # type: ignore[attr-defined]
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    code, told = refusal(server.ask, "0.5")
+    assert code is Code.INVALID_ARGUMENT
+    assert "roles must alternate" in told
+    tokenizer.chat_template = None
+    one = pb.Conversation(id=1, messages=[{"role": "user", "content": "q"}])
+    code, told = refusal(server.stub.Score, pb.ScoreRequest(conversations=[one]))
+    assert code is Code.INVALID_ARGUMENT
+    assert "a conversation has 1 messages" in told
 
 
 def waiting(server: Verifier, count: int) -> bool:
