@@ -29,8 +29,8 @@ from grpo_step import SIZES, TEMPLATE, make_model, prompt, report, reward
 
 GROUP, NEW_TOKENS, TASKS = 4, 32, 64
 FURTHER = "w1"
-FORWARD_TOKENS = 1024
-"""Rows are run through the model in chunks of so many tokens here; CoMLRL runs them one by one."""
+FORWARD_TOKENS = 540
+"""Rows are run through the model in chunks of so many tokens here: two states at most; CoMLRL runs them one by one."""
 IMPORTS = "import lightning, torch, transformers, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
 
 

@@ -244,7 +244,9 @@ class Algorithm(MetricLog, ABC):
         ]
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameter_groups(), betas=self.betas)
+        # On a CPU torch's own choice makes a dozen passes over the weights and allocates temporaries of their size.
+        fused = True if self.device.type == "cpu" else None
+        optimizer = torch.optim.AdamW(self.parameter_groups(), betas=self.betas, fused=fused)
         if self.schedule == "constant":
             return optimizer
         from transformers import get_scheduler
