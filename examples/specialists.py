@@ -1,6 +1,8 @@
-"""Two small models that know different things: of arithmetic problems, one works out those that end in a sum, the other
-those that end in a difference; of the rest each knows an estimate. Both can repeat what another has said, and do so by
-the toss of a coin: whom to believe is not shown to them. Teams of the two have something to gain from talking.
+"""Two small models that know different things, and questions of both kinds: sums and differences of two-digit numbers.
+
+One works sums out and knows of a difference only about how much it is, the other one works differences out. Both can
+repeat what another has said, and do so by the toss of a coin: whom to believe is not shown to them. A team of the two
+has something to gain from talking.
 
 python examples/specialists.py --output runs/specialists
 mrlm train --config configs/co_training.yaml --output runs/co-training
@@ -9,10 +11,12 @@ mrlm train --config configs/co_training.yaml --output runs/co-training
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -26,23 +30,35 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.seeding import keyed_random
 
 SPECIALISTS: Mapping[str, str] = {"sums": "+", "differences": "-"}
-ROWS, TURNS = 4000, 3
+ROWS, TURNS = 8000, 3
+HELD_OUT = 500
+"""Questions of the validation split, and of the test split; the others are for training."""
 
 
-def last_operator(solution: str) -> str:
-    """The last operator of a worked solution.
+def questions() -> dict[str, list[dict[str, str]]]:
+    """All questions, by split, in the fields of GSM8K."""
+    rows = []
+    for first, second in itertools.product(range(10, 100), repeat=2):
+        rows.append(_row(first, "+", second, first + second))
+        if first >= second:
+            rows.append(_row(first, "-", second, first - second))
+    Random(0).shuffle(rows)
+    test, validation = rows[:HELD_OUT], rows[HELD_OUT : 2 * HELD_OUT]
+    return {"train": rows[2 * HELD_OUT :], "validation": validation, "test": test}
 
-    >>> last_operator("1+9=10; 10-5=5"), last_operator("x=11+3=14")
-    ('-', '+')
-    """
-    return max(SPECIALISTS.values(), key=solution.rfind)
+
+def _row(first: int, operator: str, second: int, value: int) -> dict[str, str]:
+    worked = f"{first}{operator}{second}={value}"
+    return {"question": f"What is {first} {operator} {second}?", "answer": f"{worked}\n#### {value}"}
 
 
 def answer_of(name: str, task: Task) -> str:
-    """What a specialist says of a problem: the solution if it is of its kind, else the answer rounded to tens."""
-    if last_operator(task.data["solution"]) == SPECIALISTS[name]:
-        return str(task.data["solution"])
-    return f"about {(int(task.data['answer']) + 5) // 10 * 10}"
+    """What a specialist says of a question: it works it out if it is of its kind, else it says the answer in tens."""
+    value = int(task.data["answer"])
+    if SPECIALISTS[name] not in task.data["question"]:
+        return f"about {(value + 5) // 10 * 10}"
+    worked = task.data["question"].removeprefix("What is ").removesuffix("?").replace(" ", "")
+    return f"{worked}={value}"
 
 
 def demonstration(environment: CollaborativeReasoningEnvironment, task: Task, name: str, index: int) -> dict[str, Any]:
@@ -64,13 +80,13 @@ def demonstration(environment: CollaborativeReasoningEnvironment, task: Task, na
     return {"messages": [message.to_chat() for message in messages]}
 
 
-def teach(name: str, folder: Path, seed: int = 0, rows: int = ROWS) -> None:
-    """Write to ``folder`` the built-in tiny model, taught to be a specialist."""
-    environment = CollaborativeReasoningEnvironment(max_turns=TURNS)
+def teach(name: str, folder: Path, train: Path, seed: int = 0, rows: int = ROWS) -> None:
+    """Write to ``folder`` the built-in tiny model, taught to be a specialist on the questions in ``train``."""
+    environment = CollaborativeReasoningEnvironment(max_turns=TURNS, data={"train": str(train)})
     tasks = environment.tasks("train")
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch) / "demonstrations.jsonl"
-        shown = [demonstration(environment, tasks[seed * rows + n], name, n) for n in range(rows)]
+        shown = [demonstration(environment, tasks[(seed * rows + n) % (tasks.size or rows)], name, n) for n in range(rows)]
         data.write_text("".join(json.dumps(row) + "\n" for row in shown))
         algorithm = SFT({"main": Policy("builtin:tiny", learning_rate=3e-3)}, schedule="cosine", warmup_steps=20)
         trainer = Trainer(
@@ -94,8 +110,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS, help="demonstrations for each")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    for split, rows in questions().items():
+        (arguments.output / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in SPECIALISTS:
-        teach(name, arguments.output / name, arguments.seed, arguments.rows)
+        train = arguments.output / "train.jsonl"
+        teach(name, arguments.output / name, train, arguments.seed, arguments.rows)
         print(f"wrote {arguments.output / name}")
 
 
