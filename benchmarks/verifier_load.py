@@ -24,7 +24,7 @@ from typing import Any
 from mrlm_pl.verifier import VerifierClient
 
 TEXTS = 512
-ROUNDED = 3e-6
+ROUNDED = 1e-4
 TABLE: list[list[str]] = []  # questions and answers
 
 

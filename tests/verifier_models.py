@@ -23,9 +23,15 @@ def tiny(folder: Path, kind: str) -> torch.nn.Module:
 
     Args:
         folder: where it is written.
-        kind: ``value`` has a value head with the bias .5, ``classifier`` is one of one label, ``none`` has no head.
+        kind: ``value`` has a value head with the bias .5, ``classifier`` is one of one label, ``encoder`` another
+            of the BERT family, ``none`` has no head.
     """
-    from transformers import LlamaForCausalLM, LlamaForSequenceClassification
+    from transformers import (
+        BertConfig,
+        BertForSequenceClassification,
+        LlamaForCausalLM,
+        LlamaForSequenceClassification,
+    )
 
     from mrlm_pl.policy.tiny import build_config, build_tokenizer
     from mrlm_pl.policy.value_head import ValueHead
@@ -33,7 +39,10 @@ def tiny(folder: Path, kind: str) -> torch.nn.Module:
     torch.manual_seed(3)
     build_tokenizer().save_pretrained(folder)
     weights = torch.tensor([[1.0] * 32 + [0.0] * 32])
-    if kind == "classifier":
+    if kind == "encoder":
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        model = BertForSequenceClassification(BertConfig(vocab_size=200, num_labels=1, **sizes))
+    elif kind == "classifier":
         model = LlamaForSequenceClassification(build_config(num_labels=1))
         model.score.weight.data = weights
     else:

@@ -50,7 +50,7 @@ class Terms:
 
     Args:
         addresses: of servers with the same model.
-        timeout_seconds: that one request may take.
+        timeout_seconds: that one request may take; twice as long each time that it was late.
         patience_seconds: after which a request that nobody has answered fails.
         batch_size: conversations of one request.
     """
@@ -116,18 +116,20 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
         ]
     )
     loop = asyncio.get_running_loop()
-    deadline, attempts = loop.time() + terms.patience_seconds, 0
+    deadline, attempts, allowed = loop.time() + terms.patience_seconds, 0, terms.timeout_seconds
     while True:
         problem: StatusError | None = None
         for address in in_turn(terms.addresses):
             server = await connection(address)
-            seconds = min(terms.timeout_seconds, max(deadline - loop.time(), 0.05))
+            seconds = min(allowed, max(deadline - loop.time(), 0.05))
             try:
                 reply = await server.of(verifier_pb2_grpc.VerifierServiceStub, "Score", request, seconds, wait=False)
             except StatusError as error:
                 if not _may_pass(error):
                     raise RemoteError(f"the verifier at {address.target} refuses: {error}") from error
                 problem = error
+                if error.code is Code.DEADLINE_EXCEEDED:
+                    allowed *= 2  # it may have too much to do, and never be done in time
                 if error.code is not Code.RESOURCE_EXHAUSTED:
                     note_gone(address)
                 continue
@@ -143,7 +145,8 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
                 f"no verifier at {terms.targets} gave scores within {terms.patience_seconds:g} s; start it again with "
                 f"`mrlm serve --verifier ...`, or check the address and whether both sides use TLS ({problem})"
             ) from problem
-        _tell_of_waiting(terms, problem)
+        if problem.code is not Code.RESOURCE_EXHAUSTED:
+            _tell_of_waiting(terms, problem)
         await asyncio.sleep(min(pause, left))
 
 

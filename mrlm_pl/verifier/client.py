@@ -21,7 +21,7 @@ class VerifierClient(TextScorer):
         tls_authority: PEM file of the certificates that sign the servers'; with it the connection is encrypted.
         tls_certificate: PEM file of this client's certificate, where servers want one.
         tls_key: PEM file of its key.
-        timeout_seconds: that one request may take before it is asked again.
+        timeout_seconds: that one request may take before it is asked again, with twice the time.
         patience_seconds: for which scores are waited for; let the data module's ``step_timeout`` be longer.
         batch_size: conversations of one request.
 

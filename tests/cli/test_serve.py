@@ -23,6 +23,9 @@ from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.remote import RemoteEnvironment
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from verifier_models import tiny
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -166,15 +169,15 @@ def test_a_port_that_is_taken(mrlm):
     assert "port: cannot listen on 127.0.0.1" in err
 
 
-def test_every_option_is_read(monkeypatch):
+def test_every_option_is_read(monkeypatch, tmp_path):
     class StoppedError(Exception):
         pass
 
     seen: dict[str, Any] = {}
 
     class Server:
-        def __init__(self, offer, endpoint, limits, threads, queue, policies):
-            seen.update(offer=offer, endpoint=endpoint, limits=limits, threads=threads, queue=queue)
+        def __init__(self, offer, endpoint, limits, threads, queue, policies, verifier):
+            seen.update(offer=offer, endpoint=endpoint, limits=limits, threads=threads, queue=queue, verifier=verifier)
             raise StoppedError
 
     monkeypatch.setattr(command, "EnvironmentServer", Server)
@@ -182,13 +185,19 @@ def test_every_option_is_read(monkeypatch):
     values = {"host": "0.0.0.0", "port": 7, "threads": 3, "queue": 5, "processes": 0, "max_sessions": 11}
     values |= {"lease_seconds": 2.5, "step_seconds": 4.5, "message_mb": 9}
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    tiny(tmp_path, "value")
+    of_verifier = {"max_tokens": 40, "batch": 6, "batch_tokens": 50, "queue": 70, "precision": "bf16"}
+    words += [word for name, value in of_verifier.items() for word in (f"--verifier_{name}", str(value))]
     with pytest.raises(StoppedError):
-        command.run(["--environments", "math,coordination", *words])
+        command.run(["--environments", "math,coordination", "--verifier", str(tmp_path), *words])
     assert set(seen["offer"].factories) == {"math", "coordination"}
     assert (seen["endpoint"].host, seen["endpoint"].port, seen["endpoint"].token) == ("0.0.0.0", 7, "secret")
     limits = seen["limits"]
     assert (limits.lease_seconds, limits.step_seconds, limits.sessions, limits.message_mb) == (2.5, 4.5, 11, 9)
     assert (seen["threads"], seen["queue"]) == (3, 5)
+    verifier, scorer = seen["verifier"], seen["verifier"].scorer
+    assert (verifier.limits.batch, verifier.limits.queue, verifier.model) == (6, 70, str(tmp_path))
+    assert (scorer.max_tokens, scorer.batch_tokens, scorer.precision, scorer.device) == (40, 50, "bf16", "cpu")
     assert {action.dest for action in serve_parser()._actions} >= set(values)
 
 

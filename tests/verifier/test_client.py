@@ -176,6 +176,11 @@ def test_a_server_that_is_silent_is_asked_again(serve: Any) -> None:
     eventually(lambda: server.service.waiting == 0)  # none of the attempts is left to be done
 
 
+def test_a_server_with_much_to_do_is_given_more_time(serve: Any) -> None:
+    server: Verifier = serve(batch=1)
+    assert scored(client(server.target, timeout_seconds=0.3), *["zzz"] * 5) == [0.0] * 5, "it takes a second"
+
+
 def test_another_address_answers_for_one_that_is_gone(serve: Any, free_port: Callable[[], int]) -> None:
     gone, server = f"127.0.0.1:{free_port()}", serve()
     scorer = client(gone, server.target)

@@ -44,7 +44,7 @@ def test_a_causal_model_with_a_value_head(tmp_path: Path) -> None:
     assert not scorer.probability
 
 
-@pytest.mark.parametrize("kind", ["classifier", "value"])
+@pytest.mark.parametrize("kind", ["classifier", "encoder", "value"])
 @pytest.mark.parametrize("batch_tokens", [1, 100, 8192])
 def test_a_batch_has_the_scores_of_one_by_one_in_order(kind: str, batch_tokens: int, tmp_path: Path) -> None:
     tiny(tmp_path, kind)
