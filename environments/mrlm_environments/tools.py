@@ -14,7 +14,7 @@ from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.file_system import FileSystem
-from mrlm_environments.math_answers import equal_answers, number_value
+from mrlm_pl.number_answers import equal_answers, number_value
 from mrlm_environments.tool_problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
 from mrlm_environments.web_search import WebSearch
 from mrlm_pl.environment import (

@@ -15,6 +15,7 @@ LAYERS = {
     "episode": 0,
     "errors": 0,
     "seeding": 0,
+    "number_answers": 0,
     "environment": 1,
     "environment_check": 1,
     "tools": 1,

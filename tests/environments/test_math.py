@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from mrlm_environments.math import MathEnvironment
-from mrlm_environments.math_answers import equal_answers, extract_answer
+from mrlm_pl.number_answers import equal_answers, extract_answer
 from mrlm_environments.math_problems import KINDS, generate_problem
 
 from mrlm_pl.environment import split_of
