@@ -13,6 +13,7 @@ from jsonargparse import ActionConfigFile
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from mrlm_pl.cli.parser import CommandParser
+from mrlm_pl.cli.unfinished import unfinished
 from mrlm_pl.data.answer_rows import Answer, read_answers
 from mrlm_pl.data.balancing import BalancedAnswers, balance
 from mrlm_pl.data.rows import read_rows
@@ -109,6 +110,9 @@ def pairs_of(answers: Sequence[Answer]) -> list[dict[str, Any]]:
 
 def _read(sources: Sequence[str], references: Sequence[str]) -> tuple[list[Answer], int]:
     """The answers of all files, and how many failed episodes were left out."""
+    for source in sources:
+        if unfinished(Path(source)):
+            raise ConfigurationError(f"answers: {source!r} is half of a collection; repeat its `mrlm collect` to go on")
     found = [read_answers(source) for source in sources]
     answers = [answer for some, _ in found for answer in some]
     tasks = {answer.question: answer.task for answer in answers}

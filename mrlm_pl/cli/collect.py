@@ -25,6 +25,7 @@ from mrlm_pl.cli.evaluate import (
     tell_of_few,
 )
 from mrlm_pl.cli.parser import CommandParser
+from mrlm_pl.cli.unfinished import progress_note
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
@@ -96,7 +97,7 @@ class Progress:
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.path, self.fingerprint = path, fingerprint
         self.played = self.kept = self.failed = self.size = 0
-        self._note = path.with_name(path.name + ".progress")
+        self._note = progress_note(path)
         if self._note.is_file():
             found = json.loads(self._note.read_text(encoding="utf-8"))
             if found["fingerprint"] != fingerprint:

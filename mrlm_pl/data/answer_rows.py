@@ -120,7 +120,7 @@ def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:
-    return not isinstance(value, bool) and isinstance(value, (int, float)) and low <= value <= high
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
 
 
 def answers_of_episode(episode: Episode, where: str) -> list[Answer]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mrlm_pl.data.answer_rows import Answer
@@ -30,7 +30,7 @@ class BalancedAnswers:
 
 @dataclass
 class _Question:
-    """One question: how many answers were read, the different ones, and those that are kept."""
+    """One question as it was first written: the answers that were read, the different ones, and those kept."""
 
     text: str
     read: list[Answer] = field(default_factory=list)
@@ -100,8 +100,8 @@ def _grouped(answers: Sequence[Answer]) -> list[_Question]:
     for answer in answers:
         if answer.correct not in (0.0, 1.0):
             raise DataError(f"'correct' is {answer.correct} of {answer.answer!r:.80}; to balance, answers are 1 or 0")
-        key = _plain(answer.question)
-        questions.setdefault(key, _Question(key)).read.append(answer)
+        question = questions.setdefault(_plain(answer.question), _Question(answer.question))
+        question.read.append(replace(answer, question=question.text))
     for question in questions.values():
         alike: dict[str, list[Answer]] = {}
         for answer in question.read:
