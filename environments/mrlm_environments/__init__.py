@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mrlm_environments.length_ratio import LengthRatioGame
     from mrlm_environments.math import MathEnvironment
     from mrlm_environments.mcp_tools import McpTools
-    from mrlm_environments.reward_model_judge import RewardModel, RewardModelJudge
+    from mrlm_environments.reward_model_judge import RewardModelJudge
     from mrlm_environments.rule_judge import RuleJudge
     from mrlm_environments.sandboxed_tools import PythonRepl, Shell
     from mrlm_environments.shell import ShellEnvironment
@@ -47,7 +47,6 @@ __all__ = [
     "MathEnvironment",
     "McpTools",
     "PythonRepl",
-    "RewardModel",
     "RewardModelJudge",
     "RuleJudge",
     "ServedPolicy",
@@ -77,7 +76,6 @@ _HOME = {
     "MathEnvironment": "math",
     "McpTools": "mcp_tools",
     "PythonRepl": "sandboxed_tools",
-    "RewardModel": "reward_model_judge",
     "RewardModelJudge": "reward_model_judge",
     "RuleJudge": "rule_judge",
     "ServedPolicy": "text_generators",

@@ -25,6 +25,9 @@ ENVIRONMENTS = "environments"
 REMOTE = "mrlm_pl.remote"
 """Our own package of environments: that of servers. It has a class name and no short name, which is the server's."""
 
+SCORERS = "mrlm_pl.verifier"
+"""Our own package of scorers of texts, which the arguments of an environment may name."""
+
 
 def load_package(name: str) -> ModuleType:
     """The package of that name, with all lazy exports of its ``__all__`` imported."""
@@ -46,6 +49,7 @@ def load_plugins() -> list[ModuleType]:
     Raises:
         ConfigurationError: a plugin cannot be imported; the message names the distribution that brought it.
     """
+    load_package(SCORERS)
     return [_load_plugin(entry_point) for entry_point in plugin_entry_points()]
 
 
@@ -87,6 +91,7 @@ def import_environment(name: str) -> None:
     A dotted path needs no plugin, nor does the environment of a server. A name that none has is left to the parser,
     which answers with the nearest.
     """
+    load_package(SCORERS)
     if "." in name:
         return
     if name == "RemoteEnvironment":

@@ -1,0 +1,90 @@
+"""What gives a text a number: the interface that environments, judges and servers ask. It needs no torch."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mrlm_pl.episode import Message
+from mrlm_pl.errors import DataError, NonFiniteError
+
+Conversation = Sequence[Message]
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """What a scorer gave a conversation: a number, and whether its beginning was left out to fit the window."""
+
+    value: float
+    truncated: bool = False
+
+
+class TextScorer(ABC):
+    """Gives a conversation a number, higher for a better last reply. Called from several threads; pickled."""
+
+    @property
+    def probability(self) -> bool:
+        """Whether the numbers are probabilities in [0, 1]; else they are any numbers, whose sigmoid is one."""
+        return False
+
+    @abstractmethod
+    def score(self, messages: Conversation) -> TextScore:
+        """The score of a question and its reply."""
+
+    def score_batch(self, conversations: Sequence[Conversation]) -> list[TextScore]:
+        """The scores of several conversations, in their order; one by one, unless the scorer has a faster way."""
+        return [self.score(messages) for messages in conversations]
+
+    def probabilities(self, conversations: Sequence[Conversation]) -> list[float]:
+        """The scores as probabilities in [0, 1], in order: the sigmoid of each, or the score where it is one already.
+
+        Raises:
+            NonFiniteError: a score is NaN or infinite, or it should be a probability and is none.
+        """
+        return [as_probability(found, self.probability) for found in self.score_batch(conversations)]
+
+    def score_texts(self, questions: Sequence[str], answers: Sequence[str]) -> list[float]:
+        """The probability of each answer to its question, in order; see :meth:`probabilities`.
+
+        Raises:
+            DataError: there are not as many answers as questions.
+        """
+        if len(questions) != len(answers):
+            raise DataError(f"scores: there are {len(questions)} questions and {len(answers)} answers; give as many")
+        return self.probabilities([exchange(*pair) for pair in zip(questions, answers, strict=True)])
+
+    def close(self) -> None:
+        """Free what the scorer holds; may be called twice, and the scorer may be used again."""
+
+
+def exchange(question: str, answer: str) -> tuple[Message, Message]:
+    """The conversation that is scored for an answer to a question."""
+    return Message("user", question), Message("assistant", answer)
+
+
+def as_probability(score: TextScore, probability: bool) -> float:
+    """A score as a probability, which it is already if ``probability``.
+
+    >>> as_probability(TextScore(0.0), False), as_probability(TextScore(0.25), True)
+    (0.5, 0.25)
+
+    Raises:
+        NonFiniteError: it is NaN or infinite, or no probability where it should be one.
+    """
+    value = score.value
+    if not math.isfinite(value) or (probability and not 0 <= value <= 1):
+        wanted = "a probability in [0, 1]" if probability else "a finite number"
+        raise NonFiniteError(f"a scorer gave {value!r} where {wanted} is expected; check its weights")
+    return value if probability else sigmoid(value)
+
+
+def sigmoid(value: float) -> float:
+    """The logistic function, for any finite number.
+
+    >>> sigmoid(0.0), sigmoid(-1000.0), sigmoid(1000.0)
+    (0.5, 0.0, 1.0)
+    """
+    small = math.exp(-abs(value))
+    return (1.0 if value >= 0 else small) / (1.0 + small)
