@@ -44,8 +44,9 @@ class AnswerMeasures(nn.Module):
         self.question_only_auc.update(guesses / 10**_TIE_DECIMALS, labels)
         self.right.update(labels.sum())
         self.wrong.update((1 - labels).sum())
-        self.accuracy.update(chances, labels)
         self.calibration_error.update(chances, labels)
+        if labels.numel():  # the others gather what each rank has, which must be of one type; this one only adds up
+            self.accuracy.update(chances, labels)
 
     def take(self) -> dict[str, float]:
         """The numbers by name, after which counting begins anew; a number that is not defined is NaN.
