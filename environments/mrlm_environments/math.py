@@ -7,10 +7,10 @@ from random import Random
 from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks
-from mrlm_pl.number_answers import equal_answers, extract_answer, number_value, shows_steps
 from mrlm_environments.math_problems import KINDS, MAX_DIFFICULTY, Kind, generate_problem
 from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.number_answers import equal_answers, extract_answer, number_value, shows_steps
 
 CORRECT, UNPARSED = 1.0, -0.3
 RETRY = "That is not correct. Try again."

@@ -71,7 +71,9 @@ class CorrectnessModel(RewardModelAlgorithm):
     ) -> None:
         super().__init__(policies, schedule, warmup_steps, betas, value_learning_rate)
         if score_tokens not in get_args(ScoreTokens):
-            raise ConfigurationError(f"score_tokens is {score_tokens!r}; choose from {', '.join(get_args(ScoreTokens))}")
+            raise ConfigurationError(
+                f"score_tokens is {score_tokens!r}; choose from {', '.join(get_args(ScoreTokens))}"
+            )
         self.score_tokens = score_tokens
         self.question_probe: QuestionProbe | None = None
         self.measures = nn.ModuleDict({prefix: AnswerMeasures() for prefix in ("val", "test")})

@@ -40,7 +40,7 @@ class MetricLog(LightningModule):
         """Log one policy's numbers of a training step, as means over the ranks that have rows of it.
 
         Of ``ratio_deviation`` and ``mismatch_max_ratio`` the largest is told. The first of ``kl``, ``nll``,
-        ``preference_accuracy``, ``pair_accuracy``, ``accuracy`` and ``approx_kl`` that is there goes on the progress bar.
+        ``preference_accuracy``, ``pair_accuracy``, ``accuracy`` and ``approx_kl`` that is there goes on the bar.
         """
         shown = next((metric for metric in _ON_BAR if metric in metrics), None)
         for metric, value in metrics.items():

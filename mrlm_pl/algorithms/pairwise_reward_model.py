@@ -75,7 +75,9 @@ class PairwiseRewardModel(RewardModelAlgorithm):
         for name, rows in batch.policies.items():
             losses, gaps = self._compare(name, rows)
             if not bool(torch.isfinite(gaps).all()):
-                raise NonFiniteError(f"{int((~gaps.isfinite()).sum())} of {len(gaps)} pairs have scores that are not finite")
+                raise NonFiniteError(
+                    f"{int((~gaps.isfinite()).sum())} of {len(gaps)} pairs have scores that are not finite"
+                )
             numbers = {"loss": losses.mean(), "pair_accuracy": _share_won(gaps), "margin": gaps.mean()}
             self.note_evaluation(prefix, {metric: (float(value), len(gaps)) for metric, value in numbers.items()})
 

@@ -78,7 +78,9 @@ def balance_parser() -> CommandParser:
     parser.add_argument("--validation-share", type=float, default=0.2, help="Share of the questions held out; 0: none.")
     text = "Write the answers as pairs {prompt, chosen, rejected} too, to this file and NAME.validation.jsonl."
     parser.add_argument("--pairs", type=str | None, default=None, help=text)
-    parser.add_argument("--report", type=str | None, default=None, help="JSON file for what was read, dropped and kept.")
+    parser.add_argument(
+        "--report", type=str | None, default=None, help="JSON file for what was read, dropped and kept."
+    )
     return parser
 
 

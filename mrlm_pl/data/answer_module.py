@@ -65,7 +65,9 @@ class AnswerDataModule(FixedDataModule):
             source, answers = self.sources[split], self._answers[split]
             made = [
                 (
-                    scored_row([Message("user", item.question)], [Message("assistant", item.answer)], policy.chat, name),
+                    scored_row(
+                        [Message("user", item.question)], [Message("assistant", item.answer)], policy.chat, name
+                    ),
                     item,
                 )
                 for item in answers

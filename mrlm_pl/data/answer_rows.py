@@ -109,7 +109,9 @@ def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
     if not isinstance(task, str):
         raise DataError(f"{where}: 'task' is {task!r:.80}; it must be the text of a key, or be left out")
     if temperature is not None and not _is_number(temperature, 0.0, math.inf):
-        raise DataError(f"{where}: 'temperature' is {temperature!r:.80}; it must be a number of 0 or above, or left out")
+        raise DataError(
+            f"{where}: 'temperature' is {temperature!r:.80}; it must be a number of 0 or above, or left out"
+        )
     generated = row.get("generated") or False
     if not isinstance(generated, bool):
         raise DataError(f"{where}: 'generated' is {generated!r:.80}; it must be true or false, or be left out")
@@ -120,7 +122,12 @@ def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:
-    return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
+    return (
+        not isinstance(value, bool)
+        and isinstance(value, (int, float))
+        and math.isfinite(value)
+        and low <= value <= high
+    )
 
 
 def answers_of_episode(episode: Episode, where: str) -> list[Answer]:
@@ -154,9 +161,7 @@ def _scored_answers(row: Trajectory, episode: Episode, where: str) -> list[Answe
     for score in scores:
         if not _is_number(score, 0.0, 1.0):
             raise DataError(f"{where}: a turn's {SCORE!r} is {score!r}; it must lie in [0, 1] to say what is right")
-    return [
-        _answer(row, text, float(score > 0.5), episode, where) for text, score in zip(said, scores, strict=True)
-    ]
+    return [_answer(row, text, float(score > 0.5), episode, where) for text, score in zip(said, scores, strict=True)]
 
 
 def _answer(row: Trajectory, text: str, correct: float, episode: Episode, where: str) -> Answer:

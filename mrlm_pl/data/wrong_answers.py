@@ -125,7 +125,9 @@ def _slips(right: str, final: str) -> Iterator[str]:
         result = _OPERATIONS[operator](left, other) if min(left, other) >= 0 else Fraction(-1)
         if result >= 0 and result.denominator == 1:
             slip = f"{left}{match['operator']}{other}{match['equals']}"
-            told = re.sub(rf"(?<![0-9.,]){a}(?P<space> ?)[-+*/x](?P=space){b}(?= ?= ?\$?<<$)", _sum(left, operator, other), before)
+            told = re.sub(
+                rf"(?<![0-9.,]){a}(?P<space> ?)[-+*/x](?P=space){b}(?= ?= ?\$?<<$)", _sum(left, operator, other), before
+            )
             yield told + slip + _replaced(right[start:], final, str(result))
 
 

@@ -114,11 +114,15 @@ def test_a_run_goes_on_bit_for_bit(model_folder: Path, quiet_trainer: Any, tmp_p
 
     def fit(ckpt: Any = None, **options: Any) -> PairwiseRewardModel:
         algorithm = model(model_folder)
-        quiet_trainer(max_epochs=2, **options).fit(algorithm, PreferenceDataModule(source, batch_size=2), ckpt_path=ckpt)
+        quiet_trainer(max_epochs=2, **options).fit(
+            algorithm, PreferenceDataModule(source, batch_size=2), ckpt_path=ckpt
+        )
         return algorithm
 
     whole = fit()
-    fit(enable_checkpointing=True, callbacks=[ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)])
+    fit(
+        enable_checkpointing=True, callbacks=[ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)]
+    )
     again = fit(tmp_path / "step=3.ckpt").state_dict()
     assert any(name.startswith("policies.main.value_head") for name in again)
     for name, weight in whole.state_dict().items():

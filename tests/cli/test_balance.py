@@ -90,7 +90,10 @@ def test_references_are_right_answers_of_the_questions_that_were_answered(mrlm: 
         (("bad.jsonl", "--output", "b.jsonl"), "bad.jsonl, row 2: 'correct' is 'yes'; it must be true or false"),
         (("away.jsonl", "--output", "b.jsonl"), "away.jsonl does not exist"),
         (("half.jsonl", "--output", "b.jsonl"), "'half.jsonl' is half of a collection"),
-        (("answers.jsonl", "--references", "numbers.jsonl", "--output", "b.jsonl"), "numbers.jsonl, row 1: 'question' and"),
+        (
+            ("answers.jsonl", "--references", "numbers.jsonl", "--output", "b.jsonl"),
+            "numbers.jsonl, row 1: 'question' and",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_message_and_nothing_is_written(mrlm: Any, options: Any, fault: str) -> None:

@@ -187,6 +187,8 @@ def test_a_killed_collection_at_several_temperatures_goes_on(collect, monkeypatc
 def test_temperatures_that_say_nothing_clear_are_refused(collect):
     both = ("--temperatures", "1", "2", "--output", "a.jsonl")
     assert "both given" in collect("-n", "2", "--temperature", "1", *both, status=2)
-    assert "multiple of 6: samples_per_task 3 at each of 2" in collect("-n", "9", "--samples-per-task", "3", *both, status=2)
+    assert "multiple of 6: samples_per_task 3 at each of 2" in collect(
+        "-n", "9", "--samples-per-task", "3", *both, status=2
+    )
     assert "names one twice" in collect("-n", "2", "--temperatures", "1", "1", "--output", "a.jsonl", status=2)
     assert "temperatures" in collect("-n", "2", "--temperatures", "1", "-1", "--output", "a.jsonl", status=2)

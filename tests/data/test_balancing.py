@@ -61,7 +61,11 @@ def test_a_question_may_keep_at_most_so_many_of_each_kind() -> None:
 
 
 def test_wrong_answers_are_made_where_they_lack_and_marked() -> None:
-    answers = [Answer("7*8?", "7*8=56", 1.0, "math/train/0", 0.7), Answer("1+1?", "1+1=2", 1.0), Answer("x?", "no", 0.0)]
+    answers = [
+        Answer("7*8?", "7*8=56", 1.0, "math/train/0", 0.7),
+        Answer("1+1?", "1+1=2", 1.0),
+        Answer("x?", "no", 0.0),
+    ]
     answers += [Answer("1+1?", "about 2", 1.0), Answer("1+1?", "1+1=3", 0.0)]
     balanced = balance(answers, fill_wrong=True, validation_share=0.0)
     kept = everything(balanced)
@@ -76,7 +80,9 @@ def test_wrong_answers_are_made_where_they_lack_and_marked() -> None:
 
 def test_no_question_is_in_both_splits_whatever_its_white_space() -> None:
     answers = [answer for n in range(50) for answer in some(f"q {n}", 1, 1)]
-    answers += [Answer(f"q  {n}\n", "another", 0.0) for n in range(50)] + [Answer(f" q {n}", "third", 1.0) for n in range(50)]
+    answers += [Answer(f"q  {n}\n", "another", 0.0) for n in range(50)] + [
+        Answer(f" q {n}", "third", 1.0) for n in range(50)
+    ]
     balanced = balance(answers, validation_share=0.3)
     train, held_out = ({answer.question for answer in answers} for answers in balanced.splits.values())
     assert len(train) == 35
@@ -102,7 +108,9 @@ def test_one_question_at_least_is_held_out() -> None:
 
 
 def test_what_cannot_be_balanced_is_refused() -> None:
-    with pytest.raises(DataError, match=r"none of 2 questions .* 1 have only right answers, 1 have only wrong .*fill-wrong"):
+    with pytest.raises(
+        DataError, match=r"none of 2 questions .* 1 have only right answers, 1 have only wrong .*fill-wrong"
+    ):
         balance(some("a", 1, 0) + some("b", 0, 1))
     with pytest.raises(DataError, match=r"'correct' is 0\.5"):
         balance([*some("a", 1, 1), Answer("a", "?", 0.5)])

@@ -33,7 +33,9 @@ def test_the_row_is_the_whole_rendering_and_the_answer_acts(template: str | None
     row = scored_row(messages[:1], messages[1:], chat, "main")
     assert list(row.token_ids) == chat.encode(chat.render(messages, generation_prompt=False))
     parts = {
-        acts: TOKENIZER.decode([token for token, own in zip(row.token_ids, row.action_mask, strict=True) if own == acts])
+        acts: TOKENIZER.decode(
+            [token for token, own in zip(row.token_ids, row.action_mask, strict=True) if own == acts]
+        )
         for acts in (False, True)
     }
     assert parts == {False: given, True: acting}

@@ -47,7 +47,12 @@ def test_a_worked_solution_stays_consistent() -> None:
 
 @pytest.mark.parametrize(
     ("right", "places"),
-    [("The answer is 5. I used 3 steps", 5), ("costs $1,234.50", Fraction("1234.5")), ("x=-3", -3), ("50%", Fraction(1, 2))],
+    [
+        ("The answer is 5. I used 3 steps", 5),
+        ("costs $1,234.50", Fraction("1234.5")),
+        ("x=-3", -3),
+        ("50%", Fraction(1, 2)),
+    ],
 )
 def test_what_is_read_as_the_answer_is_another_value(right: str, places: Fraction) -> None:
     texts = made(right)
@@ -59,7 +64,9 @@ def test_what_is_read_as_the_answer_is_another_value(right: str, places: Fractio
 
 
 def test_numbers_keep_their_form() -> None:
-    assert all(text.startswith("costs $") and "," in text and len(text.split(".")[1]) == 2 for text in made("costs $1,234.50"))
+    assert all(
+        text.startswith("costs $") and "," in text and len(text.split(".")[1]) == 2 for text in made("costs $1,234.50")
+    )
     assert "-" not in "".join(made("0"))
 
 
