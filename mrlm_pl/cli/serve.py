@@ -1,4 +1,4 @@
-"""``mrlm serve``: host environments over gRPC."""
+"""``mrlm serve``: host environments, policies and a verifier over gRPC."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 import gc
 import json
 import logging
+import re
 import secrets
 import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -29,9 +30,13 @@ from mrlm_pl.remote.metrics import serve_metrics
 from mrlm_pl.remote.security import Identity, read_token
 from mrlm_pl.remote.server import Endpoint, EnvironmentServer
 from mrlm_pl.remote.service import Limits
+from mrlm_pl.verifier.folder import verifier_folder
+from mrlm_pl.verifier.service import ScoreLimits, VerifierService
 
 logger = logging.getLogger(__name__)
 _parsing = threading.Lock()  # parsing short names changes the parser library for a while
+_OPTION = re.compile(r"(?<=^--)[a-z_-]+")
+"""The name of an option, which may be written with dashes, as in other commands."""
 
 YOUNG_OBJECTS, YOUNG_COLLECTIONS = 20_000, 20
 """Garbage is looked for so rarely that what a step makes is gone by then: else it is taken for lasting, and all the
@@ -44,7 +49,8 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a mistake in the options, the settings of an environment, or the port is taken.
     """
-    options = serve_parser().parse_args(list(arguments))
+    words = [_OPTION.sub(lambda name: name[0].replace("-", "_"), word) for word in arguments]
+    options = serve_parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="mrlm: %(message)s", stream=sys.stderr)
     identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
     endpoint = Endpoint(options.host, int(options.port), read_token(options.token_file), identity)
@@ -65,10 +71,11 @@ def _check_roles(options: Any) -> None:
     Raises:
         ConfigurationError: they do not, or an address is wrong.
     """
-    if options.controller and (options.join or options.environments or options.settings or options.policies):
+    hosted = (options.environments, options.settings, options.policies, options.verifier)
+    if options.controller and (options.join or any(hosted)):
         raise ConfigurationError(
-            "controller: it hosts nothing; leave out environments, settings, policies and join, and start workers with "
-            "`mrlm serve --environments ... --join HOST:PORT`"
+            "controller: it hosts nothing; leave out environments, settings, policies, verifier and join, and start "
+            "workers with `mrlm serve --environments ... --join HOST:PORT`"
         )
     if options.advertise and not options.join:
         raise ConfigurationError("advertise: it is told to a controller; name one with `--join HOST:PORT`")
@@ -88,7 +95,7 @@ def _check_roles(options: Any) -> None:
 def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:
     settings = read_settings(options.settings)
     names = list(dict.fromkeys([*_names(options.environments), *settings]))
-    if not names and not options.policies:
+    if not names and not options.policies and not options.verifier:
         raise ConfigurationError("environments: name at least one, as in `--environments math,code`")
     factories = {name: _factory(name, settings.get(name, {}), options.allow_settings) for name in names}
     for name, factory in factories.items():
@@ -97,7 +104,8 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
         logger.info("environment %s: agents %s", name, ", ".join(made.agents))
     offer = Offer(factories, options.processes, options.step_seconds)
     policies = _policy_service(options.policies, options.device) if options.policies else None
-    return EnvironmentServer(offer, endpoint, limits, options.threads, options.queue, policies)
+    verifier = _verifier_service(options) if options.verifier else None
+    return EnvironmentServer(offer, endpoint, limits, options.threads, options.queue, policies, verifier)
 
 
 def _policy_service(models: dict[str, str], device: str) -> Any:
@@ -114,14 +122,35 @@ def _policy_service(models: dict[str, str], device: str) -> Any:
     return PolicyService(engine, models, vocabularies)
 
 
+def _verifier_service(options: Any) -> VerifierService:
+    """The service of a reward model, which has been read and has scored a text."""
+    from mrlm_pl.verifier.model import Precision, RewardModel
+
+    limits = ScoreLimits(options.verifier_batch, options.verifier_queue)
+    folder = verifier_folder(options.verifier)
+    precision: Precision = options.verifier_precision or ("64" if options.device.startswith("cpu") else "32")
+    tokens, room = options.verifier_max_tokens, options.verifier_batch_tokens
+    scorer = RewardModel(folder, options.device, tokens, room, precision)
+    scorer.score_texts(["1 + 1 = ?"], ["2"])  # what is wrong with it is told before the port is open
+    logger.info("verifier: %s on %s, %s bits", folder, options.device, precision.removeprefix("bf"))
+    return VerifierService(scorer, folder, limits)
+
+
 def serve_parser() -> CommandParser:
     """The options of the command."""
-    parser = CommandParser(prog="mrlm serve", description="Host environments over gRPC.", allow_abbrev=False)
+    text = "Host environments, policies and a verifier over gRPC."
+    parser = CommandParser(prog="mrlm serve", description=text, allow_abbrev=False)
     add = parser.add_argument
     add("--environments", type=str, default="", help="Names, with commas between them.")
     add("--settings", type=str, help="YAML file with arguments of environments by name; its names are hosted as well.")
     add("--policies", type=dict[str, str], default={}, help="Models to generate with, by names: '{judge: MODEL}'.")
-    add("--device", type=str, default="cpu", help="Where these models are, as torch names it.")
+    add("--verifier", type=str, help="Reward model to score texts with: a run, a folder of a policy, or a hub id.")
+    add("--verifier_max_tokens", type=PositiveInt | None, help="Of a text; of a longer one the end; else the window.")
+    add("--verifier_batch", type=PositiveInt, default=64, help="Texts of one call of the model.")
+    add("--verifier_batch_tokens", type=PositiveInt, default=4096, help="Tokens of one forward pass, padding counted.")
+    add("--verifier_queue", type=PositiveInt, default=4096, help="Texts that may wait to be scored.")
+    add("--verifier_precision", type=Literal["64", "32", "bf16"] | None, help="Of its weights; 64 on a CPU, else 32.")
+    add("--device", type=str, default="cpu", help="Where policies and the verifier are, as torch names it.")
     add("--controller", type=bool, default=False, help="Host nothing, but lead clients to workers that join.")
     add("--join", type=str, help="HOST:PORT of a controller, to be a worker of it.")
     add("--advertise", type=str, help="HOST:PORT at which clients reach this worker; else the one listened on.")

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ class Connection:
         else:
             self._channel = grpc.aio.secure_channel(address.target, credentials, options=options)
         self._stub = environment_pb2_grpc.EnvironmentServiceStub(self._channel)
-        self._policies = environment_pb2_grpc.PolicyServiceStub(self._channel)
+        self._stubs: dict[Callable[[Any], Any], Any] = {}
 
     async def operation(self, timeout: float, **request: Any) -> Any:
         """The reply to an operation, such as ``step=StepRequest(...)``.
@@ -164,17 +164,19 @@ class Connection:
         Raises:
             StatusError: as for :meth:`operation`.
         """
-        return await self._called(getattr(self._stub, method), request, timeout, wait)
+        return await self.of(environment_pb2_grpc.EnvironmentServiceStub, method, request, timeout, wait)
 
-    async def policy(self, method: str, request: Any, timeout: float, wait: bool = True) -> Any:
-        """The reply of a method of the policy service.
+    async def of(
+        self, service: Callable[[Any], Any], method: str, request: Any, timeout: float, wait: bool = True
+    ) -> Any:
+        """The reply of a method of any service, which is named by its class of stubs.
 
         Raises:
             StatusError: as for :meth:`operation`.
         """
-        return await self._called(getattr(self._policies, method), request, timeout, wait)
-
-    async def _called(self, call: Any, request: Any, timeout: float, wait: bool) -> Any:
+        if service not in self._stubs:
+            self._stubs[service] = service(self._channel)
+        call = getattr(self._stubs[service], method)
         try:
             return await call(request, timeout=timeout, metadata=self._metadata, wait_for_ready=wait)
         except grpc.aio.AioRpcError as error:
@@ -325,19 +327,34 @@ class _Process:
 
 _lock = threading.Lock()
 _process: _Process | None = None
+_parents: list[_Process] = []
+"""What the process had that this one was forked from; to free it here would end this process."""
 
 
 def _shared() -> _Process:
     global _process
     with _lock:
-        if _process is None or _process.id != os.getpid():  # a forked process has none of its parent's threads
+        if _parents:  # gRPC would wait for ever for a thread that only the parent has
+            raise RemoteError(
+                "this process was forked from one that had already talked to servers, and gRPC cannot work in it; fork "
+                "before the first call, or start it with `spawn`"
+            )
+        if _process is None:
             _process = _Process()
         return _process
 
 
 def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Run a coroutine on the event loop of all connections."""
-    return _shared().loop.submit(coroutine)
+    """Run a coroutine on the event loop of all connections.
+
+    Raises:
+        RemoteError: this process was forked from one that had called this.
+    """
+    try:
+        return _shared().loop.submit(coroutine)
+    except RemoteError:
+        coroutine.close()
+        raise
 
 
 async def connection(address: Address) -> Connection:
@@ -377,6 +394,8 @@ def client_name() -> str:
 
 def _forget_after_fork() -> None:
     global _process, _lock
+    if _process is not None:
+        _parents.append(_process)
     _process, _lock = None, threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""Writes the modules generated of the protocol; needs ``grpcio-tools``: ``python -m mrlm_pl.remote.generate``."""
+"""Writes the modules generated of the protocols; needs ``grpcio-tools``: ``python -m mrlm_pl.remote.generate``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 PROTO = "mrlm_pl/remote/environment.proto"
+PROTOS = (PROTO, "mrlm_pl/verifier/verifier.proto")
 
 
-def generate(root: Path, output: Path) -> list[Path]:
-    """The files written below ``output``, from the protocol below ``root``.
+def generate(root: Path, output: Path, proto: str = PROTO) -> list[Path]:
+    """The files written below ``output``, from a protocol below ``root``.
 
     Compiled from the root of the repository, so that the generated imports are absolute.
 
@@ -19,12 +20,12 @@ def generate(root: Path, output: Path) -> list[Path]:
     from grpc_tools import protoc
 
     arguments = ["protoc", f"-I{root}", f"--python_out={output}", f"--pyi_out={output}", f"--grpc_python_out={output}"]
-    if protoc.main([*arguments, str(root / PROTO)]) != 0:
-        raise RuntimeError(f"protoc refuses {root / PROTO}")
-    folder = output / "mrlm_pl" / "remote"
-    return sorted([*folder.glob("environment_pb2*.py"), *folder.glob("environment_pb2*.pyi")])
+    if protoc.main([*arguments, str(root / proto)]) != 0:
+        raise RuntimeError(f"protoc refuses {root / proto}")
+    written = output / proto
+    return sorted(path for ending in ("py", "pyi") for path in written.parent.glob(f"{written.stem}_pb2*.{ending}"))
 
 
 if __name__ == "__main__":
     here = Path(__file__).parents[2]
-    sys.stdout.writelines(f"{path}\n" for path in generate(here, here))
+    sys.stdout.writelines(f"{path}\n" for proto in PROTOS for path in generate(here, here, proto))

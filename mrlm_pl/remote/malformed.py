@@ -8,7 +8,10 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-REASON = "the message is malformed: it is not of the protocol in mrlm_pl/remote/environment.proto, or nested too deep"
+REASON = (
+    "the message is malformed: it is not of the protocol in mrlm_pl/remote/environment.proto or "
+    "mrlm_pl/verifier/verifier.proto, or nested too deep"
+)
 
 
 class _Malformed:

@@ -45,3 +45,9 @@ class _Numbers:
         yield CounterMetricFamily("mrlm_sessions_expired", "Sessions whose lease ran out.", service.expired_total)
         yield CounterMetricFamily("mrlm_steps", "Steps made.", service.steps_total)
         yield CounterMetricFamily("mrlm_steps_failed", "Steps that outlived their deadline.", service.failed_total)
+        verifier = self.server.verifier
+        if verifier is not None:
+            yield GaugeMetricFamily("mrlm_verifier_queue", "Conversations that wait for a score.", verifier.waiting)
+            yield CounterMetricFamily("mrlm_verifier_scores", "Conversations scored.", verifier.scored_total)
+            yield CounterMetricFamily("mrlm_verifier_batches", "Calls of the model.", verifier.batches_total)
+            yield CounterMetricFamily("mrlm_verifier_refused", "Requests refused.", verifier.refused_total)

@@ -18,6 +18,7 @@ from mrlm_pl.remote.security import Identity
 
 logger = logging.getLogger(__name__)
 
+_STUB = environment_pb2_grpc.PolicyServiceStub
 MAX_REQUESTS = 1024
 """Turns of one call."""
 
@@ -139,7 +140,8 @@ class RemoteEngine(Engine):
     async def _release(self, session_prefix: str) -> None:
         server = await connection(self.address)
         try:
-            await server.policy("Release", pb.ReleaseRequest(session_prefix=session_prefix), self.seconds, wait=False)
+            request = pb.ReleaseRequest(session_prefix=session_prefix)
+            await server.of(_STUB, "Release", request, self.seconds, wait=False)
         except StatusError:
             return  # caches are bounded; a server that is gone has none
 
@@ -151,7 +153,7 @@ class RemoteEngine(Engine):
         while True:
             try:
                 # Not waited for in the library, so that what keeps the server from answering can be told.
-                return await server.policy(method, request, max(deadline - loop.time(), 0.001), wait=False)
+                return await server.of(_STUB, method, request, max(deadline - loop.time(), 0.001), wait=False)
             except StatusError as error:
                 if error.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
                     raise EngineError(error.text) from error

@@ -19,6 +19,9 @@ from mrlm_pl.remote.malformed import WellFormed
 from mrlm_pl.remote.security import PLAIN, Identity, TokenCheck, is_loopback
 from mrlm_pl.remote.service import EnvironmentService, Limits
 from mrlm_pl.remote.workers import Workers
+from mrlm_pl.verifier import verifier_pb2_grpc
+from mrlm_pl.verifier.service import SERVICE as VERIFIER_SERVICE
+from mrlm_pl.verifier.service import VerifierService
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ class EnvironmentServer:
         threads: that call environments.
         queue: calls that may wait.
         policies: a :class:`~mrlm_pl.remote.policy_service.PolicyService` to serve as well; None has none.
+        verifier: a :class:`~mrlm_pl.verifier.service.VerifierService` to serve as well; None has none.
     """
 
     def __init__(
@@ -77,11 +81,12 @@ class EnvironmentServer:
         threads: int = 8,
         queue: int = 10_000,
         policies: Any = None,
+        verifier: VerifierService | None = None,
     ) -> None:
         self.offer, self.endpoint, self.limits = offer, endpoint, limits
         self.workers = Workers(threads, queue)
         self.service = EnvironmentService(offer, self.workers, limits)
-        self.policies = policies
+        self.policies, self.verifier = policies, verifier
         self.port = 0
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
@@ -108,7 +113,7 @@ class EnvironmentServer:
         )
         self.register(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        reflection.enable_server_reflection((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host = self.endpoint.host
         address = (
             f"[{host}]:{self.endpoint.port}"
@@ -134,6 +139,12 @@ class EnvironmentServer:
         environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(self.service, server)
         if self.policies is not None:
             environment_pb2_grpc.add_PolicyServiceServicer_to_server(self.policies, server)
+        if self.verifier is not None:
+            verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self.verifier, server)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (SERVICE,) if self.verifier is None else (SERVICE, VERIFIER_SERVICE)
 
     async def serve(self) -> None:
         """Wait until it is stopped."""
@@ -141,13 +152,17 @@ class EnvironmentServer:
         await self._server.wait_for_termination()
 
     async def drain(self, grace_seconds: float) -> None:
-        """Open no more sessions, wait for those that are live, at most so long, then stop."""
+        """Open no more sessions and take no more texts, wait for those that there are, at most so long, then stop."""
         self.service.draining = True
+        if self.verifier is not None:
+            self.verifier.draining = True
         await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_seconds
         while (len(self.service.sessions) or self.service.opening) and loop.time() < deadline:
             await asyncio.sleep(0.05)
+        if self.verifier is not None:
+            await self.verifier.drain(deadline)
         await self.stop()
 
     async def stop(self) -> None:
@@ -163,6 +178,8 @@ class EnvironmentServer:
                 await self._sweeper
         self.service.stopping.set()
         await server.stop(1.0)
+        if self.verifier is not None:
+            self.verifier.close()
         await self.service.closed(CLOSING_SECONDS)
         self.workers.close()
         self.offer.close()
@@ -178,5 +195,5 @@ class EnvironmentServer:
             await self.service.expire()
 
     async def _tell_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
-        for name in ("", SERVICE):
+        for name in ("", *self._names):
             await self._health.set(name, status)

@@ -6,12 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mrlm_pl.verifier.client import VerifierClient
     from mrlm_pl.verifier.model import RewardModel
     from mrlm_pl.verifier.scorer import TextScore, TextScorer
 
-__all__ = ["RewardModel", "TextScore", "TextScorer"]
+__all__ = ["RewardModel", "TextScore", "TextScorer", "VerifierClient"]
 
-_HOME = {"RewardModel": "model", "TextScore": "scorer", "TextScorer": "scorer"}
+_HOME = {"RewardModel": "model", "TextScore": "scorer", "TextScorer": "scorer", "VerifierClient": "client"}
 
 
 def __getattr__(name: str) -> Any:

@@ -82,7 +82,17 @@ ENVIRONMENTS = [
     for path in sorted((ROOT / "environments" / "mrlm_environments").glob("*.py"))
     if path.stem != "__init__"
 ]
-LIGHT_MODULES = ["mrlm_pl.episode", "mrlm_pl.environment", "mrlm_pl.data.rows", "mrlm_pl.sandbox", "mrlm_environments"]
+LIGHT_MODULES = [
+    "mrlm_pl.episode",
+    "mrlm_pl.environment",
+    "mrlm_pl.data.rows",
+    "mrlm_pl.sandbox",
+    "mrlm_pl.verifier.client",
+    "mrlm_pl.verifier.asking",
+    "mrlm_pl.verifier.model",
+    "mrlm_pl.verifier.service",
+    "mrlm_environments",
+]
 
 
 @pytest.mark.parametrize("module", [*LIGHT_MODULES, *ENVIRONMENTS])

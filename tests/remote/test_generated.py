@@ -4,18 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from mrlm_pl.remote.generate import PROTO, generate
+from mrlm_pl.remote.generate import PROTO, PROTOS, generate
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["environment_pb2.py", "environment_pb2.pyi", "environment_pb2_grpc.py"]
+ENDINGS = ["_pb2.py", "_pb2.pyi", "_pb2_grpc.py"]
 
 
-def test_the_committed_modules_are_those_of_the_protocol(tmp_path: Path) -> None:
+@pytest.mark.parametrize("proto", PROTOS)
+def test_the_committed_modules_are_those_of_the_protocol(proto: str, tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed")
-    files = generate(ROOT, tmp_path)
-    assert [path.name for path in files] == NAMES
+    files = generate(ROOT, tmp_path, proto)
+    assert [path.name for path in files] == [Path(proto).stem + ending for ending in ENDINGS]
     for path in files:
-        committed = ROOT / PROTO.replace("environment.proto", path.name)
+        committed = (ROOT / proto).parent / path.name
         assert path.read_text() == committed.read_text(), f"run `python -m mrlm_pl.remote.generate`: {path.name}"
 
 
