@@ -35,6 +35,7 @@ _OPTIONAL_TENSORS = (
     "returns",
     "observation_mask",
     "reference_sums",
+    "correct",
 )
 
 
@@ -59,6 +60,7 @@ class PolicyBatch:
         returns: [B, T] fp32, what the estimates are trained towards, or None.
         observation_mask: [B, T] bool, True where the environment answered an action, or None.
         reference_sums: [B] fp32, log-probability of the row's action tokens under the frozen reference, or None.
+        correct: [B] fp32 in [0, 1], whether the row's answer is right, or None.
     """
 
     def __init__(
@@ -78,13 +80,14 @@ class PolicyBatch:
         returns: Tensor | None = None,
         observation_mask: Tensor | None = None,
         reference_sums: Tensor | None = None,
+        correct: Tensor | None = None,
     ) -> None:
         self.token_ids, self.lengths, self.action_mask, self.old_logp = token_ids, lengths, action_mask, old_logp
         self.groups, self.prefix_groups = groups, prefix_groups
         self.episode_tokens, self.temperature = episode_tokens, temperature
         self.advantages, self.ref_logp, self.proximal_logp = advantages, ref_logp, proximal_logp
         self.values, self.returns = values, returns
-        self.observation_mask, self.reference_sums = observation_mask, reference_sums
+        self.observation_mask, self.reference_sums, self.correct = observation_mask, reference_sums, correct
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]

@@ -21,8 +21,29 @@ from conftest import EchoEnvironment
 from discussion import Discussion
 from mrlm_callbacks import HeldOutEvaluation
 
-from mrlm_pl.algorithms import DPO, GRPO, IPPO, MADPO, MAGRPO, MAPPO, MAREMAX, PPO, RAE, SFT, DrMAS, MAPoRL
-from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
+from mrlm_pl.algorithms import (
+    DPO,
+    GRPO,
+    IPPO,
+    MADPO,
+    MAGRPO,
+    MAPPO,
+    MAREMAX,
+    PPO,
+    RAE,
+    SFT,
+    CorrectnessModel,
+    DrMAS,
+    MAPoRL,
+)
+from mrlm_pl.algorithms import PairwiseRewardModel as Pairwise
+from mrlm_pl.data import (
+    AnswerDataModule,
+    JointPreferenceDataModule,
+    PreferenceDataModule,
+    RolloutDataModule,
+    TrajectoryDataModule,
+)
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Message, Task
@@ -107,6 +128,7 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     known = (GRPO, PPO, IPPO, MAPPO, DPO, SFT, MAGRPO, MAREMAX, MADPO, RAE, DrMAS, MAPoRL)
     classes = {cls.__name__.lower(): cls for cls in known} | {"dr_mas": DrMAS}
+    classes |= {"pairwise": Pairwise, "correctness": CorrectnessModel}
     policies = {
         name: Policy(
             model_folder,
@@ -122,10 +144,12 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
         critics["critics"] = {name: Policy(model_folder, learning_rate=1e-3) for name in options["critics"]}
     algorithm = classes[options.get("algorithm", "grpo")](policies, **critics, **options.get("model", {}))
     data: Any
-    if options.get("algorithm") == "dpo":
+    if options.get("algorithm") in ("dpo", "pairwise"):
         data = PreferenceDataModule(options["pairs"], options["pairs"], batch_size=options["batch_size"])
     elif options.get("algorithm") == "madpo":
         data = JointPreferenceDataModule(options["pairs"], options["pairs"], batch_size=options["batch_size"])
+    elif options.get("algorithm") == "correctness":
+        data = AnswerDataModule(options["rows"], options["rows"], batch_size=options["batch_size"])
     elif options.get("algorithm") == "sft":
         data = TrajectoryDataModule(options["rows"], options["rows"], batch_size=options["batch_size"])
     else:

@@ -236,6 +236,31 @@ def test_data_files_are_shared_out_to_the_last_row(strategy: str, algorithm: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("algorithm", ["correctness", "pairwise"])
+def test_reward_models_are_trained_and_measured_over_all_ranks(
+    strategy: str, algorithm: str, launch: Any, tmp_path: Path
+) -> None:
+    pairs = [{"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"} for n in range(9)]
+    answers = [{"question": f"Say {n // 2}", "answer": f"{n} it is", "correct": n % 2 == 0} for n in range(9)]
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in (pairs if algorithm == "pairwise" else answers)))
+    # Two epochs: the head begins at 0, and all scores are equal.
+    options = {"algorithm": algorithm, "pairs": str(source), "rows": str(source), "epochs": 2}
+    one = launch("one", batch_size=8, **options)
+    two = launch("two", batch_size=4, strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    # The second update is on one row, which one of the ranks has; validation reads all nine.
+    got, want = (json.loads((run / "metrics-0.json").read_text()) for run in (two, one))
+    names = {
+        "pairwise": ["loss", "pair_accuracy", "margin"],
+        "correctness": ["loss", "auc", "accuracy", "calibration_error", "question_only_auc"],
+    }[algorithm]
+    for name in names:
+        assert got[f"val/{name}"] == pytest.approx(want[f"val/{name}"], rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_joint_pairs_are_shared_out_to_the_last_one(strategy: str, launch: Any, tmp_path: Path) -> None:
     """Every third pair is of one agent alone, so that a policy may have rows on one rank only."""
     source = tmp_path / "joint.jsonl"

@@ -7,11 +7,11 @@ from random import Random
 from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks
-from mrlm_environments.math_answers import equal_answers, extract_answer, number_value, shows_steps
 from mrlm_environments.math_problems import KINDS, MAX_DIFFICULTY, Kind, generate_problem
 from mrlm_environments.reasoning_answers import is_right, read_answer, vote
 from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.number_answers import equal_answers, extract_answer, number_value, shows_steps
 
 CORRECT, UNPARSED = 1.0, -0.3
 RETRY = "That is not correct. Try again."

@@ -14,7 +14,6 @@ from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.file_system import FileSystem
-from mrlm_environments.math_answers import equal_answers, number_value
 from mrlm_environments.tool_problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
 from mrlm_environments.web_search import WebSearch
 from mrlm_pl.environment import (
@@ -28,6 +27,7 @@ from mrlm_pl.environment import (
 )
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.number_answers import equal_answers, number_value
 from mrlm_pl.tools import (
     MalformedCall,
     Tool,

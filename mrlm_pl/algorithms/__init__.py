@@ -4,6 +4,7 @@ from mrlm_pl.algorithms.at_grpo import ATGRPO
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.algorithms.cispo import CISPO
 from mrlm_pl.algorithms.coma import COMA
+from mrlm_pl.algorithms.correctness_model import CorrectnessModel
 from mrlm_pl.algorithms.dpo import DPO
 from mrlm_pl.algorithms.dr_mas import DrMAS
 from mrlm_pl.algorithms.grpo import GRPO
@@ -16,6 +17,7 @@ from mrlm_pl.algorithms.mappo import MAPPO
 from mrlm_pl.algorithms.mareinforce import MAREINFORCE
 from mrlm_pl.algorithms.maremax import MAREMAX
 from mrlm_pl.algorithms.marloo import MARLOO
+from mrlm_pl.algorithms.pairwise_reward_model import PairwiseRewardModel
 from mrlm_pl.algorithms.ppo import PPO
 from mrlm_pl.algorithms.rae import RAE
 from mrlm_pl.algorithms.reinforce import REINFORCE
@@ -45,8 +47,10 @@ __all__ = [
     "RLOO",
     "SFT",
     "Algorithm",
+    "CorrectnessModel",
     "DrMAS",
     "MAPoRL",
+    "PairwiseRewardModel",
     "REINFORCEPlusPlus",
     "REINFORCEPlusPlusBaseline",
     "ReMax",

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mrlm_pl.strategies import each_share
 
-_ON_BAR = ("kl", "nll", "preference_accuracy", "approx_kl")
+_ON_BAR = ("kl", "nll", "preference_accuracy", "pair_accuracy", "accuracy", "approx_kl")
 _LARGEST = ("ratio_deviation", "mismatch_max_ratio")
-_ON_EVALUATION_BAR = ("reward", "accuracy", "nll", "preference_accuracy")
+_ON_EVALUATION_BAR = ("reward", "accuracy", "nll", "preference_accuracy", "pair_accuracy")
 
 
 class MetricLog(LightningModule):
@@ -40,7 +40,7 @@ class MetricLog(LightningModule):
         """Log one policy's numbers of a training step, as means over the ranks that have rows of it.
 
         Of ``ratio_deviation`` and ``mismatch_max_ratio`` the largest is told. The first of ``kl``, ``nll``,
-        ``preference_accuracy`` and ``approx_kl`` that is there goes on the progress bar.
+        ``preference_accuracy``, ``pair_accuracy``, ``accuracy`` and ``approx_kl`` that is there goes on the bar.
         """
         shown = next((metric for metric in _ON_BAR if metric in metrics), None)
         for metric, value in metrics.items():

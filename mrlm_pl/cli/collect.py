@@ -7,11 +7,12 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jsonargparse.typing import NonNegativeInt, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from mrlm_pl.cli.environment_option import environment_parser, read
 from mrlm_pl.cli.evaluate import (
@@ -24,12 +25,20 @@ from mrlm_pl.cli.evaluate import (
     tell_of_few,
 )
 from mrlm_pl.cli.parser import CommandParser
+from mrlm_pl.cli.unfinished import progress_note
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
 
+if TYPE_CHECKING:
+    from mrlm_pl.play import EpisodeSpec
+    from mrlm_pl.rollout import EpisodePlayer
+
 CHUNK = 64
-"""Episodes that are played together and written at once."""
+"""Episodes of one temperature that are played together, and with those of the others written at once."""
+
+TEMPERATURE = "temperature"
+"""Among an episode's metrics: the temperature that all of its turns were sampled at."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -63,8 +72,11 @@ def collect_parser() -> CommandParser:
     )
     parser.add_argument("--split", choices=SPLITS, default="train", help="Split of the tasks.")
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
-    parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help="Episodes of each task.")
+    text = "Episodes of each task, at each temperature."
+    parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help=text)
     add_sampling_options(parser, "the run's training")
+    text = "Several temperatures, in place of --temperature: each task is played at each of them."
+    parser.add_argument("--temperatures", type=NonNegativeFloat, nargs="+", default=[], help=text)
     return parser
 
 
@@ -85,7 +97,7 @@ class Progress:
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.path, self.fingerprint = path, fingerprint
         self.played = self.kept = self.failed = self.size = 0
-        self._note = path.with_name(path.name + ".progress")
+        self._note = progress_note(path)
         if self._note.is_file():
             found = json.loads(self._note.read_text(encoding="utf-8"))
             if found["fingerprint"] != fingerprint:
@@ -135,20 +147,21 @@ class Progress:
 
 
 def _collect(model: EvaluatedModel, environment: Environment, options: Any, progress: Progress) -> str:
-    from mrlm_pl.evaluation import evaluation_specs
-
-    specs = evaluation_specs(environment, options.num_episodes, options.split, options.seed, options.samples_per_task)
-    tell_of_few(len(specs), options)
+    sampling = sampling_of(options, model.sampling)
+    planned = _plan(environment, options, sampling.temperature)
+    temperatures = list(dict.fromkeys(temperature for _, temperature in planned))
+    tell_of_few(len(planned), options)
     reason = ""
-    with player_of(model, environment, options, sampling_of(options, model.sampling)) as player:
-        for start in _starts(progress.played, len(specs)):
-            episodes = player.play_blocking(specs[start : start + CHUNK])
+    with player_of(model, environment, options, sampling) as player:
+        chunk = CHUNK * len(temperatures)
+        for start in range(progress.played, len(planned), chunk):
+            episodes = _play(player, planned[start : start + chunk])
             played = [episode for episode in episodes if not episode.failed]
             reason = reason or next((str(episode.error) for episode in episodes if episode.failed), "")
             threshold = options.filter_reward
             kept = [episode for episode in played if threshold is None or episode.reward >= threshold]
             progress.add(episodes, kept)
-            print(f"\rmrlm: {progress.played}/{len(specs)} played, {progress.kept} kept", end="", file=sys.stderr)
+            print(f"\rmrlm: {progress.played}/{len(planned)} played, {progress.kept} kept", end="", file=sys.stderr)
     print(file=sys.stderr)
     if progress.failed == progress.played:
         raise RolloutError(f"every episode of {environment.name!r} failed; the first: {reason}")
@@ -157,8 +170,37 @@ def _collect(model: EvaluatedModel, environment: Environment, options: Any, prog
     return f"{progress.kept} of {progress.played} episodes in {progress.path}{failed}"
 
 
-def _starts(played: int, total: int) -> Iterator[int]:
-    yield from range(played, total, CHUNK)
+def _plan(environment: Environment, options: Any, temperature: float) -> list[tuple[EpisodeSpec, float]]:
+    """The episodes to play, task after task, each with its temperature."""
+    from mrlm_pl.evaluation import evaluation_specs
+
+    given, samples = list(options.temperatures), options.samples_per_task
+    if given and options.temperature is not None:
+        raise ConfigurationError("temperatures and temperature are both given; leave one of them out")
+    if len(set(given)) < len(given):
+        raise ConfigurationError(f"temperatures: {given} names one twice; --samples-per-task says how often each")
+    if given and options.num_episodes % (samples * len(given)):
+        raise ConfigurationError(
+            f"num_episodes {options.num_episodes} must be a multiple of {samples * len(given)}: samples_per_task "
+            f"{samples} at each of {len(given)} temperatures"
+        )
+    given = given or [temperature]
+    each = samples * len(given)
+    specs = evaluation_specs(environment, options.num_episodes, options.split, options.seed, each)
+    return [(spec, given[number % each // samples]) for number, spec in enumerate(specs)]
+
+
+def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, float]]) -> list[Episode]:
+    """The planned episodes, in order, with :data:`TEMPERATURE` among their metrics."""
+    found: dict[str, Episode] = {}
+    for temperature in dict.fromkeys(temperature for _, temperature in planned):
+        player.seats = {
+            agent: replace(seat, sampling=replace(seat.sampling, temperature=temperature))
+            for agent, seat in player.seats.items()
+        }
+        for episode in player.play_blocking([spec for spec, own in planned if own == temperature]):
+            found[episode.id] = replace(episode, metrics={**episode.metrics, TEMPERATURE: temperature})
+    return [found[spec.id] for spec, _ in planned]
 
 
 def _fingerprint(config: Any) -> str:

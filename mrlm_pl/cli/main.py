@@ -19,6 +19,7 @@ COMMANDS = {
     "predict": ("mrlm_pl.cli.lightning_cli:predict", "play test episodes with the policies"),
     "eval": ("mrlm_pl.cli.evaluate:run", "score a run or a model on an environment"),
     "collect": ("mrlm_pl.cli.collect:run", "play episodes with a run or a model and keep them in a file"),
+    "balance": ("mrlm_pl.cli.balance:run", "keep as many right as wrong answers to each question, for a verifier"),
     "consolidate": ("mrlm_pl.cli.consolidate:run", "write a sharded checkpoint as one whole file"),
     "serve": ("mrlm_pl.cli.serve:run", "host environments over gRPC"),
     "sessions": ("mrlm_pl.cli.sessions:run", "list what is live on a server"),

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mrlm_pl.data.answer_module import AnswerDataModule
     from mrlm_pl.data.episode_files import read_episodes, write_episodes
     from mrlm_pl.data.joint_preference_module import JointPreferenceDataModule, joint_pairs
     from mrlm_pl.data.preference_module import PreferenceDataModule, preference_pairs
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from mrlm_pl.data.trajectory_module import TrajectoryDataModule
 
 __all__ = [
+    "AnswerDataModule",
     "JointPreferenceDataModule",
     "PreferenceDataModule",
     "RolloutDataModule",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "AnswerDataModule": "answer_module",
     "JointPreferenceDataModule": "joint_preference_module",
     "PreferenceDataModule": "preference_module",
     "joint_pairs": "joint_preference_module",

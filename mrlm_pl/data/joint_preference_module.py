@@ -46,7 +46,7 @@ class JointPreferenceDataModule(PreferenceDataModule):
         DataError: a file is missing, a row lacks its fields, or episodes give no pair.
     """
 
-    algorithm_class: ClassVar[type[Algorithm]] = MADPO
+    algorithm_classes: ClassVar[tuple[type[Algorithm], ...]] = (MADPO,)
 
     def read_pairs(self, source: str, split: str) -> list[Any]:
         rows, episodes = read_examples(source, split)

@@ -12,11 +12,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mrlm_pl.algorithms import DPO, Algorithm
+from mrlm_pl.algorithms import DPO, Algorithm, PairwiseRewardModel
 from mrlm_pl.batch import PolicyBatch, collate_rows
 from mrlm_pl.data.chat_rows import chat_rows, messages_fault, messages_of, played_rows, read_examples, text_row
 from mrlm_pl.data.fixed_data import DataSplit, FixedDataModule
-from mrlm_pl.episode import Episode, Trajectory
+from mrlm_pl.data.scored_rows import scored_row
+from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.losses import BatchTotals, sequence_logp
 from mrlm_pl.policy import ChatFormat
@@ -56,8 +57,9 @@ class PreferenceDataModule(FixedDataModule):
       the worst are a pair when their rewards differ by more than ``reward_gap``. The sampled tokens are compared as
       they are when the learner has the tokenizer and the chat template of the model that played.
 
-    The answers of a pair share the computation of their prompt. The log-probabilities of the reference are computed
-    once, before the first update, shared out over the ranks, and are part of checkpoints.
+    The answers of a pair share the computation of their prompt. ``PairwiseRewardModel`` is shown every pair as a chat
+    in its own chat template, and scores each answer at its end. For ``DPO`` the log-probabilities of the reference are
+    computed once, before the first update, shared out over the ranks, and are part of checkpoints.
 
     Args:
         train: file (JSONL, JSON, parquet, also gzipped), a run's folder of episodes, or hub name.
@@ -72,7 +74,7 @@ class PreferenceDataModule(FixedDataModule):
         DataError: a file is missing, a row lacks its fields, or episodes give no pair.
     """
 
-    algorithm_class: ClassVar[type[Algorithm]] = DPO
+    algorithm_classes: ClassVar[tuple[type[Algorithm], ...]] = (DPO, PairwiseRewardModel)
 
     def __init__(
         self,
@@ -100,15 +102,15 @@ class PreferenceDataModule(FixedDataModule):
     def row_pair(self, example: Any, where: str) -> RowPair:
         """The token rows of a pair that :meth:`read_pairs` gave; an error's message begins with ``where``."""
         name, policy = self.learner()
-        chosen, rejected = pair_rows(example, policy.chat, name, where)
+        made = scored_pair if isinstance(self.algorithm(), PairwiseRewardModel) else pair_rows
+        chosen, rejected = made(example, policy.chat, name, where)
         return RowPair((chosen,), (rejected,))
 
     def setup(self, stage: str) -> None:
         algorithm = self.algorithm()
-        if not isinstance(algorithm, self.algorithm_class):
-            raise ConfigurationError(
-                f"{type(self).__name__} is for {self.algorithm_class.__name__}, not for {type(algorithm).__name__}"
-            )
+        if not isinstance(algorithm, self.algorithm_classes):
+            names = " and ".join(cls.__name__ for cls in self.algorithm_classes)
+            raise ConfigurationError(f"{type(self).__name__} is for {names}, not for {type(algorithm).__name__}")
         for split in self._examples.keys() - self.pairs.keys():
             source = self.sources[split]
             made = [
@@ -134,8 +136,7 @@ class PreferenceDataModule(FixedDataModule):
     def uses_reference(self) -> bool:
         """Whether the loss compares with the reference."""
         algorithm = self.algorithm()
-        assert isinstance(algorithm, DPO)
-        return not algorithm.reference_free
+        return isinstance(algorithm, DPO) and not algorithm.reference_free
 
     def before_first_batch(self) -> None:
         algorithm, trainer = self.algorithm(), self.trainer
@@ -306,6 +307,22 @@ def pair_rows(
                 "give pairs that differ in their last turn only"
             )
     return made[0][0], made[1][0]
+
+
+def scored_pair(
+    example: Mapping[str, Any] | PlayedPair, chat: ChatFormat, policy: str, where: str
+) -> tuple[Trajectory, Trajectory]:
+    """The rows of both answers as a reward model reads them; plain text is a user's message and the answer to it."""
+    if isinstance(example, PlayedPair):
+        prompt, *answers = _split_prompt(example.chosen.messages, example.rejected.messages)
+    elif isinstance(example["prompt"], str):
+        prompt = [Message("user", example["prompt"])]
+        answers = [[Message("assistant", example[answer])] for answer in PlayedPair._fields]
+    else:
+        prompt = messages_of(example["prompt"])
+        answers = [messages_of(example[answer]) for answer in PlayedPair._fields]
+    chosen, rejected = (scored_row(prompt, answer, chat, policy) for answer in answers)
+    return chosen, rejected
 
 
 def _digest(pairs: Sequence[RowPair]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from mrlm_pl.environment import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError
 
-__all__ = ["read_rows", "read_split"]
+__all__ = ["numbered_rows", "read_rows", "read_split"]
 
 T = TypeVar("T")
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -32,10 +32,10 @@ def read_rows(source: str, split: str | None, fields: Sequence[str]) -> list[dic
         DataError: the source is missing or unreadable, or a row is no object or lacks a field. The message names the
             file and the row (in JSONL the line), counted from 1.
     """
-    return [row for _, row in _numbered(source, split, fields)]
+    return [row for _, row in numbered_rows(source, split, fields)]
 
 
-def _numbered(source: str, split: str | None, fields: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
+def numbered_rows(source: str, split: str | None, fields: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
     """The rows of :func:`read_rows` with their numbers."""
     numbered = _local_rows(Path(source)) if _is_local(source) else enumerate(_hub_rows(source, split), start=1)
     rows = []
@@ -79,7 +79,7 @@ def read_split(
     if split not in SPLITS:
         raise ConfigurationError(f"there is no split {split!r}; use {', '.join(SPLITS)}")
     source, part, belongs = _source_of(data, split)
-    rows = [(make(row, number, source), split_of(identity(row))) for number, row in _numbered(source, part, fields)]
+    rows = [(make(row, number, source), split_of(identity(row))) for number, row in numbered_rows(source, part, fields)]
     made = [item for item, assigned in rows if assigned in belongs]
     if not made:
         raise ConfigurationError(

@@ -16,6 +16,7 @@ LAYERS = {
     "errors": 0,
     "seeding": 0,
     "intervals": 0,
+    "number_answers": 0,
     "environment": 1,
     "environment_check": 1,
     "tools": 1,

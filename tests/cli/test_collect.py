@@ -138,3 +138,57 @@ def test_files_are_not_overwritten_and_must_be_json_lines(collect):
     assert "must be a file that ends in .jsonl" in collect("-n", "1", "--output", "episodes.csv", status=2)
     message = collect("-n", "3", "--samples-per-task", "2", "--output", "a.jsonl", status=2)
     assert "must be a multiple of samples_per_task 2" in message
+
+
+def test_each_task_is_answered_at_each_temperature(collect):
+    options = ("-n", "12", "--samples-per-task", "2", "--temperatures", "0", "1.5")
+    collect(*options, "--output", "a.jsonl")
+    episodes = read_episodes_file("a.jsonl")
+    found = [(episode.task.key, episode.metrics["temperature"]) for episode in episodes]
+    tasks = list(dict.fromkeys(task for task, _ in found))
+    assert found == [(task, heat) for task in tasks for heat in (0.0, 0.0, 1.5, 1.5)]
+    assert len(tasks) == 3
+    assert len({episode.id for episode in episodes}) == len({episode.seed for episode in episodes}) == 12
+    said = [episode.rows()[0].token_ids for episode in episodes]
+    assert all(said[start] == said[start + 1] for start in (0, 4, 8)), "greedy answers are equal"
+    assert any(said[start + 2] != said[start + 3] for start in (0, 4, 8)), "warm ones are not"
+
+
+def test_one_temperature_is_written_down_too(collect):
+    collect("-n", "2", "--output", "a.jsonl", "--temperature", "0.5")
+    assert [episode.metrics["temperature"] for episode in read_episodes_file("a.jsonl")] == [0.5, 0.5]
+
+
+def test_a_killed_collection_at_several_temperatures_goes_on(collect, monkeypatch):
+    options = ("-n", "16", "--temperatures", "0.5", "1.5")
+    collect(*options, "--output", "whole.jsonl")
+
+    class Killed(BaseException):
+        pass
+
+    add, calls = command.Progress.add, []
+
+    def die(self: Any, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise Killed
+        add(self, *arguments)
+
+    monkeypatch.setattr(command.Progress, "add", die)
+    with pytest.raises(Killed):
+        collect(*options, "--output", "cut.jsonl")
+    monkeypatch.setattr(command.Progress, "add", add)
+    message = collect("-n", "16", "--temperatures", "0.5", "1.0", "--output", "cut.jsonl", status=2)
+    assert "is half of a collection with other options" in message
+    collect(*options, "--output", "cut.jsonl")
+    assert untimed("cut.jsonl") == untimed("whole.jsonl")
+
+
+def test_temperatures_that_say_nothing_clear_are_refused(collect):
+    both = ("--temperatures", "1", "2", "--output", "a.jsonl")
+    assert "both given" in collect("-n", "2", "--temperature", "1", *both, status=2)
+    assert "multiple of 6: samples_per_task 3 at each of 2" in collect(
+        "-n", "9", "--samples-per-task", "3", *both, status=2
+    )
+    assert "names one twice" in collect("-n", "2", "--temperatures", "1", "1", "--output", "a.jsonl", status=2)
+    assert "temperatures" in collect("-n", "2", "--temperatures", "1", "-1", "--output", "a.jsonl", status=2)

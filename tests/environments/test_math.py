@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from mrlm_environments.math import MathEnvironment
-from mrlm_environments.math_answers import equal_answers, extract_answer
 from mrlm_environments.math_problems import KINDS, generate_problem
 
 from mrlm_pl.environment import split_of
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.number_answers import equal_answers, extract_answer
 from mrlm_pl.seeding import keyed_random
 
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_train.jsonl"

@@ -1,0 +1,188 @@
+"""A verifier of single answers: the probability that an answer to a question is right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from mrlm_pl.algorithms.answer_measures import AnswerMeasures
+from mrlm_pl.algorithms.base import LearningRateSchedule
+from mrlm_pl.algorithms.scoring import RewardModelAlgorithm
+from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.losses import correctness_loss
+from mrlm_pl.losses.masking import last_token_mask
+from mrlm_pl.policy import Policy
+from mrlm_pl.policy.token_logprobs import token_values
+from mrlm_pl.policy.value_head import ValueHead
+
+ScoreTokens = Literal["last", "response"]
+
+
+class QuestionProbe(ValueHead):
+    """A linear guess of the label from the state before the answer begins; it leaves the state as it is."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits [...] of hidden states [..., hidden size], without a gradient for these."""
+        return super().forward(hidden.detach())
+
+
+class CorrectnessModel(RewardModelAlgorithm):
+    """A verifier trained on answers that are right or wrong (arXiv 2502.18439).
+
+    ``s_t`` is the value before token t of question and answer in the chat template, ``c`` 1 for a right answer::
+
+        loss = mean over answers of  -c log sigmoid(s_t) - (1 - c) log(1 - sigmoid(s_t)),  t the last token
+               (score_tokens: response: the mean of this over the tokens after the answer's first)
+
+    The score of an answer is the value before the last token, whatever was trained; ``sigmoid`` of it the probability
+    that the answer is right. Use it with ``AnswerDataModule``. The folder ``policies/NAME`` of a run is a reward model.
+
+    A probe, linear on the state before the answer begins, is trained along without moving the model: that state knows
+    the question alone. Where each question has as many right as wrong answers it cannot do better than chance; where it
+    does, the data let a verifier guess from the question.
+
+    Logged under ``train/``: ``accuracy`` (score above 0 where the label is above .5), ``question_only_loss`` (nats of
+    the probe; ln 2 = .6931 is chance), ``grad_norm``, ``grad_norm_value``, ``grad_norm_question_only``. Under ``val/``
+    and ``test/``: ``loss``, ``auc`` and ``accuracy`` of the scores, ``calibration_error`` (expected, 10 bins of the
+    probability) and ``question_only_auc``, the area under the curve of the probe's guess; NaN where it is not defined.
+
+    Args:
+        policies: the weights; one policy.
+        schedule, warmup_steps, betas: see :class:`Algorithm`.
+        value_learning_rate: of the value head and of the probe; None is the policy's own.
+        score_tokens: where the score is trained: at the ``last`` token or at all of the ``response``.
+
+    Raises:
+        ConfigurationError: there are several policies, or an unknown name.
+    """
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        schedule: LearningRateSchedule = "constant",
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        value_learning_rate: float | None = None,
+        score_tokens: ScoreTokens = "last",
+    ) -> None:
+        super().__init__(policies, schedule, warmup_steps, betas, value_learning_rate)
+        if score_tokens not in get_args(ScoreTokens):
+            raise ConfigurationError(
+                f"score_tokens is {score_tokens!r}; choose from {', '.join(get_args(ScoreTokens))}"
+            )
+        self.score_tokens = score_tokens
+        self.question_probe: QuestionProbe | None = None
+        self.measures = nn.ModuleDict({prefix: AnswerMeasures() for prefix in ("val", "test")})
+
+    def read_weights(self) -> None:
+        super().read_weights()
+        if self.question_probe is None:
+            (policy,) = self.learners.values()
+            assert policy.value_head is not None
+            self.question_probe = QuestionProbe(policy.value_head.linear.in_features)
+
+    def networks(self) -> list[nn.Module]:
+        return [*super().networks(), *([] if self.question_probe is None else [self.question_probe])]
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        groups = super().parameter_groups()
+        assert self.question_probe is not None
+        head = groups[-1]
+        probe = list(self.question_probe.parameters())
+        return [*groups, {**head, "params": probe, "name": f"{head['policy']}/question_only"}]
+
+    def idle_loss(self, name: str) -> Tensor:
+        return super().idle_loss(name) + self._idle_guess(name)
+
+    def take_part(self, batch: Batch) -> None:
+        for name in self.policies:
+            if name not in batch.policies and self.trainer.world_size > 1:
+                self.idle_loss(name)
+
+    def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
+        assert rows.correct is not None
+        losses, scores = self._losses(name, rows)
+        guesses = self._question_losses(name, rows)[0]
+        with torch.no_grad():
+            agree = ((scores > 0) == (rows.correct > 0.5)).float()
+        self.log_policy(name, {"accuracy": agree.mean(), "question_only_loss": guesses.detach().mean()})
+        answers = batch.totals[name].sequences
+        probed = guesses.sum() / answers
+        return losses.sum() / answers + (probed - probed.detach())  # the loss is the verifier's alone
+
+    def _losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
+        """The loss [B] of each answer, and its score [B]."""
+        assert rows.correct is not None
+        last = last_token_mask(rows.action_mask)
+        mask = last if self.score_tokens == "last" else _after_first(rows.action_mask) | last
+        values = self.values(name, rows, mask)
+        losses = correctness_loss(values, rows.correct, mask).sum(1) / mask.sum(1)
+        return losses, values.detach()[last]
+
+    def _question_losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
+        """The probe's loss [B] for each answer, and its logits [B]; the answers themselves are cut off."""
+        assert self.question_probe is not None
+        assert rows.correct is not None
+        policy = self.policy(name)
+        first = rows.action_mask & ~_after_first(rows.action_mask)
+        width = int(first.nonzero()[:, 1].max()) + 1
+        values = token_values(
+            policy.model,
+            self.question_probe,
+            rows.token_ids[:, :width],
+            rows.lengths.clamp(max=width),
+            first[:, :width],
+            prefix_groups=rows.prefix_groups,
+            max_tokens=policy.max_forward_tokens,
+        )
+        losses = correctness_loss(values, rows.correct, first[:, :width])
+        return losses.sum(1), values.detach()[first[:, :width]]
+
+    def _idle_guess(self, name: str) -> Tensor:
+        """0 (0-dim), from a forward pass with a gradient for the probe."""
+        assert self.question_probe is not None
+        row = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        nothing = torch.zeros_like(row, dtype=torch.bool)
+        lengths = torch.tensor([2], device=self.device)
+        return token_values(self.policy(name).model, self.question_probe, row, lengths, nothing).sum()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._measure("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._measure("test", batch)
+
+    def _measure(self, prefix: str, batch: Batch) -> None:
+        self.take_part(batch)
+        nothing = torch.zeros(0, device=self.device)
+        found: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}
+        for name, rows in batch.policies.items():
+            assert rows.correct is not None
+            losses, scores = self._losses(name, rows)
+            if not bool(torch.isfinite(scores).all()):
+                raise NonFiniteError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are not finite")
+            self.note_evaluation(prefix, {"loss": (float(losses.mean()), float(len(losses)))})
+            found = {
+                "scores": scores,
+                "question_scores": self._question_losses(name, rows)[1],
+                "correct": rows.correct,
+            }
+        measures = self.measures[prefix]
+        assert isinstance(measures, AnswerMeasures)
+        measures.add(**found)
+
+    def _log_evaluated(self, prefix: str) -> None:
+        super()._log_evaluated(prefix)
+        measures = self.measures[prefix]
+        assert isinstance(measures, AnswerMeasures)
+        for name, value in measures.take().items():
+            self.log(f"{prefix}/{name}", value, prog_bar=name == "auc")
+
+
+def _after_first(action_mask: Tensor) -> Tensor:
+    """[B, T] the action tokens but each row's first: the state before that one knows the question alone."""
+    return action_mask & (action_mask.long().cumsum(1) > 1)

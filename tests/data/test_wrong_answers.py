@@ -1,0 +1,105 @@
+"""Wrong answers made of right ones: plausible, consistent, and never right."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from mrlm_pl.data.wrong_answers import wrong_answers
+from mrlm_pl.number_answers import extract_answer, number_value
+
+GSM8K = Path("/work/shared/data/gsm8k_train.jsonl")
+SOLUTION = "In May she sold 48/2 = <<48/2=24>>24 clips.\nThat is 48+24 = <<48+24=72>>72 clips in all.\n#### 72"
+
+
+def made(text: str, count: int = 50, seed: int = 0) -> list[str]:
+    return wrong_answers([text], count, (), Random(seed))
+
+
+def test_every_way_to_be_wrong_occurs_and_no_other() -> None:
+    # off by one (25, 23), by ten (34, 14), swapped (42), a digit changed by 3 (54, 27, 21), a slip of one in an operand
+    expected = {"11+13=25", "11+13=23", "11+13=34", "11+13=14", "11+13=42", "11+13=54", "11+13=27", "11+13=21"}
+    expected |= {"12+13=25", "10+13=23", "11+14=25", "11+12=23"}
+    assert set(made("11+13=24")) == expected
+
+
+def test_the_number_changes_from_its_result_on_and_nowhere_before() -> None:
+    for text in made("12-6=6; 6*2=12"):
+        before, _, result = text.rpartition("=")
+        assert before.startswith("12-6=6; ")
+        assert result != "12"
+
+
+def test_a_worked_solution_stays_consistent() -> None:
+    for text in made(SOLUTION):
+        first, _, rest = text.partition("\n")
+        assert first == SOLUTION.partition("\n")[0]
+        assert "72" not in rest
+        stated = rest.rpartition("#### ")[2]
+        assert rest.count(stated) == 3
+        told, calculated = rest[len("That is ") :].split(" = <<")
+        assert calculated.startswith(told + "="), "the sum and its calculation have the same operands"
+
+
+@pytest.mark.parametrize(
+    ("right", "places"),
+    [
+        ("The answer is 5. I used 3 steps", 5),
+        ("costs $1,234.50", Fraction("1234.5")),
+        ("x=-3", -3),
+        ("50%", Fraction(1, 2)),
+    ],
+)
+def test_what_is_read_as_the_answer_is_another_value(right: str, places: Fraction) -> None:
+    texts = made(right)
+    assert len(texts) >= 2
+    for text in texts:
+        answer = extract_answer(text)
+        assert answer is not None
+        assert number_value(answer) != places
+
+
+def test_numbers_keep_their_form() -> None:
+    assert all(
+        text.startswith("costs $") and "," in text and len(text.split(".")[1]) == 2 for text in made("costs $1,234.50")
+    )
+    assert "-" not in "".join(made("0"))
+
+
+def test_labels_are_exchanged_throughout() -> None:
+    assert set(made("It is not neutral, so Entailment.")) == {
+        "It is not entailment, so Neutral.",
+        "It is not neutral, so Contradiction.",
+    }
+
+
+def test_what_cannot_be_changed_makes_nothing() -> None:
+    assert made("I do not know") == made("it entails that") == made("") == []
+
+
+def test_right_answers_take_turns_and_what_is_there_is_not_made_again() -> None:
+    both = wrong_answers(["1+1=2", "about 2"], 4, (), Random(0))
+    assert [text.startswith("about") for text in both] == [False, True, False, True]
+    again = wrong_answers(["1+1=2", "about 2"], 4, both, Random(0))
+    assert not set(again) & set(both)
+    assert len(made("about 2")) == len(set(made("about 2"))) == 3  # 1, 3 and 5
+
+
+def test_made_answers_depend_on_the_seed_alone() -> None:
+    assert made(SOLUTION, 3) == made(SOLUTION, 3)
+    assert len({tuple(made(SOLUTION, 3, seed)) for seed in range(5)}) > 1
+
+
+@pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K is not on this machine")
+def test_nearly_every_solution_of_gsm8k_has_a_wrong_one() -> None:
+    rows = [json.loads(line) for line in GSM8K.read_text().splitlines()[:400]]
+    found = [(row["answer"], wrong_answers([row["answer"]], 2, (), Random(0))) for row in rows]
+    assert sum(len(texts) == 2 for _, texts in found) > 0.95 * len(rows)
+    for right, texts in found:
+        expected = number_value(right.rpartition("#### ")[2].replace(",", ""))
+        for text in texts:
+            assert number_value(text.rpartition("#### ")[2]) != expected
