@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
-from mrlm_environments.math_answers import equal_answers, extract_answer, number_value
+from mrlm_pl.number_answers import equal_answers, extract_answer, number_value
 
 Format = Literal["math", "nli"]
 FORMATS: tuple[Format, ...] = ("math", "nli")

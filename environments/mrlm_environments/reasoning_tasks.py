@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from mrlm_environments.math_answers import extract_answer, number_value
 from mrlm_environments.math_problems import KINDS, MAX_DIFFICULTY, generate_problem
 from mrlm_environments.reasoning_answers import FORMATS, Format
 from mrlm_environments.reasoning_inferences import generate_inference, inference_row
 from mrlm_pl.data.rows import read_split
 from mrlm_pl.environment import DatasetTasks, SeededTasks, TaskSource
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.number_answers import extract_answer, number_value
 
 logger = logging.getLogger(__name__)
 FIELDS: Mapping[Format, tuple[str, ...]] = {"math": ("question", "answer"), "nli": ("premise", "hypothesis", "label")}

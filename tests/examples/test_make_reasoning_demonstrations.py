@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 from mrlm_environments.collaborative_reasoning import CollaborativeReasoningEnvironment
-from mrlm_environments.math_answers import equal_answers, extract_answer
+
+from mrlm_pl.number_answers import equal_answers, extract_answer
 
 ROWS = 300
 
