@@ -1,4 +1,4 @@
-"""Two small models that know different things, and questions of both kinds: sums and differences of two-digit numbers.
+"""Two small models that know different things, and questions of both kinds: sums and differences of numbers below 100.
 
 One works sums out and knows of a difference only about how much it is, the other one works differences out. Both can
 repeat what another has said, and do so by the toss of a coin: whom to believe is not shown to them. A team of the two
@@ -38,7 +38,7 @@ HELD_OUT = 500
 def questions() -> dict[str, list[dict[str, str]]]:
     """All questions, by split, in the fields of GSM8K."""
     rows = []
-    for first, second in itertools.product(range(10, 100), repeat=2):
+    for first, second in itertools.product(range(10, 100), range(1, 31)):
         rows.append(_row(first, "+", second, first + second))
         if first >= second:
             rows.append(_row(first, "-", second, first - second))
