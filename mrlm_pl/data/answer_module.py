@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -51,6 +51,7 @@ class AnswerDataModule(FixedDataModule):
         super().__init__({"train": train, "validation": validation, "test": test}, batch_size, seed)
         self.max_tokens = max_tokens
         self._answers = {split: _read(source, split) for split, source in self.sources.items()}
+        _warn_of_shared_questions(self.sources, self._answers)
         self.rows: dict[DataSplit, list[Trajectory]] = {}
         self._labels: dict[DataSplit, list[float]] = {}
         self._questions: dict[DataSplit, list[int]] = {}
@@ -108,6 +109,17 @@ def _read(source: str, split: str) -> list[Answer]:
         logger.warning("left out %d failed episodes of %s", failed, source)
     _check_kinds(answers, source)
     return answers
+
+
+def _warn_of_shared_questions(sources: Mapping[DataSplit, str], answers: Mapping[DataSplit, Sequence[Answer]]) -> None:
+    """Say which questions that are evaluated on are trained on too."""
+    trained = {answer.question for answer in answers["train"]}
+    for split in answers.keys() - {"train"}:
+        shared = {answer.question for answer in answers[split]} & trained
+        if shared:
+            logger.warning(
+                "%d questions of %s are trained on too, such as %.80r", len(shared), sources[split], min(shared)
+            )
 
 
 def _check_kinds(answers: Sequence[Answer], source: str) -> None:

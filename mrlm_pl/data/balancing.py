@@ -124,7 +124,7 @@ def _choose(question: _Question, per_question: int | None, seed: int, fill_wrong
     right = _drawn(question.right, seed, question.text)
     wrong = _drawn(question.wrong, seed, question.text)
     if fill_wrong and len(wrong) < limit:
-        taken = {_plain(answer.answer) for answer in right + wrong}
+        taken = {answer.answer for answer in right + wrong}
         rng = keyed_random("wrong answers", seed, question.text)
         texts = wrong_answers([answer.answer for answer in right], limit - len(wrong), taken, rng)
         source = right[0]

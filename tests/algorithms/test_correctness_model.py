@@ -300,6 +300,14 @@ def test_long_answers_are_left_out_and_none_may_be_left(
         quiet_trainer().fit(model(model_folder), AnswerDataModule(write(tmp_path, ROWS), max_tokens=3))
 
 
+def test_questions_in_both_files_are_told(tmp_path: Path, caplog: Any) -> None:
+    source = write(tmp_path, ROWS)
+    AnswerDataModule(source, write(tmp_path, [row("other?", "1", True), row("other?", "2", False)], "other.jsonl"))
+    assert not caplog.text
+    AnswerDataModule(source, write(tmp_path, ROWS[:4], "same.jsonl"))
+    assert "2 questions of" in caplog.text
+
+
 def test_wrong_arguments_are_refused(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="score_tokens is 'first'; choose from last, response"):
         model(model_folder, score_tokens="first")  # type: ignore[arg-type]
