@@ -124,9 +124,9 @@ def _choose(question: _Question, per_question: int | None, seed: int, fill_wrong
     right = _drawn(question.right, seed, question.text)
     wrong = _drawn(question.wrong, seed, question.text)
     if fill_wrong and len(wrong) < limit:
-        taken = {_plain(answer.answer) for answer in right + wrong}
+        taken = {answer.answer for answer in question.read}  # those that were called both right and wrong as well
         rng = keyed_random("wrong answers", seed, question.text)
-        texts = wrong_answers([answer.answer for answer in right], limit - len(wrong), taken, rng)
+        texts = wrong_answers(question.text, [answer.answer for answer in right], limit - len(wrong), taken, rng)
         source = right[0]
         wrong += [Answer(source.question, text, 0.0, source.task, None, True) for text in texts]
         question.made = len(texts)

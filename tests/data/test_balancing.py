@@ -119,3 +119,11 @@ def test_what_cannot_be_balanced_is_refused() -> None:
     for share in (1.0, -0.1, float("nan")):
         with pytest.raises(ConfigurationError, match="validation_share is"):
             balance(some("a", 1, 1), validation_share=share)
+
+
+def test_what_was_called_both_right_and_wrong_is_not_made_again() -> None:
+    both = [Answer("q", f"about {n}", correct) for n in (1, 3) for correct in (1.0, 0.0)]
+    answers = [Answer("q", "about 2", 1.0), Answer("q", "About 2", 1.0), *both]
+    made = [answer.answer for answer in everything(balance(answers, fill_wrong=True, validation_share=0.0))]
+    assert not {"about 1", "about 3"} & set(made)
+    assert "about 5" in made  # the only other wrong one that there is
