@@ -66,7 +66,8 @@ def balance(
         seed: of all choices.
         fill_wrong: make wrong answers of right ones where there are too few; see
             :func:`mrlm_pl.data.wrong_answers.wrong_answers`.
-        validation_share: share of the kept questions whose answers are for validation.
+        validation_share: share of the kept questions whose answers are for validation; one question at least is left
+            to train on.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -140,10 +141,11 @@ def _drawn(answers: Sequence[Answer], seed: int, question: str) -> list[Answer]:
 
 
 def _held_out(questions: Sequence[_Question], seed: int, share: float) -> set[str]:
-    """Texts of the questions for validation: one at least where there are two and a share."""
+    """Texts of the questions for validation: one at least where there are two and a share, and never all."""
     order = sorted((question.text for question in questions), key=lambda text: derive_seed("held out", seed, text))
-    count = round(share * len(order))
-    return set(order[: max(count, 1) if share and len(order) > 1 else count])
+    if not share or len(order) < 2:
+        return set()
+    return set(order[: min(max(round(share * len(order)), 1), len(order) - 1)])
 
 
 def _report(questions: Sequence[_Question], parts: dict[str, list[_Question]], seed: int) -> dict[str, Any]:
