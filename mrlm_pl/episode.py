@@ -336,3 +336,15 @@ def _trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
         turns=tuple(Turn(**turn) for turn in data["turns"]),
         messages=tuple(Message.from_dict(message) for message in data["messages"]),
     )
+
+
+def question_to(episode: Episode, agent: str) -> str | None:
+    """The first user message of an episode: the person's own, if it acted in the first step, else that of who did.
+
+    So it is the question also for who begins with what others made of it, such as a leader. None where the record
+    lacks the messages.
+    """
+    begins = min(turn.index for row in episode.rows() for turn in row.turns)
+    first = [row for row in episode.rows() if row.turns and row.turns[0].index == begins]
+    shown = next((row for row in first if person_of(row.agent) == person_of(agent)), first[0])
+    return next((message.content for message in shown.messages if message.role == "user"), None)

@@ -180,6 +180,8 @@ def summarize(
         by_task[episode.task.key].append(episode)
         by_problem[problem_of(episode.task)].append(episode)
     judged = any(episode.success is not None for episode in played)
+    # A task whose other samples failed is still voted on: its one reply is the majority.
+    voting = max(map(len, by_task.values())) > 1
     wins = sum(bool(episode.success) for episode in played)
     return EvaluationReport(
         environment=environment,
@@ -201,7 +203,7 @@ def summarize(
         metrics=measured_metrics(list(by_problem.values())),
         majority_at_k=_majority_at_k(by_task, majority) if majority else {},
         decisions_per_task=sum(len(row.turns) for episode in played for row in episode.rows()) / len(by_task),
-        tasks=[_task_result(group, majority) for group in by_task.values()],
+        tasks=[_task_result(group, majority if voting else None) for group in by_task.values()],
         transcripts=[_transcript(episode) for episode in episodes],
     )
 
@@ -285,7 +287,7 @@ def _majority_at_k(by_task: Mapping[str, Sequence[Episode]], majority: Majority)
 def _task_result(group: Sequence[Episode], majority: Majority | None) -> dict[str, Any]:
     task = group[0].task
     judged = [bool(episode.success) for episode in group if episode.success is not None]
-    voted = majority(task, [_reply(episode) for episode in group]) if majority and len(group) > 1 else None
+    voted = majority(task, [_reply(episode) for episode in group]) if majority else None
     return {
         "task": task.key,
         "problem": problem_digest(task),

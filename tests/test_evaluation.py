@@ -164,6 +164,14 @@ def test_the_gain_is_the_mean_difference_of_pairs_of_tasks() -> None:
     assert compare(as_data(one), as_data(team)).own_measure == "majority@3"
 
 
+def test_a_task_whose_other_samples_failed_is_compared_by_its_majority_as_well() -> None:
+    team = summary([episode(task, 0.0, True) for task in (0, 1)])
+    failed = [episode(1, 0.0, error="away"), episode(1, 0.0, error="away")]
+    found = compare(as_data(team), as_data(summary([*said(0, "5", "5", "4"), *said(1, "4"), *failed], most_say_5)))
+    assert (found.other_measure, found.other) == ("majority@1-3", 0.5)
+    assert found.gain == 0.5
+
+
 def test_evaluations_that_cannot_be_compared_are_refused(tmp_path: Any) -> None:
     one, other = as_data(summary([episode(0, 1.0, True)])), as_data(summary([episode(7, 1.0, True)]))
     with pytest.raises(ConfigurationError, match="no task in common"):

@@ -86,13 +86,18 @@ class CollaborativeReasoningEnvironment(Environment):
         self._check(solvers, max_turns, role, consensus_stop, policies_by)
         if isinstance(scorer, str) and scorer != "label":
             raise ConfigurationError(f"{self.name}: scorer is {scorer!r}; use label, or the class of a scorer")
-        self.solvers, self.max_turns, self.scorer, self.role = solvers, max_turns, scorer, role
+        self.solvers, self.max_turns, self.role = solvers, max_turns, role
         self.show_scores, self.consensus_stop, self.policies_by = show_scores, consensus_stop, policies_by
         self.masks, self.instruction = masks, instruction
         self._tasks = ReasoningTasks(self.name, data, format, difficulty)
         self._scorer = AnswerScorer(scorer)
         self._solvers = tuple(f"solver_{number}" for number in range(1, solvers + 1))
         self.agents = self._all_agents()
+
+    @property
+    def scorer(self) -> Literal["label"] | TextScorer:
+        """What scores the answers; copies of the environment share it."""
+        return self._scorer.scorer
 
     def _check(self, solvers: int, max_turns: int, role: str | None, consensus_stop: bool, policies_by: str) -> None:
         for name, value in (("solvers", solvers), ("max_turns", max_turns)):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms.rewarded import RewardedRows
 from mrlm_pl.batch import PolicyBatch, collate_rows
-from mrlm_pl.episode import Episode, Message, Trajectory, person_of
+from mrlm_pl.episode import Episode, Message, Trajectory, question_to
 from mrlm_pl.errors import DataError
 from mrlm_pl.policy.chat import ChatFormat
 
@@ -77,20 +77,15 @@ def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> Answer
 
 
 def question_of(episode: Episode, agent: str) -> str:
-    """The first user message of an episode: the person's own, if it acted in the first step, else that of who did.
-
-    So it is the question also for who begins with what others made of it, such as a leader.
+    """The question that an agent's answer is to; see :func:`mrlm_pl.episode.question_to`.
 
     Raises:
         DataError: the record lacks the agents' messages.
     """
-    begins = min(turn.index for row in episode.rows() for turn in row.turns)
-    first = [row for row in episode.rows() if row.turns and row.turns[0].index == begins]
-    shown = next((row for row in first if person_of(row.agent) == person_of(agent)), first[0])
-    for message in shown.messages:
-        if message.role == "user":
-            return message.content
-    raise DataError(
-        f"episode {episode.id!r}: agent {shown.agent!r} was shown no user message; a critic that reads answers needs "
-        "the question, so keep the messages in the record"
-    )
+    question = question_to(episode, agent)
+    if question is None:
+        raise DataError(
+            f"episode {episode.id!r}: agent {agent!r} was shown no user message; a critic that reads answers needs "
+            "the question, so keep the messages in the record"
+        )
+    return question

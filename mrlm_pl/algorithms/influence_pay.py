@@ -34,14 +34,18 @@ class InfluencePay:
         """The episode with its turns paid anew, and sums for the log; each turn's future is then in its own reward.
 
         So the episode counts as one that ended, also where a limit cut it short. A turn without a score (the call of a
-        tool, say) keeps its reward and is no part of the table.
+        tool, say) keeps its reward and is no part of the table; so do all turns of an episode that was cut short before
+        any answer was scored, such as one whose question fills the context window.
 
         Args:
             episode: one that did not fail.
 
         Raises:
-            DataError: no turn has a score, a score is out of its range, or a person answered twice in one turn.
+            DataError: no turn of an episode that ended has a score, a score is out of its range, or a person answered
+                twice in one turn.
         """
+        if episode.truncated and not _scored(episode):
+            return dataclasses.replace(episode, truncated=False), {}
         table, numbers = scores_of(episode), turn_numbers(episode)
         try:
             rewards = influence_rewards(table, self.gamma, self.share, self.horizon)
@@ -78,7 +82,7 @@ def scores_of(episode: Episode) -> list[dict[str, float]]:
     Raises:
         DataError: no turn has a score, or a person answered twice in one turn.
     """
-    scored = [turn for row in episode.rows() for turn in row.turns if SCORE in turn.components]
+    scored = _scored(episode)
     if not scored:
         raise DataError(
             f"episode {episode.id!r} of environment {episode.task.environment!r} has no turn with a reward component "
@@ -95,6 +99,10 @@ def scores_of(episode: Episode) -> list[dict[str, float]]:
             )
         table[number - 1][person] = turn.components[SCORE]
     return table
+
+
+def _scored(episode: Episode) -> list[Turn]:
+    return [turn for row in episode.rows() for turn in row.turns if SCORE in turn.components]
 
 
 def turn_numbers(episode: Episode) -> dict[tuple[str, int], int]:

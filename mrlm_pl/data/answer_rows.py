@@ -10,7 +10,7 @@ from typing import Any
 
 from mrlm_pl.data.episode_files import read_episodes
 from mrlm_pl.data.rows import numbered_rows
-from mrlm_pl.episode import Episode, Trajectory
+from mrlm_pl.episode import Episode, Trajectory, question_to
 from mrlm_pl.errors import DataError
 
 _FORM = '{"question": text, "answer": text, "correct": true or false}'
@@ -52,7 +52,8 @@ def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
 
     A source holds rows of :class:`Answer`, or episode records. In an episode the agent's first user message is the
     question, its last reply the answer, and ``success`` says whether it is right. Where several agents answer, or one
-    several times for a ``score``, each turn is an answer, right with a score above .5.
+    several times for a ``score``, each turn is an answer, right with a score above .5; who begins with what others
+    said, such as a leader, answers their question.
 
     Args:
         source: what :func:`mrlm_pl.data.read_rows` reads, or a folder of episodes.
@@ -165,7 +166,7 @@ def _scored_answers(row: Trajectory, episode: Episode, where: str) -> list[Answe
 
 
 def _answer(row: Trajectory, text: str, correct: float, episode: Episode, where: str) -> Answer:
-    question = next((message.content for message in row.messages if message.role == "user"), "")
+    question = question_to(episode, row.agent) or ""
     if not question.strip():
         raise DataError(f"{where}: agent {row.agent!r} has no user message, so there is no question to its answer")
     return Answer(question, text, correct, episode.task.key, episode.metrics.get("temperature"))

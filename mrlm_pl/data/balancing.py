@@ -66,7 +66,8 @@ def balance(
         seed: of all choices.
         fill_wrong: make wrong answers of right ones where there are too few; see
             :func:`mrlm_pl.data.wrong_answers.wrong_answers`.
-        validation_share: share of the kept questions whose answers are for validation.
+        validation_share: share of the kept questions whose answers are for validation; one question at least is left
+            to train on.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -124,9 +125,9 @@ def _choose(question: _Question, per_question: int | None, seed: int, fill_wrong
     right = _drawn(question.right, seed, question.text)
     wrong = _drawn(question.wrong, seed, question.text)
     if fill_wrong and len(wrong) < limit:
-        taken = {answer.answer for answer in right + wrong}
+        taken = {answer.answer for answer in question.read}  # those that were called both right and wrong as well
         rng = keyed_random("wrong answers", seed, question.text)
-        texts = wrong_answers([answer.answer for answer in right], limit - len(wrong), taken, rng)
+        texts = wrong_answers(question.text, [answer.answer for answer in right], limit - len(wrong), taken, rng)
         source = right[0]
         wrong += [Answer(source.question, text, 0.0, source.task, None, True) for text in texts]
         question.made = len(texts)
@@ -140,10 +141,11 @@ def _drawn(answers: Sequence[Answer], seed: int, question: str) -> list[Answer]:
 
 
 def _held_out(questions: Sequence[_Question], seed: int, share: float) -> set[str]:
-    """Texts of the questions for validation: one at least where there are two and a share."""
+    """Texts of the questions for validation: one at least where there are two and a share, and never all."""
     order = sorted((question.text for question in questions), key=lambda text: derive_seed("held out", seed, text))
-    count = round(share * len(order))
-    return set(order[: max(count, 1) if share and len(order) > 1 else count])
+    if not share or len(order) < 2:
+        return set()
+    return set(order[: min(max(round(share * len(order)), 1), len(order) - 1)])
 
 
 def _report(questions: Sequence[_Question], parts: dict[str, list[_Question]], seed: int) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from mrlm_pl.number_answers import equal_answers, extract_answer, number_value
 
 _LABELS = ("entailment", "neutral", "contradiction")
 _LABEL = re.compile(r"\b(?:entailment|neutral|contradiction)\b", re.IGNORECASE)
+_LABEL_STEM = re.compile(r"\b(?:entail|contradict)\w*", re.IGNORECASE)
+_MARK = re.compile(r"####|\\boxed")
 _DIGITS = re.compile(r"[0-9][0-9,]*(?:\.[0-9]+)?")
 _WHOLE = re.compile(r"(?P<left>[0-9]{1,9})(?P<operator> ?[-+*/x] ?)(?P<right>[0-9]{1,9})(?P<equals> ?= ?)$")
 _OPERATIONS: dict[str, Callable[[int, int], Fraction]] = {
@@ -22,42 +24,51 @@ _OPERATIONS: dict[str, Callable[[int, int], Fraction]] = {
 }
 
 
-def wrong_answers(right: Sequence[str], count: int, taken: Collection[str], rng: Random) -> list[str]:
+def wrong_answers(question: str, right: Sequence[str], count: int, taken: Collection[str], rng: Random) -> list[str]:
     """At most ``count`` different wrong answers, made of each of the right ones in turn.
 
     A number becomes one that is off by one or by ten, that has two digits swapped or one digit changed, or the result
-    of the last equation with a slip in an operand; the text says the new number from its result on. A label becomes
-    another one throughout. None has the value of the right answer that it is made of. An answer without a number that
-    can be read and without a label makes none.
+    of the last equation with a slip in an operand; the text says the new number from its result on. Each label becomes
+    another one, throughout. None has the value of the right answer that it is made of. An answer makes none if it has
+    neither a number that can be read nor a label, if it says a label in other words (``contradicts``), or if it has
+    both and nothing tells which of them is meant: a question that names labels, or the mark ``####`` or ``\\boxed``.
 
     Args:
+        question: what they answer.
         right: right answers to one question, at least one.
         count: how many are wanted.
-        taken: answers that are there already, never made again.
+        taken: answers that are there already, never made again; other white space makes no other answer.
         rng: source of all choices.
 
-    >>> wrong_answers(["7*8=56; 56-5=51"], 3, (), Random(0))
-    ['7*8=56; 56-5=50', '7*8=56; 56-5=81', '7*8=56; 56-5=15']
+    >>> wrong_answers("What is 7 * 8 - 5?", ["7*8=56; 56-5=51"], 3, (), Random(0))
+    ['7*8=56; 56-5=61', '7*8=56; 56-4=52', '7*8=56; 56-5=15']
     """
-    sources = [_changed(text, rng) for text in right]
-    known, made = set(taken), list[str]()
+    asks_for_label = len({label.lower() for label in _LABEL.findall(question)}) > 1
+    sources = [_changed(text, asks_for_label, rng) for text in right]
+    known, made = {_plain(text) for text in taken}, list[str]()
     while sources and len(made) < count:
         source = sources.pop(0)
-        text = next((text for text in source if text not in known), None)
+        text = next((text for text in source if _plain(text) not in known), None)
         if text is not None:
-            known.add(text)
+            known.add(_plain(text))
             made.append(text)
             sources.append(source)
     return made
 
 
-def _changed(right: str, rng: Random) -> Iterator[str]:
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _changed(right: str, asks_for_label: bool, rng: Random) -> Iterator[str]:
     """Wrong answers made of one right answer, in random order."""
-    if _LABEL.search(right):
+    final = extract_answer(right)
+    has_number = final is not None and number_value(final) is not None
+    has_label = bool(_LABEL_STEM.search(right) or _LABEL.search(right))
+    if asks_for_label or (has_label and not has_number):
         yield from _other_labels(right, rng)
         return
-    final = extract_answer(right)
-    if final is None or number_value(final) is None or final not in right:
+    if final is None or not has_number or final not in right or (has_label and not _MARK.search(right)):
         return
     texts = [_with_number(right, final, other) for other in _other_numbers(final)] + list(_slips(right, final))
     for text in rng.sample(texts, len(texts)):
@@ -67,16 +78,15 @@ def _changed(right: str, rng: Random) -> Iterator[str]:
 
 
 def _other_labels(right: str, rng: Random) -> Iterator[str]:
-    """The text with its last label exchanged for another one, and that one, wherever it is, for it."""
-    stated = _LABEL.findall(right)[-1].lower()
-    for other in rng.sample([label for label in _LABELS if label != stated], len(_LABELS) - 1):
-        swap = {stated: other, other: stated}
-        yield _LABEL.sub(lambda match, swap=swap: _cased(swap.get(match[0].lower()), match[0]), right)  # type: ignore[misc]
+    """The text with each label exchanged for the next, or the one after: none stays, whichever of them is stated."""
+    if not _LABEL.search(right) or any(word.lower() not in _LABELS for word in _LABEL_STEM.findall(right)):
+        return
+    for shift in rng.sample((1, 2), 2):
+        other = {label: _LABELS[(place + shift) % len(_LABELS)] for place, label in enumerate(_LABELS)}
+        yield _LABEL.sub(lambda match, other=other: _cased(other[match[0].lower()], match[0]), right)  # type: ignore[misc]
 
 
-def _cased(label: str | None, like: str) -> str:
-    if label is None:
-        return like
+def _cased(label: str, like: str) -> str:
     return label.upper() if like.isupper() else label.capitalize() if like[0].isupper() else label
 
 

@@ -195,6 +195,24 @@ def test_records_that_cannot_be_scored_are_refused() -> None:
         scores_of(dataclasses.replace(none, trajectories={"ann": (twice,), "ann@1": (other,)}))
 
 
+def test_an_episode_that_is_cut_short_before_any_score_does_not_end_the_run(
+    model_folder: Path, quiet_trainer: Any
+) -> None:
+    # What the rollouts record of a question that fills the context window: nobody has acted.
+    silent = dataclasses.replace(discussion(), trajectories={}, stop_reason="context_window", truncated=True)
+    alone = prepared(model_folder, quiet_trainer(), [discussion()], turn_schedule=[[1]])
+    beside = prepared(model_folder, quiet_trainer(), [silent, discussion()], turn_schedule=[[1]])
+    for found in (alone, beside):
+        assert found[1]["main"].action_mask.sum() == 4
+    assert torch.equal(beside[1]["main"].advantages, alone[1]["main"].advantages)
+    assert alone[0].take_prepared_metrics() == beside[0].take_prepared_metrics()
+    # One who had called a tool by then keeps what the call was paid.
+    row = discussion({"ann": (1.0,)}).trajectories["ann"][0]
+    call = dataclasses.replace(row, turns=(dataclasses.replace(row.turns[0], reward=0.1, components={"call": 0.1}),))
+    paid, sums = pay().paid(dataclasses.replace(silent, trajectories={"ann": (call,)}))
+    assert (rewards(paid), sums, paid.truncated) == ({"ann": [0.1]}, {}, False)
+
+
 # Credit.
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.data.answer_rows import Answer, read_answers
+from mrlm_pl.data.answer_rows import Answer, answers_of_episode, read_answers
 from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import DataError
@@ -111,3 +111,14 @@ def test_a_field_that_is_missing_is_named(field: str, tmp_path: Path) -> None:
 def test_an_episode_that_says_nothing_of_what_is_right_is_refused(record: Episode, fault: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=fault):
         read_answers(write(tmp_path, [record.to_dict()]))
+
+
+def test_a_leader_answers_the_question_of_the_others() -> None:
+    def row(agent: str, step: int, asked: str) -> Trajectory:
+        turn = Turn(agent, step, 1, 2, 1.0, {"score": 1.0}, "stop", "main", 0, "e")
+        said = (Message("user", asked), Message("assistant", "5"))
+        return Trajectory(agent, "main", (1, 2), (False, True), (0.0, -1.0), (turn,), said)
+
+    rows = {"solver_1": (row("solver_1", 0, "2+3?"),), "leader": (row("leader", 1, "You lead.\n\nsolver_1: 5"),)}
+    episode = Episode("0", Task("d", "train", 0), "g", 0, 0, rows, "turns", agents=tuple(rows))
+    assert [answer.question for answer in answers_of_episode(episode, "here")] == ["2+3?", "2+3?"]

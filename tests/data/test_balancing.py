@@ -119,3 +119,21 @@ def test_what_cannot_be_balanced_is_refused() -> None:
     for share in (1.0, -0.1, float("nan")):
         with pytest.raises(ConfigurationError, match="validation_share is"):
             balance(some("a", 1, 1), validation_share=share)
+
+
+def test_what_was_called_both_right_and_wrong_is_not_made_again() -> None:
+    both = [Answer("q", f"about {n}", correct) for n in (1, 3) for correct in (1.0, 0.0)]
+    answers = [Answer("q", "about 2", 1.0), Answer("q", "About 2", 1.0), *both]
+    made = [answer.answer for answer in everything(balance(answers, fill_wrong=True, validation_share=0.0))]
+    assert not {"about 1", "about 3"} & set(made)
+    assert "about 5" in made  # the only other wrong one that there is
+
+
+@pytest.mark.parametrize(("questions", "share", "held_out"), [(5, 0.95, 4), (1, 0.6, 0), (2, 0.01, 1)])
+def test_there_is_always_something_to_train_on(questions: int, share: float, held_out: int) -> None:
+    answers = [answer for number in range(questions) for answer in some(f"q{number}", 1, 1)]
+    splits = balance(answers, validation_share=share).splits
+    assert {name: len(kept) // 2 for name, kept in splits.items()} == {
+        "train": questions - held_out,
+        "validation": held_out,
+    }

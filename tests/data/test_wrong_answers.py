@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from mrlm_environments.reasoning_answers import read_answer
 
 from mrlm_pl.data.wrong_answers import wrong_answers
 from mrlm_pl.number_answers import extract_answer, number_value
@@ -16,8 +17,8 @@ GSM8K = Path("/work/shared/data/gsm8k_train.jsonl")
 SOLUTION = "In May she sold 48/2 = <<48/2=24>>24 clips.\nThat is 48+24 = <<48+24=72>>72 clips in all.\n#### 72"
 
 
-def made(text: str, count: int = 50, seed: int = 0) -> list[str]:
-    return wrong_answers([text], count, (), Random(seed))
+def made(text: str, count: int = 50, seed: int = 0, question: str = "") -> list[str]:
+    return wrong_answers(question, [text], count, (), Random(seed))
 
 
 def test_every_way_to_be_wrong_occurs_and_no_other() -> None:
@@ -74,11 +75,48 @@ def test_numbers_keep_their_form() -> None:
     assert "-" not in "".join(made("0"))
 
 
+INFERENCE = "Premise: P\nHypothesis: H\nIs this entailment, neutral or contradiction?"
+
+
 def test_labels_are_exchanged_throughout() -> None:
-    assert set(made("It is not neutral, so Entailment.")) == {
-        "It is not entailment, so Neutral.",
-        "It is not neutral, so Contradiction.",
+    assert set(made("It is not neutral, so Entailment.", question=INFERENCE)) == {
+        "It is not entailment, so Contradiction.",
+        "It is not contradiction, so Neutral.",
     }
+    assert set(made("entailment")) == {"neutral", "contradiction"}
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        "Neutral, not entailment",
+        "The label is neutral, for contradiction is ruled out and so is not entailment",
+        "3 nuts of 5: entailment",
+    ],
+)
+def test_the_label_that_is_stated_is_never_kept(right: str) -> None:
+    stated = read_answer(right, "nli")
+    texts = made(right, question=INFERENCE)
+    assert {read_answer(text, "nli") for text in texts} == {"entailment", "neutral", "contradiction"} - {stated}
+
+
+def test_a_number_beside_the_name_of_a_label_is_what_is_changed() -> None:
+    texts = made("The soap is neutral.\n7+5=12\n#### 12", question="How many bars are there?")
+    assert texts
+    assert not [text for text in texts if extract_answer(text) == "12"]
+    assert all(text.startswith("The soap is neutral.\n") for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("right", "question"),
+    [
+        ("This contradicts the premise, it is no entailment", INFERENCE),
+        ("It contradicts that there are 3", INFERENCE),
+        ("The soap is neutral, and there are 12", "Which, and how many?"),
+    ],
+)
+def test_where_it_is_not_plain_what_is_meant_nothing_is_made(right: str, question: str) -> None:
+    assert made(right, question=question) == []
 
 
 def test_what_cannot_be_changed_makes_nothing() -> None:
@@ -86,10 +124,12 @@ def test_what_cannot_be_changed_makes_nothing() -> None:
 
 
 def test_right_answers_take_turns_and_what_is_there_is_not_made_again() -> None:
-    both = wrong_answers(["1+1=2", "about 2"], 4, (), Random(0))
+    both = wrong_answers("", ["1+1=2", "about 2"], 4, (), Random(0))
     assert [text.startswith("about") for text in both] == [False, True, False, True]
-    again = wrong_answers(["1+1=2", "about 2"], 4, both, Random(0))
+    again = wrong_answers("", ["1+1=2", "about 2"], 4, both, Random(0))
     assert not set(again) & set(both)
+    lines = wrong_answers("", ["so\n2"], 4, ["so 1", "so  3"], Random(0))
+    assert lines == ["so\n5"], "other white space makes no other answer"
     assert len(made("about 2")) == len(set(made("about 2"))) == 3  # 1, 3 and 5
 
 
@@ -101,7 +141,7 @@ def test_made_answers_depend_on_the_seed_alone() -> None:
 @pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K is not on this machine")
 def test_nearly_every_solution_of_gsm8k_has_a_wrong_one() -> None:
     rows = [json.loads(line) for line in GSM8K.read_text().splitlines()[:400]]
-    found = [(row["answer"], wrong_answers([row["answer"]], 2, (), Random(0))) for row in rows]
+    found = [(row["answer"], wrong_answers(row["question"], [row["answer"]], 2, (), Random(0))) for row in rows]
     assert sum(len(texts) == 2 for _, texts in found) > 0.95 * len(rows)
     for right, texts in found:
         expected = number_value(right.rpartition("#### ")[2].replace(",", ""))

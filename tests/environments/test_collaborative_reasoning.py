@@ -298,7 +298,7 @@ def test_copies_share_the_scorer_and_forks_go_on_by_themselves() -> None:
     played.reset(TASK)
     played.step({"solver_1": Message("assistant", "4"), "solver_2": Message("assistant", "5")})
     fork = copy.deepcopy(played)
-    assert fork._scorer.scorer is played.scorer
+    assert fork.scorer is played.scorer, "a model is in memory once, however many episodes are played"
     actions = {name: Message("assistant", "5") for name in ("solver_1", "solver_2")}
     assert played.step(actions) == fork.step(actions)
     again = pickle.loads(pickle.dumps(environment(solvers=3)))
