@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,8 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
 from mrlm_pl.strategies import data_parallel_rank
 from mrlm_pl.turn_tree import TurnTree
+
+logger = logging.getLogger(__name__)
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
@@ -132,13 +136,24 @@ class Algorithm(MetricLog, ABC):
         return {name: self.policy(name) for name in self.policies}
 
     def check_agents(self, agents: Collection[str]) -> None:
-        """Nothing when there is a seat for each of a run's agents.
+        """Nothing when there is a seat for each of a run's agents, and no other; a policy without one is warned of.
 
         Raises:
-            ConfigurationError: see :meth:`seat`.
+            ConfigurationError: see :meth:`seat`; or a seat is for none of the agents.
         """
-        for agent in agents:
-            self.seat(agent)
+        for agent in self.seats:
+            if agent not in agents:
+                near = difflib.get_close_matches(agent, agents, n=1)
+                hint = f"did you mean {near[0]!r}? The" if near else "the"
+                raise ConfigurationError(
+                    f"seats: {agent!r} is no agent of this run; {hint} agents are {sorted(agents)}"
+                )
+        used = {self.seat(agent) for agent in agents}
+        for name in self.policies:
+            if name not in used:
+                logger.warning(
+                    "policy %r decides for no agent, so it stays as it is; name it in `seats`, or leave it out", name
+                )
 
     def idle_loss(self, name: str) -> Tensor:
         """0 (0-dim) with a gradient of 0: what a learner without rows adds to the loss."""

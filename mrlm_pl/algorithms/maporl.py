@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import INCENTIVES, Horizon, Share, incentives, influence_rewards
 from mrlm_pl.strategies import each_share
+
+logger = logging.getLogger(__name__)
 
 FIXED = {
     "reward": "share says whose scores an answer is paid",
@@ -157,11 +160,20 @@ class MAPoRL(IPPO):
                 for name, (value, count) in told.items():
                     before = totals.get(name, (0.0, 0.0))
                     totals[name] = (before[0] + value, before[1] + count)
+        played: set[int] = set()
         for name, (value, count) in sorted(totals.items()):
             self._prepared_metrics[f"train/{name}"] = value if name == "ties" else value / count
             turn = name.partition("turn_")[2]
             if turn:
+                played.add(int(turn))
                 self._prepared_metrics[f"train/trained/turn_{turn}"] = float(turns is None or int(turn) in turns)
+        if played and turns is not None and played.isdisjoint(turns):
+            logger.warning(
+                "turn_schedule names the turns %s, but no episode went beyond turn %d: nothing is learnt from this "
+                "collection; name turns that are played",
+                sorted(turns),
+                max(played),
+            )
 
     def _estimates(self, name: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
         if self.critic_reads == "debate":

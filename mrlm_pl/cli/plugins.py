@@ -119,16 +119,19 @@ def class_path(cls: type) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that begins with ``name``, else the one that looks most like it, or None if none does.
+    """The known name that begins with ``name``, else one that looks like it, else one whose last words it is, or None.
 
     Upper and lower case are alike.
 
     >>> nearest("mathenvironmet", ["MathEnvironment", "math", "code"])
     'MathEnvironment'
+    >>> nearest("gamma", ["influence_gamma", "lam"])
+    'influence_gamma'
     """
     folded = {item.lower(): item for item in known}
     longer = sorted((item for item in folded if name and item.startswith(name.lower())), key=len)
-    found = longer or difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)
+    ends = [item for item in folded if item.endswith(f"_{name.lower()}")]
+    found = longer or difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6) or ends
     return folded[found[0]] if found else None
 
 

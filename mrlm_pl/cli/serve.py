@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import logging
 import re
 import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -56,6 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     endpoint = Endpoint(options.host, int(options.port), read_token(options.token_file), identity)
     limits = Limits(options.lease_seconds, options.step_seconds, options.max_sessions, options.message_mb)
     _check_roles(options)
+    _check_port(endpoint)
     server = (
         ControllerServer(endpoint, limits, options.token_file)
         if options.controller
@@ -90,6 +93,25 @@ def _check_roles(options: Any) -> None:
                 Address(getattr(options, name))
             except ConfigurationError as error:
                 raise ConfigurationError(f"{name}: {error}") from error
+
+
+def _check_port(endpoint: Endpoint) -> None:
+    """Nothing when nobody listens on the port, so that no model is read in vain; gRPC tells what else is wrong.
+
+    Raises:
+        ConfigurationError: the port is taken.
+    """
+    try:
+        found = socket.getaddrinfo(endpoint.host.strip("[]"), endpoint.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigurationError(
+                f"port: cannot listen on {endpoint.host}:{endpoint.port}: it is taken; use another"
+            ) from error
 
 
 def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:

@@ -348,7 +348,7 @@ def test_only_the_actions_of_the_turns_are_learnt_from() -> None:
 
 
 def test_the_schedule_goes_round_and_its_denominators_are_what_is_trained(
-    model_folder: Path, quiet_trainer: Any
+    model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     algorithm = MAPoRL({"main": Policy(str(model_folder))}, turn_schedule=[[1], [2, 3], [4]], turn_iterations=2)
     algorithm.configure_model()
@@ -362,6 +362,7 @@ def test_the_schedule_goes_round_and_its_denominators_are_what_is_trained(
         tokens.append(int(rows["main"].action_mask.sum()) if rows else 0)
     # Two persons with two tokens a turn. There is no fourth turn: nothing is trained, which is no error.
     assert tokens == [4, 4, 8, 8, 0, 0, 4]
+    assert caplog.text.count("turn_schedule names the turns [4], but no episode went beyond turn 3") == 2
 
 
 class Watch(Callback):

@@ -85,3 +85,21 @@ def test_an_agent_without_a_seat_is_named_before_the_models_load(model_folder: P
     with pytest.raises(ConfigurationError, match="agent 'right' has no seat"):
         quiet_trainer().fit(algorithm, RolloutDataModule(Pair(), groups=2, group_size=2))
     assert algorithm.policy("one").model is None
+
+
+def test_a_seat_of_no_agent_is_named_with_the_agent_that_was_meant(model_folder: Path) -> None:
+    policies = {"one": Policy(str(model_folder)), "two": Policy(str(model_folder))}
+    algorithm = GRPO(policies, {"left": "one", "rihgt": "two"})
+    message = r"seats: 'rihgt' is no agent of this run; did you mean 'right'\? The agents are \['left', 'right'\]"
+    with pytest.raises(ConfigurationError, match=message):
+        algorithm.check_agents(Pair.agents)
+
+
+def test_a_policy_that_decides_for_nobody_is_told(model_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    policies = {"one": Policy(str(model_folder)), "two": Policy(str(model_folder))}
+    GRPO(policies, {"left": "one", "right": "two"}).check_agents(Pair.agents)
+    assert not caplog.records
+    GRPO(policies, {"left": "one", "right": "one"}).check_agents(Pair.agents)
+    assert [record.getMessage() for record in caplog.records] == [
+        "policy 'two' decides for no agent, so it stays as it is; name it in `seats`, or leave it out"
+    ]

@@ -169,6 +169,14 @@ def test_a_port_that_is_taken(mrlm):
     assert "port: cannot listen on 127.0.0.1" in err
 
 
+def test_a_port_that_is_taken_is_told_before_a_model_is_read(mrlm, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status, _, err = mrlm("serve", "--verifier", str(tmp_path / "missing"), "--port", port)
+    assert status == 2
+    assert f"port: cannot listen on 127.0.0.1:{port}: it is taken; use another" in err
+
+
 def test_every_option_is_read(monkeypatch, tmp_path):
     class StoppedError(Exception):
         pass
