@@ -25,6 +25,13 @@ from typing import Any
 
 SIZES = {
     "xs": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 172, "num_attention_heads": 4, "vocab": 512},
+    "xs32k": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 172,
+        "num_attention_heads": 4,
+        "vocab": 32000,
+    },
     "s": {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 688, "num_attention_heads": 4, "vocab": 512},
     "m": {
         "hidden_size": 512,

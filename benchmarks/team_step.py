@@ -3,13 +3,13 @@
     python benchmarks/team_step.py --peer-python .venv-peers-multi/bin/python [--algorithm magrpo] [--turns 1 2 3]
 
 Two agents with a random Llama model each, from the same folder, in fp32 with AdamW: one task of 64 tokens, 4 decisions
-of each agent in each state of 32 tokens (no token ends a turn), aligned joint actions, so 1, 5 or 21 states at 1, 2 or
-3 turns; the next turn's prompt is everything so far and one more word. A step is one task: its whole tree, the rewards,
-the gradients and the optimizer steps: one for each agent here, one for each agent and turn there. ``ippo`` (their IAC,
-a critic for each agent) and ``mappo`` (their MAAC, one critic; here at 1 turn) have no trees: a step is one task with 4
-decisions of each agent at 1 turn, and 4 tasks with one at more. Each side runs as a
-process of its own, in turns; the first two steps are warm-up. Printed are medians and ratios of wall seconds, and the
-peak memory of the processes beside that of one that only imports torch, transformers and Lightning.
+(``--group``) of each agent in each state, of 32 tokens (``--new-tokens``; no token ends a turn), aligned joint actions,
+so 1, 5 or 21 states at 1, 2 or 3 turns; the next turn's prompt is everything so far and one more word. A step is one
+task: its whole tree, the rewards, the gradients and the optimizer steps: one for each agent here, one for each agent
+and turn there. ``ippo`` (their IAC, a critic for each agent) and ``mappo`` (their MAAC, one critic; here at 1 turn)
+have no trees: a step is one task with 4 decisions of each agent at 1 turn, and 4 tasks with one at more. Each side
+runs as a process of its own, in turns; the first two steps are warm-up. Printed are medians and ratios of wall
+seconds, and the peak memory of the processes beside that of one that only imports torch, transformers and Lightning.
 """
 
 from __future__ import annotations
@@ -22,16 +22,34 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_step import SIZES, TEMPLATE, make_model, prompt, report, reward
 
-GROUP, NEW_TOKENS, TASKS = 4, 32, 64
+TASKS = 64
 FURTHER = "w1"
 FORWARD_TOKENS = 540
 """Rows are run through the model in chunks of so many tokens here: two states at most; CoMLRL runs them one by one."""
 IMPORTS = "import lightning, torch, transformers, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What both sides do: with which model and algorithm, for how long, and how many decisions of how many tokens."""
+
+    size: str
+    turns: int
+    steps: int
+    algorithm: str
+    group: int
+    new_tokens: int
+
+    @property
+    def tasks_in_step(self) -> int:
+        """How many tasks a step is about."""
+        return 1 if self.algorithm == "magrpo" or self.turns == 1 else self.group
 
 
 def joint_reward(texts: list[str]) -> float:
@@ -39,12 +57,7 @@ def joint_reward(texts: list[str]) -> float:
     return reward(" ".join(texts))
 
 
-def tasks_in_step(algorithm: str, turns: int) -> int:
-    """How many tasks a step is about."""
-    return 1 if algorithm == "magrpo" or turns == 1 else GROUP
-
-
-def run_ours(folder: str, size: str, turns: int, steps: int, algorithm: str) -> dict[str, Any]:
+def run_ours(folder: str, work: Work) -> dict[str, Any]:
     """Step times and memory of this project."""
     import lightning
     import torch
@@ -64,11 +77,11 @@ def run_ours(folder: str, size: str, turns: int, steps: int, algorithm: str) -> 
         forks = True
 
         def tasks(self, split: str) -> DatasetTasks:
-            vocabulary = int(SIZES[size]["vocab"])
+            vocabulary = int(SIZES[work.size]["vocab"])
             return DatasetTasks(self.name, split, [{"prompt": prompt(n, vocabulary)} for n in range(TASKS)])
 
         def reset(self, task: Any) -> Any:
-            self.left = turns
+            self.left = work.turns
             return {agent: [Message("user", str(task.data["prompt"]))] for agent in self.agents}
 
         def step(self, actions: Any) -> Step:
@@ -86,7 +99,7 @@ def run_ours(folder: str, size: str, turns: int, steps: int, algorithm: str) -> 
 
     trainer = lightning.Trainer(
         accelerator="cpu",
-        max_steps=steps,
+        max_steps=work.steps,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -96,22 +109,22 @@ def run_ours(folder: str, size: str, turns: int, steps: int, algorithm: str) -> 
         default_root_dir=tempfile.mkdtemp(),
         callbacks=[Clock()],
     )
-    groups = tasks_in_step(algorithm, turns)
+    groups = work.tasks_in_step
     data = RolloutDataModule(
         Words(),
         groups=groups,
-        group_size=GROUP if groups == 1 else 1,
-        iterations=steps,
-        sampling=Sampling(max_tokens=NEW_TOKENS),
+        group_size=work.group if groups == 1 else 1,
+        iterations=work.steps,
+        sampling=Sampling(max_tokens=work.new_tokens),
     )
 
     def model() -> Policy:
         return Policy(folder, learning_rate=1e-5, chat_template=TEMPLATE, max_forward_tokens=FORWARD_TOKENS)
 
     policies = {name: model() for name in Words.agents}
-    if algorithm == "magrpo":
+    if work.algorithm == "magrpo":
         module: Any = MAGRPO(policies)
-    elif algorithm == "ippo":
+    elif work.algorithm == "ippo":
         module = IPPO(policies, critics={name: model() for name in Words.agents})
     else:
         module = MAPPO(policies, critic=model())
@@ -119,7 +132,7 @@ def run_ours(folder: str, size: str, turns: int, steps: int, algorithm: str) -> 
     return report(times)
 
 
-def run_peer(folder: str, size: str, turns: int, steps: int, algorithm: str) -> dict[str, Any]:
+def run_peer(folder: str, work: Work) -> dict[str, Any]:
     """Step times and memory of CoMLRL."""
     import torch
     from comlrl.trainers.actor_critic import IACConfig, IACTrainer, MAACConfig, MAACTrainer
@@ -133,7 +146,7 @@ def run_peer(folder: str, size: str, turns: int, steps: int, algorithm: str) -> 
         "magrpo": (MAGRPOConfig, MAGRPOTrainer, "_train_step_returns"),
         "ippo": (IACConfig, IACTrainer, "_run_batch"),
         "mappo": (MAACConfig, MAACTrainer, "_run_batch"),
-    }[algorithm]
+    }[work.algorithm]
     original = getattr(trainer_class, per_task)
 
     def timed(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -149,35 +162,36 @@ def run_peer(folder: str, size: str, turns: int, steps: int, algorithm: str) -> 
             for prompts, responses in zip(prompt_history_per_agent, response_history_per_agent, strict=True)
         ]
 
-    tasks, vocabulary = tasks_in_step(algorithm, turns), int(SIZES[size]["vocab"])
+    tasks, vocabulary = work.tasks_in_step, int(SIZES[work.size]["vocab"])
     settings: dict[str, Any] = {
         "num_train_epochs": 1,
         "agent_learning_rate": 1e-5,
         "num_agents": 2,
-        "num_generations": GROUP if tasks == 1 else 1,
-        "max_new_tokens": NEW_TOKENS,
+        "num_generations": work.group if tasks == 1 else 1,
+        "max_new_tokens": work.new_tokens,
         "temperature": 1.0,
         "top_p": 1.0,
         "top_k": 0,
-        "num_turns": turns,
+        "num_turns": work.turns,
         "early_termination_threshold": None,
         "eval_interval": 0,
-        "advantage_normalization": algorithm != "magrpo",
+        "advantage_normalization": work.algorithm != "magrpo",
     }
     more: dict[str, Any] = {}
-    if algorithm == "magrpo":
-        settings |= {"joint_mode": "aligned", "rollout_buffer_size": sum(GROUP**turn for turn in range(turns))}
+    if work.algorithm == "magrpo":
+        states = sum(work.group**turn for turn in range(work.turns))
+        settings |= {"joint_mode": "aligned", "rollout_buffer_size": states}
         more["num_agents"] = 2
     else:
-        settings |= {"critic_learning_rate": 1e-5, "rollout_buffer_size": GROUP * turns}
-        more["critics"] = [folder] * (2 if algorithm == "ippo" else 1)
+        settings |= {"critic_learning_rate": 1e-5, "rollout_buffer_size": work.group * work.turns}
+        more["critics"] = [folder] * (2 if work.algorithm == "ippo" else 1)
     trainer = trainer_class(
         agents=[folder, folder],
         tokenizer=[AutoTokenizer.from_pretrained(folder) for _ in range(2)],
         model_config={"torch_dtype": "float32"},
-        train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary)} for n in range(steps * tasks)]),
+        train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary)} for n in range(work.steps * tasks)]),
         reward_func=lambda *texts, **_: [joint_reward(list(joint)) for joint in zip(*texts, strict=True)],
-        external_transition=further if turns > 1 else None,
+        external_transition=further if work.turns > 1 else None,
         args=config_class(**settings),
         **more,
     )
@@ -190,6 +204,7 @@ def child(python: str, side: str, folder: str, turns: int, options: argparse.Nam
     """Run one side in a process of its own."""
     command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
     command += ["--steps", str(options.steps), "--turns", str(turns), "--algorithm", options.algorithm]
+    command += ["--group", str(options.group), "--new-tokens", str(options.new_tokens)]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=offline)
     if result.returncode:
@@ -208,6 +223,8 @@ def compare(folder: str, turns: int, options: argparse.Namespace) -> dict[str, A
     return {
         "algorithm": options.algorithm,
         "size": options.size,
+        "group": options.group,
+        "new_tokens": options.new_tokens,
         "turns": turns,
         "ours_step_s": round(statistics.median(step for ours, _ in pairs for step in ours["steps"]), 3),
         "comlrl_step_s": round(statistics.median(step for _, peer in pairs for step in peer["steps"]), 3),
@@ -225,6 +242,8 @@ def main() -> None:
     parser.add_argument("--algorithm", choices=["magrpo", "ippo", "mappo"], default="magrpo")
     parser.add_argument("--size", choices=sorted(SIZES), default="s")
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--group", type=int, default=4, help="decisions of each agent in each state")
+    parser.add_argument("--new-tokens", type=int, default=32, help="tokens of each")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -233,7 +252,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.side:
         run = run_ours if options.side == "ours" else run_peer
-        print(json.dumps(run(options.folder, options.size, options.turns[0], options.steps, options.algorithm)))
+        (turns,) = options.turns
+        work = Work(options.size, turns, options.steps, options.algorithm, options.group, options.new_tokens)
+        print(json.dumps(run(options.folder, work)))
         return
     if options.algorithm == "mappo" and options.turns != [1]:
         parser.error("mappo is compared with --turns 1: this vocabulary has no end of turn, which its critic reads")
