@@ -13,7 +13,7 @@ from mrlm_environments.reasoning_answers import read_answer
 from mrlm_pl.data.wrong_answers import wrong_answers
 from mrlm_pl.number_answers import extract_answer, number_value
 
-GSM8K = Path("/work/shared/data/gsm8k_train.jsonl")
+GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_train.jsonl"
 SOLUTION = "In May she sold 48/2 = <<48/2=24>>24 clips.\nThat is 48+24 = <<48+24=72>>72 clips in all.\n#### 72"
 
 
@@ -138,7 +138,7 @@ def test_made_answers_depend_on_the_seed_alone() -> None:
     assert len({tuple(made(SOLUTION, 3, seed)) for seed in range(5)}) > 1
 
 
-@pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K is not on this machine")
+@pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K's train file is not beside the repository (../shared/data)")
 def test_nearly_every_solution_of_gsm8k_has_a_wrong_one() -> None:
     rows = [json.loads(line) for line in GSM8K.read_text().splitlines()[:400]]
     found = [(row["answer"], wrong_answers(row["question"], [row["answer"]], 2, (), Random(0))) for row in rows]
