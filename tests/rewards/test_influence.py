@@ -60,6 +60,14 @@ def test_without_discount_all_turns_weigh_alike_and_with_0_only_the_own_counts()
     close(influence_rewards(TWO, 1.0)[:2], [{"a": 0.55, "b": 2.35 / 3}, {"a": 0.775, "b": 0.675}])
 
 
+def test_a_score_of_nothing_is_a_score() -> None:
+    # (1 + .5 * 0) / 1.5 and, with one of two wrong before all are, (1 + .5 * 0) / 1.5, (0 + .5 * 0) / 1.5
+    close(influence_rewards([{"a": 1.0}, {"a": 0.0}], 0.5, "individual"), [{"a": 2 / 3}, {"a": 0.0}])
+    close(influence_rewards([{"a": 1.0}, {"a": 0.0}], 0.5, "individual", "last"), [{"a": 0.0}, {"a": 0.0}])
+    fallen = [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 0.0}]
+    close(influence_rewards(fallen, 0.5), [{"a": 2 / 3, "b": 0.0}, {"a": 0.0, "b": 0.0}])
+
+
 def test_one_person_alone_shares_with_itself() -> None:
     alone = [{"a": turn["a"]} for turn in TWO]
     close(influence_rewards(alone, 0.3, "all"), influence_rewards(alone, 0.3, "individual"))
