@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from mrlm_pl.remote import environment_pb2 as pb
 from mrlm_pl.remote.connection import Address, StatusError, connection
+from mrlm_pl.remote.security import Identity, read_token
 
 FIRST_REST, LONGEST_REST = 1.0, 30.0
 """Seconds after which a server that was gone is asked whether it is back; doubled each time that it is not."""
@@ -20,6 +21,24 @@ PROBE_SECONDS = 3.0
 
 _turns = itertools.count()
 _gone: dict[Address, asyncio.Task[None]] = {}
+
+
+def addresses_of(
+    address: str | list[str], token_file: str | None, identity: Identity, message_mb: int = 16
+) -> tuple[Address, ...]:
+    """The addresses of a client's servers, each once.
+
+    Args:
+        address: ``HOST:PORT`` of a server, or of several.
+        token_file, identity, message_mb: see :class:`~mrlm_pl.remote.connection.Address`.
+
+    Raises:
+        ConfigurationError: no address is given, or one is not ``HOST:PORT``; a file cannot be read.
+    """
+    identity.for_client()  # a mistake is told before the first call
+    read_token(token_file)
+    targets = [address] if isinstance(address, str) else list(address)
+    return tuple(Address(target, token_file, identity, message_mb) for target in dict.fromkeys(targets or [""]))
 
 
 def in_turn(addresses: Sequence[Address]) -> list[Address]:

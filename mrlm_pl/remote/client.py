@@ -20,7 +20,7 @@ from mrlm_pl.environment import Environment, Observations, Step, TaskSource, Too
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.remote import environment_pb2 as pb
-from mrlm_pl.remote.addresses import in_turn, is_gone, note_back, note_gone
+from mrlm_pl.remote.addresses import addresses_of, in_turn, is_gone, note_back, note_gone
 from mrlm_pl.remote.codec import (
     from_observations,
     from_step,
@@ -39,7 +39,7 @@ from mrlm_pl.remote.connection import (
     connection,
     submit,
 )
-from mrlm_pl.remote.security import Identity, read_token
+from mrlm_pl.remote.security import Identity
 
 logger = logging.getLogger(__name__)
 
@@ -90,15 +90,12 @@ class RemoteEnvironment(Environment):
         step_seconds: float = 90.0,
         message_mb: int = 16,
     ) -> None:
-        targets = [address] if isinstance(address, str) else list(address)
         if not (open_seconds > 0 and step_seconds > 0):
             raise ConfigurationError(
                 f"remote: open_seconds is {open_seconds} and step_seconds {step_seconds}; both must be above 0"
             )
         identity = Identity(tls_certificate, tls_key, tls_authority)
-        identity.for_client()  # a mistake is told now
-        read_token(token_file)
-        self.addresses = tuple(Address(target, token_file, identity, message_mb) for target in targets or [""])
+        self.addresses = addresses_of(address, token_file, identity, message_mb)
         self.name, self.settings = name, dict(settings or {})
         self.open_seconds, self.step_seconds = open_seconds, step_seconds
         self._described: tuple[str, ...] | None = None

@@ -41,8 +41,8 @@ class VerifierClient(TextScorer):
         patience_seconds: float = 300.0,
         batch_size: int = 64,
     ) -> None:
-        from mrlm_pl.remote.connection import Address
-        from mrlm_pl.remote.security import Identity, read_token
+        from mrlm_pl.remote.addresses import addresses_of
+        from mrlm_pl.remote.security import Identity
         from mrlm_pl.verifier.asking import MAX_BATCH, Terms
 
         if not (timeout_seconds > 0 and patience_seconds > 0):
@@ -53,11 +53,9 @@ class VerifierClient(TextScorer):
         if not 1 <= batch_size <= MAX_BATCH:
             raise ConfigurationError(f"verifier client: batch_size is {batch_size}; use 1 to {MAX_BATCH}")
         identity = Identity(tls_certificate, tls_key, tls_authority)
-        identity.for_client()  # a mistake is told now
-        read_token(token_file)
-        targets = [address] if isinstance(address, str) else list(address)
-        addresses = tuple(Address(target, token_file, identity) for target in dict.fromkeys(targets or [""]))
-        self.terms = Terms(addresses, float(timeout_seconds), float(patience_seconds), batch_size)
+        self.terms = Terms(
+            addresses_of(address, token_file, identity), float(timeout_seconds), float(patience_seconds), batch_size
+        )
 
     @property
     def probability(self) -> bool:
