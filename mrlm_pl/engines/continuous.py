@@ -1,4 +1,4 @@
-"""Generation in pieces: calls from many episodes are batched together, and weights may change while a turn is sampled."""
+"""Generation in pieces: calls of many episodes are batched together, and weights may change while a turn is sampled."""
 
 from __future__ import annotations
 
@@ -156,6 +156,11 @@ class ContinuousEngine(Engine):
                     turn.done.set_exception(of_this_one)
             else:
                 self._take(turn, sample)
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the engine does."""
+        return self.engine.holds_weights
 
     def window(self, policy: str) -> int | None:
         """See :meth:`Engine.window`."""

@@ -146,6 +146,11 @@ class InProcessEngine(Engine):
             return []
         return await asyncio.wrap_future(self._open_work().submit(self._sample, list(requests)))
 
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the engine has a copy of the weights."""
+        return self._own_weights
+
     def window(self, policy: str) -> int | None:
         """How many tokens a row of the policy can have; None while it is not loaded or where the model has no bound."""
         loaded = self._loaded.get(policy)

@@ -243,7 +243,7 @@ def test_the_engine_of_the_module_ends_with_its_stage(model_folder: Path, echo: 
     algorithm, data = make(model_folder, echo(), iterations=1)
     trainer = quiet_trainer()
     trainer.fit(algorithm, data)
-    assert data._own_engine is None
+    assert data.players._own is None
     trainer.validate(algorithm, data, verbose=False)
 
 
