@@ -6,7 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mrlm_pl.environment import Environment
@@ -129,9 +129,15 @@ def evaluate(
 
 
 def evaluation_specs(
-    environment: Environment, num_episodes: int, split: str, seed: int, samples_per_task: int = 1
+    environment: Environment,
+    num_episodes: int,
+    split: str,
+    seed: int,
+    samples_per_task: int = 1,
+    name: str | None = None,
 ) -> list[EpisodeSpec]:
-    """The episodes of an evaluation; see :func:`evaluate`."""
+    """The episodes of an evaluation; see :func:`evaluate`. ``name`` is the environment's where it is not its own."""
+    name = environment.name if name is None else name
     if samples_per_task < 1 or num_episodes < 1 or num_episodes % samples_per_task:
         raise ConfigurationError(
             f"num_episodes {num_episodes} must be a multiple of samples_per_task {samples_per_task}, both at least 1"
@@ -142,8 +148,9 @@ def evaluation_specs(
         tasks = [source[index] for index in range(count)]
     else:
         order = list(range(source.size))
-        keyed_random("evaluation", seed, environment.name, split).shuffle(order)
+        keyed_random("evaluation", seed, name, split).shuffle(order)
         tasks = [source[index] for index in sorted(order[:count])]
+    tasks = [task if task.environment == name else replace(task, environment=name) for task in tasks]
     return [_spec(task, seed, sample) for task in tasks for sample in range(samples_per_task)]
 
 

@@ -40,7 +40,7 @@ class EpisodePlayer:
         environments: a template of each environment by name; episodes play on copies.
         seats: who decides for each agent.
         engine: where decisions are sampled.
-        max_turns: decisions of the environment after which an episode is cut short.
+        max_turns: decisions of the environment after which an episode is cut short; by environment where they differ.
         step_timeout: seconds that one ``reset`` or ``step`` may take.
         retries: how many times a failed episode is started again.
         workers: threads that step environments side by side.
@@ -57,7 +57,7 @@ class EpisodePlayer:
         seats: Mapping[str, Seat],
         engine: Engine,
         *,
-        max_turns: int = 64,
+        max_turns: int | Mapping[str, int] = 64,
         step_timeout: float = 60.0,
         retries: int = 2,
         workers: int = 4,
@@ -229,7 +229,7 @@ class EpisodePlayer:
         for play in plays:
             if play.over:
                 continue
-            if play.steps >= self.max_turns:
+            if play.steps >= self._turn_limit(play):
                 play.cut("turn_limit")
             elif any(
                 len(play.conversations[agent].row.token_ids) >= self.seats[agent].context_window
@@ -237,6 +237,9 @@ class EpisodePlayer:
             ):
                 play.cut("context_window")
         return [play for play in plays if not play.over]
+
+    def _turn_limit(self, play: Play) -> int:
+        return self.max_turns if isinstance(self.max_turns, int) else self.max_turns[play.spec.task.environment]
 
     def request(self, play: Play, agent: str, *branch: int | str, session: str = "") -> SampleRequest:
         """What the engine is asked for an agent's next decision; ``branch`` is part of what its seed depends on."""

@@ -108,11 +108,15 @@ class TreePlayer:
     Args:
         player: whose parts are used.
         tree: how decisions are combined.
-        branches: decisions that each agent is asked for in each state.
+        branches: decisions that each agent is asked for in each state; by the task's environment where they differ.
     """
 
-    def __init__(self, player: EpisodePlayer, tree: TurnTree, branches: int) -> None:
+    def __init__(self, player: EpisodePlayer, tree: TurnTree, branches: int | Mapping[str, int]) -> None:
         self.player, self.tree, self.branches = player, tree, branches
+
+    def branches_of(self, play: Play) -> int:
+        """Decisions that each agent is asked for in each state of a play."""
+        return self.branches if isinstance(self.branches, int) else self.branches[play.spec.task.environment]
 
     def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
         """:meth:`play`, while the calling thread computes for the engine; see :meth:`EpisodePlayer.play_blocking`."""
@@ -167,10 +171,11 @@ class TreePlayer:
         return plays
 
     def _check_size(self, nodes: Sequence[Play]) -> None:
-        total = sum(self.tree.count(len(node.order.due), self.branches) for node in nodes)
+        total = sum(self.tree.count(len(node.order.due), self.branches_of(node)) for node in nodes)
         if total > MOST_JOINT_ACTIONS:
+            most = max(map(self.branches_of, nodes))
             raise ConfigurationError(
-                f"a level of the turn trees has {total} joint actions ({self.branches} decisions of each agent, "
+                f"a level of the turn trees has {total} joint actions ({most} decisions of each agent, "
                 f"joint_mode {self.tree.joint_mode!r}); at most {MOST_JOINT_ACTIONS} fit: lower data.group_size, "
                 "data.groups or data.max_turns, use joint_mode align or expand best"
             )
@@ -183,7 +188,7 @@ class TreePlayer:
         requests = [
             self.player.request(node, agent, node.id, number)
             for node, agent in owners
-            for number in range(self.branches)
+            for number in range(self.branches_of(node))
         ]
         started = time.perf_counter()
         self.player.now_waiting(nodes, "the engine")
@@ -191,7 +196,7 @@ class TreePlayer:
         share = (time.perf_counter() - started) / len(nodes)
         decided: dict[str, dict[str, list[Sample]]] = {node.id: {} for node in nodes}
         for node, agent in owners:
-            decided[node.id][agent] = [next(samples) for _ in range(self.branches)]
+            decided[node.id][agent] = [next(samples) for _ in range(self.branches_of(node))]
         branches = [self._joint_actions(node, decided[node.id], share) for node in nodes]
         # The last child of a node goes on in its environment, which nobody else needs any more.
         await self._restore(
@@ -200,7 +205,7 @@ class TreePlayer:
         return branches
 
     def _joint_actions(self, node: Play, decided: Mapping[str, Sequence[Sample]], seconds: float) -> list[_Branch]:
-        joints = self.tree.joint_actions(len(decided), self.branches)
+        joints = self.tree.joint_actions(len(decided), self.branches_of(node))
         found = []
         for place, joint in enumerate(joints):
             environment = node.environment

@@ -170,9 +170,9 @@ class AsyncCollector:
         """Take over what :meth:`state` gave; groups that were under way begin anew."""
         self.lags.load(state["published"])
         old: set[tuple[int, int]] = set()
-        for iteration, group, *parts in state["complete"]:
+        for iteration, group, counts, *parts in state["complete"]:
             episodes, replaced, greedy = ([Episode.from_json(text) for text in part] for part in parts)
-            found = Collected(episodes, replaced, greedy)
+            found = Collected(episodes, replaced, greedy, dict(counts))
             key = (iteration, group)
             if self.lags.largest(iteration, found.episodes) > self.max_lag:
                 old.add(key)
@@ -219,13 +219,13 @@ class AsyncCollector:
                     group.playing = asyncio.get_running_loop().create_task(self._play(group, *key))
 
     async def _play(self, group: _Group, iteration: int, number: int) -> Collected:
-        draft = GroupDraft(self.plan, iteration, number, lambda found: self.algorithm.silent(found, self.sampling))
+        draft = GroupDraft(self.plan, iteration, number)
         greedy = None
         if self._greedy is not None:
             greedy = asyncio.ensure_future(self._episode(self._greedy, greedy_spec(self.plan, iteration, number)))
         while draft.due:
             draft.take(await self._episodes(draft))
-        collected = Collected(draft.episodes, draft.replaced, [] if greedy is None else [await greedy])
+        collected = Collected.of(draft, [] if greedy is None else [await greedy])
         group.collected, group.completed = collected, time.monotonic()
         return collected
 
@@ -233,7 +233,7 @@ class AsyncCollector:
         tree = self.algorithm.turn_tree
         if tree is None:
             return list(await asyncio.gather(*(self._episode(self._training, spec) for spec in draft.specs())))
-        player = TreePlayer(self._training, tree, self.plan.group_size)
+        player = TreePlayer(self._training, tree, self.plan.group_sizes)
         async with self._slot():
             (paths,) = await player.play([draft.root()])
         return paths
@@ -299,4 +299,4 @@ class AsyncCollector:
 def _plain(key: tuple[int, int], group: Collected) -> list[Any]:
     """A complete group as plain values."""
     parts = (group.episodes, group.replaced, group.greedy)
-    return [*key, *([episode.to_json() for episode in part] for part in parts)]
+    return [*key, group.counts, *([episode.to_json() for episode in part] for part in parts)]

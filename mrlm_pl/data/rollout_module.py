@@ -20,10 +20,13 @@ from mrlm_pl.data.async_collector import AsyncCollector, AsyncOptions
 from mrlm_pl.data.collection import CollectionSums
 from mrlm_pl.data.collection_observer import show_collection
 from mrlm_pl.data.episode_files import write_episodes
-from mrlm_pl.data.group_plan import GroupPlan
+from mrlm_pl.data.group_plan import FailedMembers, GroupPlan, GroupRules, check_failure_rule
+from mrlm_pl.data.named_environments import named_environments, training_sources
 from mrlm_pl.data.players import Players
+from mrlm_pl.data.rollout_checks import check_fit
 from mrlm_pl.data.streams import EvaluationStream, TrainingStream
 from mrlm_pl.data.sync_collector import SyncCollector
+from mrlm_pl.data.task_settings import TaskSettings, check_names, worth
 from mrlm_pl.data.task_stream import TaskStream
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.environment import Environment
@@ -49,14 +52,23 @@ class RolloutDataModule(LightningDataModule):
     Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats per
     token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
     collection, ``truncated_turns`` (share cut at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups``,
-    ``row_restarts``, ``resampled_groups`` (see ``resample_rounds``), and the components and metrics of each environment
-    as ``rollout/ENVIRONMENT/NAME``.
+    ``row_restarts``, ``dropped_groups`` and ``resampled_members`` (see ``failed_members``), ``resampled_groups`` (see
+    ``resample_rounds``), and the components and metrics of each environment as ``rollout/ENVIRONMENT/NAME``.
 
     Args:
         environment: where episodes are played; several make a multi-task run.
+        names: a name for each environment, in their order, where two would share one (levels of difficulty); None is
+            their own.
+        task_settings: what differs for the tasks of an environment, by its name.
         weights: share of the tasks for each environment; None is equal shares.
         groups: tasks in an iteration, over all ranks.
-        group_size: episodes of each task.
+        group_size: episodes of each task; ``task_settings`` may give an environment another number.
+        failed_members: what becomes of a group some of whose episodes failed for good, which is no outcome of a task.
+            ``shrink`` leaves these out, and the group if fewer are left than the algorithm can compare; ``drop`` leaves
+            the whole group out; ``resample`` plays other episodes of the task in their place (a turn tree is played
+            again as a whole), and shrinks what still has failed ones then. What is left out is saved all the same. A
+            group that is left out is played with another task while ``resample_rounds`` allows.
+        member_rounds: how many times ``resample`` plays again in a group.
         resample_rounds: how many times a group whose returns are all equal, and which so carries no signal, is replaced
             by the episodes of another task of the same environment (dynamic sampling of DAPO, arXiv 2503.14476). What
             is left then is kept, so that an iteration always ends. All episodes that were played are saved and count in
@@ -89,8 +101,12 @@ class RolloutDataModule(LightningDataModule):
         self,
         environment: Environment | list[Environment],
         weights: list[float] | None = None,
+        names: list[str] | None = None,
+        task_settings: dict[str, TaskSettings] | None = None,
         groups: int = 8,
         group_size: int = 8,
+        failed_members: FailedMembers = "shrink",
+        member_rounds: int = 2,
         resample_rounds: int = 0,
         minibatches: int = 1,
         passes: int = 1,
@@ -130,24 +146,29 @@ class RolloutDataModule(LightningDataModule):
             raise ConfigurationError(
                 f"data.mode is {mode!r} and data.max_lag {max_lag}; the mode is sync or async, the lag 0 or above"
             )
+        check_failure_rule(failed_members, member_rounds)
         environments = environment if isinstance(environment, list) else [environment]
-        self.environments: dict[str, Environment] = {item.name: item for item in environments}
-        if len(self.environments) != len(environments):
-            names = [item.name for item in environments]
-            raise ConfigurationError(f"environments {names} share a name; give each one its own")
+        self.environments = named_environments(environments, names)
+        self.task_settings = dict(task_settings or {})
+        check_names("data.task_settings", list(self.task_settings), list(self.environments))
+        of_each = {name: self.task_settings.get(name, TaskSettings()) for name in self.environments}
+        self.group_sizes = {name: own.group_size or group_size for name, own in of_each.items()}
+        self.reward_scales = {name: own.reward_scale for name, own in of_each.items()}
         self.groups, self.group_size, self.resample_rounds = groups, group_size, resample_rounds
+        self.failed_members: FailedMembers = failed_members
+        self.member_rounds = member_rounds
         self.minibatches, self.passes, self.iterations = minibatches, passes, iterations
         self.sampling, self.validation_sampling = sampling, validation_sampling or sampling
         self.validation_episodes, self.save_episodes, self.seed = validation_episodes, save_episodes, seed
         self.mode, self.max_lag, self.async_options = mode, max_lag, async_options
         player_options: dict[str, Any] = {
-            "max_turns": max_turns,
+            "max_turns": {name: own.max_turns or max_turns for name, own in of_each.items()},
             "step_timeout": step_timeout,
             "retries": retries,
             "workers": workers,
             "processes": processes,
         }
-        self.tasks = TaskStream({name: item.tasks("train") for name, item in self.environments.items()}, weights, seed)
+        self.tasks = TaskStream(training_sources(self.environments), weights, seed)
         self.players = Players(self.environments, engine, self.overlaps, player_options)
         self._collector: SyncCollector | AsyncCollector | None = None
         self._to_restore: dict[str, Any] | None = None
@@ -164,30 +185,7 @@ class RolloutDataModule(LightningDataModule):
         algorithm.check_agents(dict.fromkeys(agents))
         if stage != "fit":
             return
-        if self.group_size < algorithm.smallest_group:
-            raise ConfigurationError(
-                f"data.group_size is {self.group_size}, but {type(algorithm).__name__} compares at least "
-                f"{algorithm.smallest_group} episodes of each task; raise data.group_size"
-            )
-        if self.resample_rounds and algorithm.smallest_group < 2:
-            raise ConfigurationError(
-                f"data.resample_rounds is {self.resample_rounds}, but {type(algorithm).__name__} does not compare the "
-                "episodes of a task with each other and also learns from equal returns; set data.resample_rounds to 0"
-            )
-        algorithm.turn_bonus(self.sampling)
-        correction = getattr(algorithm, "correction", None)
-        if self.async_options.over_age == "reweight" and (correction is None or correction.kind == "none"):
-            raise ConfigurationError(
-                f"data.async_options.over_age is reweight, but {type(algorithm).__name__} weighs nothing; give it a "
-                "correction (`model.correction: {kind: truncated}`), or choose drop"
-            )
-        _, ranks = self.share()
-        pieces = ranks * self.minibatches * self._accumulation()
-        if self.groups % pieces:
-            raise ConfigurationError(
-                f"data.groups is {self.groups}, which {ranks} ranks x {self.minibatches} minibatches x "
-                f"{self._accumulation()} accumulation steps cannot share evenly; make it a multiple of {pieces}"
-            )
+        check_fit(self, algorithm, self.share()[1], self._accumulation())
 
     def train_dataloader(self) -> TrainingStream:
         return TrainingStream(self)
@@ -229,7 +227,7 @@ class RolloutDataModule(LightningDataModule):
             self._to_restore = ahead[trainer.global_rank]
         if self.position:
             for name, value in self._shape().items():
-                if state_dict["shape"][name] != value:
+                if state_dict["shape"].get(name, value) != value:
                     raise ConfigurationError(
                         f"{name} is {value}, but the checkpoint is in the middle of a collection with "
                         f"{state_dict['shape'][name]}; resume with that, or from a checkpoint between two collections"
@@ -247,11 +245,12 @@ class RolloutDataModule(LightningDataModule):
         rows = ranks[trainer.global_rank] if self.position else None
         self._rows = None if rows is None else {name: PolicyBatch(**tensors) for name, tensors in rows.items()}
 
-    def _shape(self) -> dict[str, int]:
+    def _shape(self) -> dict[str, Any]:
         """What decides how a collection is served."""
         return {
             "data.groups": self.groups,
             "data.group_size": self.group_size,
+            "data.task_settings": {name: size for name, size in self.group_sizes.items() if size != self.group_size},
             "data.passes": self.passes,
             "data.minibatches": self.minibatches,
             "trainer.accumulate_grad_batches": self._accumulation(),
@@ -290,7 +289,7 @@ class RolloutDataModule(LightningDataModule):
 
         The ranks share the episodes out, so every rank must ask; all get the report on all of them.
         """
-        specs = evaluation_specs(self.environments[environment], episodes, split, self.seed)
+        specs = evaluation_specs(self.environments[environment], episodes, split, self.seed, name=environment)
         rank, ranks = self.share()
         own = self.play(specs[rank::ranks], sampling or self.validation_sampling)
         played: list[Any] = [None] * len(specs)
@@ -315,25 +314,29 @@ class RolloutDataModule(LightningDataModule):
             suffix = f"-rank{rank}" if ranks > 1 else ""
             path = self._run_folder() / "episodes" / f"iteration-{self.iteration:06d}{suffix}.jsonl.gz"
             write_episodes(path, [*episodes, *replaced, *greedy])
-        failed = [episode for episode in episodes if episode.failed]
-        if len(failed) == len(episodes):
+        played = [*episodes, *replaced]
+        failed = [episode for episode in played if episode.failed]
+        if len(failed) == len(played):
             # On one rank this ends the whole run: the launcher stops the others.
             raise RolloutError(
-                f"all {len(episodes)} episodes of iteration {self.iteration} failed; the first: {failed[0].error}; "
+                f"all {len(played)} episodes of iteration {self.iteration} failed; the first: {failed[0].error}; "
                 f"try `mrlm check-env {failed[0].task.environment}`"
             )
         if failed:
-            logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(episodes), failed[0].error)
+            logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(played), failed[0].error)
         context = self._trainer().precision_plugin.forward_context()
         with torch.no_grad(), context, algorithm.gathered():
-            rows = algorithm.prepare(episodes, self.sampling, greedy)
+            rows = algorithm.prepare(
+                worth(episodes, self.reward_scales), self.sampling, worth(greedy, self.reward_scales)
+            )
         seconds = collected.seconds or time.perf_counter() - started
         measured = CollectionSums.of(episodes, seconds, self._silent, unused=[*replaced, *greedy])
         measured.means |= collected.metrics
-        if self.resample_rounds:
-            measured.sums["rollout/resampled_groups"] = float(len({episode.group for episode in replaced}))
+        told = {"dropped_groups": True, "resampled_groups": self.resample_rounds > 0}
+        told["resampled_members"] = self.failed_members == "resample"
+        measured.sums |= {f"rollout/{name}": collected.counts[name] for name in told if told[name]}
         self._metrics = self._over_ranks(measured).metrics() | algorithm.take_prepared_metrics()
-        show_collection(self._trainer(), [*episodes, *replaced])
+        show_collection(self._trainer(), played)
         return rows
 
     def _over_ranks(self, measured: CollectionSums) -> CollectionSums:
@@ -341,7 +344,7 @@ class RolloutDataModule(LightningDataModule):
         return functools.reduce(CollectionSums.plus, each_share(self._trainer(), measured))
 
     def _silent(self, group: Sequence[Episode]) -> bool:
-        return self._algorithm().silent(group, self.sampling)
+        return self._algorithm().silent(worth(group, self.reward_scales), self.sampling)
 
     @property
     def overlaps(self) -> bool:
@@ -350,11 +353,19 @@ class RolloutDataModule(LightningDataModule):
 
     def _ready_collector(self, groups: Sequence[int]) -> SyncCollector | AsyncCollector:
         if self._collector is None:
-            plan = GroupPlan(self.tasks, self.groups, self.group_size, self.resample_rounds + 1, self.seed)
+            algorithm = self._algorithm()
+            rules = GroupRules(
+                self._silent,
+                algorithm.smallest_group,
+                self.failed_members,
+                self.member_rounds,
+                trees=algorithm.turn_tree is not None,
+            )
+            plan = GroupPlan(self.tasks, self.groups, self.group_sizes, self.resample_rounds + 1, self.seed, rules)
             if self.overlaps:
                 self._collector = AsyncCollector(
                     self.players,
-                    self._algorithm(),
+                    algorithm,
                     plan,
                     self.sampling,
                     self.max_lag,
@@ -367,7 +378,7 @@ class RolloutDataModule(LightningDataModule):
             else:
                 self._collector = SyncCollector(
                     self.players,
-                    self._algorithm(),
+                    algorithm,
                     plan,
                     self.sampling,
                     lambda number: float(self._sum_over_ranks(torch.tensor(number))),

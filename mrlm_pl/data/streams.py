@@ -35,8 +35,8 @@ class EvaluationStream:
         rank, ranks = data.share()
         specs = [
             spec
-            for environment in data.environments.values()
-            for spec in evaluation_specs(environment, data.validation_episodes, split, data.seed)
+            for name, environment in data.environments.items()
+            for spec in evaluation_specs(environment, data.validation_episodes, split, data.seed, name=name)
         ]
         self.specs = specs[rank::ranks]
         # Every rank serves the same number of batches, or the others would wait for it for ever; the last may be empty.

@@ -23,6 +23,7 @@ class Collected:
         episodes: those that are learnt from, group after group.
         replaced: others that were played.
         greedy: one greedy episode of the task of each group, where the algorithm compares with them.
+        counts: what became of the groups, as numbers that add up, by the name they are logged under.
         metrics: what else is to be logged, as (sum, count) of means by name.
         seconds: in which so many episodes are played; None: as long as it took to collect them.
     """
@@ -30,6 +31,7 @@ class Collected:
     episodes: list[Episode] = field(default_factory=list)
     replaced: list[Episode] = field(default_factory=list)
     greedy: list[Episode] = field(default_factory=list)
+    counts: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float | None = None
 
@@ -38,6 +40,14 @@ class Collected:
         self.episodes += other.episodes
         self.replaced += other.replaced
         self.greedy += other.greedy
+        self.counts = {
+            name: self.counts.get(name, 0.0) + other.counts.get(name, 0.0) for name in {**self.counts, **other.counts}
+        }
+
+    @classmethod
+    def of(cls, draft: GroupDraft, greedy: Sequence[Episode] = ()) -> Collected:
+        """What was played of a group that is complete."""
+        return cls(list(draft.kept()), list(draft.others()), list(greedy), draft.counts())
 
 
 def greedily(sampling: Sampling) -> Sampling:
@@ -78,10 +88,7 @@ class SyncCollector:
         if self.algorithm.uses_greedy_baseline:
             specs = [greedy_spec(self.plan, iteration, group) for group in groups]
             collected.greedy = self.play(specs, greedily(self.sampling), version)
-        drafts = [
-            GroupDraft(self.plan, iteration, group, lambda found: self.algorithm.silent(found, self.sampling))
-            for group in groups
-        ]
+        drafts = [GroupDraft(self.plan, iteration, group) for group in groups]
         while True:
             due = [draft for draft in drafts if draft.due]
             if not self.over_ranks(float(len(due))):
@@ -89,7 +96,7 @@ class SyncCollector:
             for draft, episodes in zip(due, self._play(due, version), strict=True):
                 draft.take(episodes)
         for draft in drafts:
-            collected.add(Collected(draft.episodes, draft.replaced))
+            collected.add(Collected.of(draft))
         return collected
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling, version: int) -> list[Episode]:
@@ -104,6 +111,6 @@ class SyncCollector:
             specs = [draft.specs() for draft in drafts]
             episodes = iter(self.play([spec for due in specs for spec in due], self.sampling, version))
             return [[next(episodes) for _ in due] for due in specs]
-        player = TreePlayer(self.players.player(self.algorithm, self.sampling), tree, self.plan.group_size)
+        player = TreePlayer(self.players.player(self.algorithm, self.sampling), tree, self.plan.group_sizes)
         roots = [draft.root() for draft in drafts]
         return self.players.with_current_weights(self.algorithm, version, lambda: player.play_blocking(roots))

@@ -1,0 +1,52 @@
+"""Whether an algorithm can learn from the collections that a rollout data module is set to make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mrlm_pl.data.rollout_module import RolloutDataModule
+
+
+def check_fit(data: RolloutDataModule, algorithm: Algorithm, ranks: int, accumulation: int) -> None:
+    """Nothing when the algorithm can learn from the data module's collections.
+
+    Args:
+        data: made, and attached to a trainer.
+        algorithm: of the trainer.
+        ranks: how many share the groups of a collection out.
+        accumulation: pieces of an update on each rank.
+
+    Raises:
+        ConfigurationError: a setting of the data module is none for this algorithm, or for so many ranks.
+    """
+    name = type(algorithm).__name__
+    for environment, size in data.group_sizes.items():
+        if size < algorithm.smallest_group:
+            own = data.task_settings.get(environment)
+            setting = f"data.task_settings.{environment}.group_size" if own and own.group_size else "data.group_size"
+            raise ConfigurationError(
+                f"{setting} is {size}, but {name} compares at least {algorithm.smallest_group} episodes of each task; "
+                f"raise {setting}"
+            )
+    if data.resample_rounds and algorithm.smallest_group < 2:
+        raise ConfigurationError(
+            f"data.resample_rounds is {data.resample_rounds}, but {name} does not compare the episodes of a task with "
+            "each other and also learns from equal returns; set data.resample_rounds to 0"
+        )
+    algorithm.turn_bonus(data.sampling)
+    correction = getattr(algorithm, "correction", None)
+    if data.async_options.over_age == "reweight" and (correction is None or correction.kind == "none"):
+        raise ConfigurationError(
+            f"data.async_options.over_age is reweight, but {name} weighs nothing; give it a "
+            "correction (`model.correction: {kind: truncated}`), or choose drop"
+        )
+    pieces = ranks * data.minibatches * accumulation
+    if data.groups % pieces:
+        raise ConfigurationError(
+            f"data.groups is {data.groups}, which {ranks} ranks x {data.minibatches} minibatches x "
+            f"{accumulation} accumulation steps cannot share evenly; make it a multiple of {pieces}"
+        )
