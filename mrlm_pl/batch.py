@@ -36,6 +36,7 @@ _OPTIONAL_TENSORS = (
     "observation_mask",
     "reference_sums",
     "correct",
+    "task_types",
 )
 
 
@@ -61,6 +62,7 @@ class PolicyBatch:
         observation_mask: [B, T] bool, True where the environment answered an action, or None.
         reference_sums: [B] fp32, log-probability of the row's action tokens under the frozen reference, or None.
         correct: [B] fp32 in [0, 1], whether the row's answer is right, or None.
+        task_types: [B] int64, number of the environment of the row's task among those of the run, or None.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class PolicyBatch:
         observation_mask: Tensor | None = None,
         reference_sums: Tensor | None = None,
         correct: Tensor | None = None,
+        task_types: Tensor | None = None,
     ) -> None:
         self.token_ids, self.lengths, self.action_mask, self.old_logp = token_ids, lengths, action_mask, old_logp
         self.groups, self.prefix_groups = groups, prefix_groups
@@ -88,6 +91,7 @@ class PolicyBatch:
         self.advantages, self.ref_logp, self.proximal_logp = advantages, ref_logp, proximal_logp
         self.values, self.returns = values, returns
         self.observation_mask, self.reference_sums, self.correct = observation_mask, reference_sums, correct
+        self.task_types = task_types
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +12,13 @@ from typing import Any
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Task
-from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.intervals import clustered_wilson_interval, mean_interval, pass_at_k, ratio_interval
 from mrlm_pl.play import EpisodeSpec
 from mrlm_pl.rollout import EpisodePlayer
 from mrlm_pl.seeding import derive_seed, keyed_random
+
+logger = logging.getLogger(__name__)
 
 Majority = Callable[[Task, Sequence[str]], "bool | None"]
 """See :meth:`mrlm_pl.environment.Environment.majority`."""
@@ -47,7 +50,7 @@ class EvaluationReport:
         seed: of the tasks' order and of the sampling.
         episodes: episodes that ended without an infrastructure error; all numbers are over these.
         failed: episodes that did not.
-        mean_reward: mean over episodes of the mean over agents of their returns.
+        mean_reward: mean over episodes of the mean over agents of their returns; NaN where all failed, like ``ci95``.
         ci95: 95 % interval of ``mean_reward``, normal, with tasks (not their repeated samples) as the unit.
         accuracy: share of episodes that the environment called a success, or None if it says nothing of success. An
             episode that a limit cut short before it was judged is none.
@@ -86,9 +89,11 @@ class EvaluationReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON-like data; it holds no time and no path, so that equal runs give equal files.
 
-        The bounds of an interval that no spread is known for (a single task) are None: JSON has no infinity.
+        The bounds of an interval that no spread is known for (a single task) are None, and so is the mean of no
+        episode: JSON has no infinity and no NaN.
         """
         data = asdict(self)
+        data["mean_reward"] = self.mean_reward if math.isfinite(self.mean_reward) else None
         data["ci95"] = _bounds(self.ci95)
         for measured in data["metrics"].values():
             measured["ci95"] = None if measured["ci95"] is None else _bounds(measured["ci95"])
@@ -120,7 +125,6 @@ def evaluate(
 
     Raises:
         ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
-        RolloutError: every episode failed.
     """
     specs = evaluation_specs(environment, num_episodes, split, seed, samples_per_task)
     episodes = player.play_blocking(specs)
@@ -172,14 +176,33 @@ def summarize(
         split: split of the tasks.
         seed: see :func:`evaluate`.
         majority: tells whether the majority of replies to a task is right, where one agent replies.
-
-    Raises:
-        RolloutError: every episode failed.
     """
     played = [episode for episode in episodes if not episode.failed]
+    if len(played) < len(episodes):
+        first = next(episode.error for episode in episodes if episode.failed)
+        logger.warning(
+            "%d of %d episodes of %r failed, and the numbers are of the others; the first: %s; try `mrlm check-env`",
+            len(episodes) - len(played),
+            len(episodes),
+            environment,
+            first,
+        )
     if not played:
-        reason = episodes[0].error if episodes else "none was played"
-        raise RolloutError(f"no episode of {environment!r} ended: {reason}; try `mrlm check-env {environment}`")
+        return EvaluationReport(
+            environment,
+            model,
+            split,
+            seed,
+            episodes=0,
+            failed=len(episodes),
+            mean_reward=math.nan,
+            ci95=(math.nan, math.nan),
+            accuracy=None,
+            accuracy_ci95=None,
+            pass_at_k={},
+            components={},
+            transcripts=[_transcript(episode) for episode in episodes],
+        )
     rewards = [episode.reward for episode in played]
     by_task: dict[str, list[Episode]] = defaultdict(list)
     by_problem: dict[str, list[Episode]] = defaultdict(list)

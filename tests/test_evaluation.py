@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
-from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation import evaluation_specs, summarize
 from mrlm_pl.evaluation_comparison import compare, read_report
 from mrlm_pl.intervals import mean_interval, pass_at_k, ratio_interval, wilson_interval
@@ -75,8 +75,15 @@ def test_repeated_samples_of_a_task_are_not_independent() -> None:
 def test_failed_episodes_are_counted_and_not_scored() -> None:
     report = summary([episode(0, 1.0, True), episode(1, 0.0, None, error="away")])
     assert (report.episodes, report.failed, report.mean_reward, report.accuracy) == (1, 1, 1.0, 1.0)
-    with pytest.raises(RolloutError, match="away"):
-        summary([episode(0, 0.0, None, error="away")])
+
+
+def test_a_report_of_failures_alone_has_no_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    report = summary([episode(index, 0.0, None, error="away") for index in range(3)])
+    assert (report.episodes, report.failed, report.accuracy, report.pass_at_k) == (0, 3, None, {})
+    data = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert (data["mean_reward"], data["ci95"]) == (None, [None, None])
+    assert [item["error"] for item in data["transcripts"]] == ["away"] * 3
+    assert "3 of 3 episodes of 'math' failed" in caplog.text
 
 
 def test_an_environment_that_says_nothing_of_success_has_no_accuracy() -> None:

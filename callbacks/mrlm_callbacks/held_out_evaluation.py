@@ -69,7 +69,7 @@ class HeldOutEvaluation(Callback):
         for name, report in reports.items():
             table.add_row(
                 name,
-                str(report.episodes),
+                str(report.episodes) + (f" and {report.failed} failed" if report.failed else ""),
                 _with_interval(report.mean_reward, report.ci95),
                 "-" if report.accuracy is None else _with_interval(report.accuracy, report.accuracy_ci95),
             )

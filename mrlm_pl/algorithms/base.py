@@ -71,6 +71,7 @@ class Algorithm(MetricLog, ABC):
         self.schedule, self.warmup_steps, self.betas = schedule, warmup_steps, betas
         # A frozen policy is part of the model but not of the checkpoint, and the reference is read again.
         self.strict_loading = False
+        self.tasks_of_run: tuple[str, ...] = ()
         self._absent: set[str] = set()
         self._prepared_metrics: dict[str, float] = {}
 
@@ -154,6 +155,10 @@ class Algorithm(MetricLog, ABC):
                 logger.warning(
                     "policy %r decides for no agent, so it stays as it is; name it in `seats`, or leave it out", name
                 )
+
+    def meet_tasks(self, names: Sequence[str]) -> None:
+        """Take note of the run's environments, in one order on all ranks."""
+        self.tasks_of_run = tuple(names)
 
     def idle_loss(self, name: str) -> Tensor:
         """0 (0-dim) with a gradient of 0: what a learner without rows adds to the loss."""
@@ -331,10 +336,10 @@ class Algorithm(MetricLog, ABC):
                 clip_norm(group["params"], float(gradient_clip_val))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.note_evaluation("val", batch.means())
+        self.note_evaluation("val", batch.means(), batch.counts())
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.note_evaluation("test", batch.means())
+        self.note_evaluation("test", batch.means(), batch.counts())
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return batch.episodes

@@ -25,6 +25,7 @@ class MetricLog(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self._evaluated: dict[str, dict[str, tuple[float, float]]] = {}
+        self._counted: dict[str, dict[str, float]] = {}
         self._noted: dict[str, tuple[float, float, bool]] = {}
 
     def metric_name(self, metric: str, policy: str) -> str:
@@ -70,16 +71,28 @@ class MetricLog(LightningModule):
             on_bar = name.count("/") == 1 and short in ("reward", "entropy", "tokens_per_second")
             self.log(name, value, prog_bar=on_bar, batch_size=1)
 
-    def note_evaluation(self, prefix: str, means: Mapping[str, tuple[float, float]]) -> None:
+    def note_evaluation(
+        self, prefix: str, means: Mapping[str, tuple[float, float]], counts: Mapping[str, float] | None = None
+    ) -> None:
         """Add means of a batch, with their weights, to the numbers that are logged at the end of an evaluation loop.
 
-        They are means over all batches of all ranks, whichever of them has something to say about a name.
+        They are means over all batches of all ranks, whichever of them has something to say about a name; NaN where all
+        that is said of it has weight 0.
+
+        Args:
+            prefix: of the names.
+            means: (mean, weight) by name.
+            counts: numbers whose sum is logged, by name.
         """
-        sums = self._evaluated.setdefault(prefix, {})
+        sums, counted = self._evaluated.setdefault(prefix, {}), self._counted.setdefault(prefix, {})
         for name, (value, weight) in means.items():
+            total, weights = sums.get(name, (0.0, 0.0))
             if math.isfinite(value):
-                total, weights = sums.get(name, (0.0, 0.0))
                 sums[name] = total + value * weight, weights + weight
+            elif not weight:
+                sums[name] = total, weights
+        for name, count in (counts or {}).items():
+            counted[name] = counted.get(name, 0.0) + count
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluated("val")
@@ -89,10 +102,13 @@ class MetricLog(LightningModule):
 
     def _log_evaluated(self, prefix: str) -> None:
         """Log the means over all that was evaluated on all ranks; a rank may have had nothing."""
-        shares = each_share(self.trainer, self._evaluated.pop(prefix, {}))
+        own = (self._evaluated.pop(prefix, {}), self._counted.pop(prefix, {}))
+        both = each_share(self.trainer, own)
+        shares, counted = [means for means, _ in both], [counts for _, counts in both]
         for name in sorted({name for share in shares for name in share}):
             found = [share[name] for share in shares if name in share]
             total = sum(weight for _, weight in found)
-            if total:
-                mean = sum(value for value, _ in found) / total
-                self.log(f"{prefix}/{name}", mean, prog_bar=name in _ON_EVALUATION_BAR)
+            mean = sum(value for value, _ in found) / total if total else math.nan
+            self.log(f"{prefix}/{name}", mean, prog_bar=name in _ON_EVALUATION_BAR)
+        for name in sorted({name for counts in counted for name in counts}):
+            self.log(f"{prefix}/{name}", sum(counts.get(name, 0.0) for counts in counted))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import whiten
+from mrlm_pl.advantages.task_normalization import unnormalizable_tasks
 from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
 from mrlm_pl.algorithms.group import GroupAdvantage, credited_rows
+from mrlm_pl.algorithms.task_types import NORMALIZATIONS, TaskNormalization, global_task_moments, label_task_types
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
@@ -29,6 +32,8 @@ from mrlm_pl.losses import (
 )
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import overlong_penalty
+
+logger = logging.getLogger(__name__)
 
 KL_ESTIMATORS = {"k3": kl_k3, "k3_straight_through": kl_k3_straight_through}
 KLEstimator = Literal["k3", "k3_straight_through"]
@@ -58,6 +63,13 @@ class PolicyGradient(Algorithm):
         correction: weight of the losses for the difference between the two; see :class:`mrlm_pl.losses.Correction`.
         overlong_buffer: width in tokens of the slope by which turns that come near ``max_tokens`` are punished by up to
             1 (DAPO, arXiv 2503.14476); 0 does not punish them.
+        task_normalization: what is made of the advantages of each task type (environment) of a run with several, after
+            the comparison within groups, by mean and standard deviation over its action tokens in the collection of all
+            ranks, for each policy. ``scale_only`` divides by the standard deviation, so that every environment pulls
+            alike whatever its rewards and lengths are; ``paper`` also takes the mean off (arXiv 2510.04206), which can
+            turn signs round; ``none`` leaves them. None is ``scale_only`` with several environments and ``none`` with
+            one. A type whose advantages have no spread is left as it is, with a warning. Logged with several
+            environments: ``rollout/ENVIRONMENT/advantage_std``, before it, with the policy's name if there are several.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
@@ -78,6 +90,7 @@ class PolicyGradient(Algorithm):
         recompute_old_logp: bool | None = None,
         correction: Correction = Correction(),  # noqa: B008 (frozen)
         overlong_buffer: int = 0,
+        task_normalization: TaskNormalization | None = None,
     ) -> None:
         super().__init__(policies, seats, schedule, warmup_steps, betas)
         self.refuse_dropout()
@@ -87,6 +100,10 @@ class PolicyGradient(Algorithm):
             raise ConfigurationError(
                 f"kl_coefficient {kl_coefficient} and overlong_buffer {overlong_buffer} must be 0 or above"
             )
+        if task_normalization is not None and task_normalization not in NORMALIZATIONS:
+            raise ConfigurationError(
+                f"task_normalization {task_normalization!r} must be one of {sorted(NORMALIZATIONS)}"
+            )
         if (reduction == "constant_length") != (max_length is not None):
             raise ConfigurationError(
                 f"max_length is {max_length} with reduction {reduction!r}; it belongs to `reduction: constant_length`"
@@ -95,6 +112,8 @@ class PolicyGradient(Algorithm):
         self.kl_coefficient, self.kl_estimator = kl_coefficient, KL_ESTIMATORS[kl_estimator]
         self.zero_variance, self.correction, self.overlong_buffer = zero_variance, correction, overlong_buffer
         self.recompute_old_logp = correction.recomputes(recompute_old_logp)
+        self.task_normalization: TaskNormalization | None = task_normalization
+        self._told_of: set[tuple[str, str]] = set()
 
     @abstractmethod
     def credit(
@@ -148,6 +167,7 @@ class PolicyGradient(Algorithm):
         trained = {name: rows.to(self.device) for name, rows in tables.items() if self.learners[name].trained}
         if self.zero_variance == "exclude":
             self._exclude_without_advantage(trained)
+        self._normalize_tasks(trained, episodes)
         for name, rows in trained.items():
             if name not in self.policies:
                 continue  # a critic's rows come with all that its loss needs
@@ -175,6 +195,33 @@ class PolicyGradient(Algorithm):
             filtered, pairs_of_all = self.from_all_ranks(counts.to(self.device)).sum(0).tolist()
             if pairs_of_all:
                 self._prepared_metrics[self.metric_name("filtered_agents", name)] = filtered / pairs_of_all
+
+    def _normalize_tasks(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
+        """Bring the advantages of each task type to one scale, in place; every rank must call this."""
+        names = self.tasks_of_run
+        chosen = self.task_normalization or ("scale_only" if len(names) > 1 else "none")
+        if not names or (len(names) == 1 and chosen == "none"):
+            return
+        label_task_types(tables, episodes, names)
+        for policy in self.policies:
+            if not self.policy(policy).trained:
+                continue
+            rows = tables.get(policy)
+            moments = global_task_moments(rows, len(names), self.device, self.from_all_ranks)
+            if rows is not None:
+                NORMALIZATIONS[chosen](rows, moments)
+            part = "" if len(self.policies) == 1 else f"{policy}/"
+            for task, of_task in moments.items():
+                self._prepared_metrics[f"rollout/{names[task]}/{part}advantage_std"] = of_task.std
+            flat = [names[task] for task in unnormalizable_tasks(moments)] if chosen != "none" else []
+            new = [name for name in flat if (policy, name) not in self._told_of]
+            if new:
+                self._told_of |= {(policy, name) for name in new}
+                logger.warning(
+                    "the advantages of %s have no spread in this collection, so task_normalization leaves them as they "
+                    "are (told once for each; look at rollout/ENVIRONMENT/advantage_std)",
+                    ", ".join(new),
+                )
 
     def recomputes(self, sampling: Sampling) -> bool:
         """Whether pi_old is the learner's at the time of sampling rather than the sampler's."""

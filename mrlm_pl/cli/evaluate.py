@@ -66,11 +66,10 @@ class EvaluatedModel:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit status 0 after the report is printed, and written where ``--output`` says.
+    """Exit status after the report is printed, and written where ``--output`` says: 1 if every episode failed, else 0.
 
     Raises:
         ConfigurationError: a mistake in the options, or the model cannot be used.
-        RolloutError: every episode failed.
     """
     options = parse(eval_parser(), arguments)
     environment: Environment = options.environment
@@ -87,14 +86,14 @@ def run(arguments: Sequence[str]) -> int:
     print(_table(report, sampling))
     if output is not None:
         write_json(output, written)
-    if other is not None:
+    if other is not None and report.episodes:
         comparison = compare(written, other)
         print(_comparison(comparison, options.compare))
         if output is not None:
             write_json(output, {**written, "comparison": comparison.to_dict()})
     if output is not None:
         print(f"report in {output}")
-    return 0
+    return 0 if report.episodes else 1
 
 
 def eval_parser() -> CommandParser:
@@ -298,8 +297,9 @@ def _table(report: EvaluationReport, sampling: Sampling) -> str:
         ("model", report.model),
         ("sampling", ", ".join(f"{name} {value:g}" for name, value in asdict(sampling).items())),
         ("episodes", f"{report.episodes}" + (f" and {report.failed} failed" if report.failed else "")),
-        ("mean reward", f"{report.mean_reward:.4f}  95 % [{low:.4f}, {high:.4f}]"),
     ]
+    if report.episodes:
+        lines.append(("mean reward", f"{report.mean_reward:.4f}  95 % [{low:.4f}, {high:.4f}]"))
     if report.accuracy is not None:
         lines.append(("accuracy", f"{report.accuracy:.4f}" + _interval(report.accuracy_ci95)))
     lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]

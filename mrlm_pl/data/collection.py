@@ -4,12 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mrlm_pl.algorithms.group import equal_returns
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.evaluation import judging_environments
 from mrlm_pl.turn_tree import TREE_STOPS, path_weights
+
+_OF_TASKS = ("reward", "success")
+_Sums = dict[str, tuple[float, float]]
+
+
+def _added(first: _Sums, second: _Sums) -> _Sums:
+    found = dict(first)
+    for name, (total, count) in second.items():
+        before = found.get(name, (0.0, 0.0))
+        found[name] = (before[0] + total, before[1] + count)
+    return found
+
+
+def success_counts(episodes: Sequence[Episode]) -> dict[str, tuple[float, float]]:
+    """(successes, episodes) of each environment that was played; (0, 0) of one that says nothing of success.
+
+    Paths of a turn tree count as :func:`mrlm_pl.turn_tree.path_weights` says; what failed is no outcome.
+    """
+    played = [episode for episode in episodes if not episode.failed]
+    judging = judging_environments(played)
+    found: _Sums = {episode.task.environment: (0.0, 0.0) for episode in played}
+    for episode, weight in zip(played, path_weights(played), strict=True):
+        if episode.task.environment in judging and episode.stop_reason not in TREE_STOPS:
+            outcome = {episode.task.environment: (weight * bool(episode.success), weight)}
+            found = _added(found, outcome)
+    return found
 
 
 def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
@@ -32,10 +58,12 @@ class CollectionSums:
     Attributes:
         means: (sum, count) of what is logged as a mean, by name.
         sums: what is logged as a sum.
+        successes: (successes, episodes) by environment that judges.
     """
 
     means: dict[str, tuple[float, float]]
     sums: dict[str, float]
+    successes: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -44,6 +72,7 @@ class CollectionSums:
         seconds: float,
         silent: Callable[[Sequence[Episode]], bool] = equal_returns,
         unused: Sequence[Episode] = (),
+        by_task: bool = False,
     ) -> CollectionSums:
         """The sums of the episodes that one rank played in so many seconds.
 
@@ -52,6 +81,7 @@ class CollectionSums:
             seconds: that the collection took.
             silent: whether the episodes of a group teach nothing.
             unused: others that were played in that time; they are throughput, and may have failed.
+            by_task: whether reward and success are also told of each environment.
         """
         played = [episode for episode in episodes if not episode.failed]
         turns = distinct_turns(played)
@@ -71,6 +101,8 @@ class CollectionSums:
             found["reward"] = episode.reward
             if episode.task.environment in judging and episode.stop_reason not in TREE_STOPS:
                 found["success"] = float(bool(episode.success))
+            if by_task:
+                found |= {f"{episode.task.environment}/{name}": found[name] for name in _OF_TASKS if name in found}
             for name, value in found.items():
                 values.setdefault(f"rollout/{name}", []).append((value, weight))
         means = {
@@ -90,12 +122,9 @@ class CollectionSums:
 
     def plus(self, other: CollectionSums) -> CollectionSums:
         """The sums of both."""
-        means = dict(self.means)
-        for name, (total, count) in other.means.items():
-            before = means.get(name, (0.0, 0.0))
-            means[name] = (before[0] + total, before[1] + count)
+        means, successes = _added(self.means, other.means), _added(self.successes, other.successes)
         sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {*self.sums, *other.sums}}
-        return CollectionSums(means, sums)
+        return CollectionSums(means, sums, successes)
 
     def metrics(self) -> dict[str, float]:
         """The numbers to log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,22 +11,42 @@ from mrlm_pl.evaluation import judged_successes
 
 
 class EpisodeBatch:
-    """Finished episodes on their way through a validation, test or prediction step."""
+    """Finished episodes on their way through a validation, test or prediction step.
 
-    def __init__(self, episodes: Sequence[Episode]) -> None:
-        self.episodes = list(episodes)
+    Args:
+        episodes: of any environments.
+        by_task: whether the numbers are also told of each environment.
+    """
+
+    def __init__(self, episodes: Sequence[Episode], by_task: bool = False) -> None:
+        self.episodes, self.by_task = list(episodes), by_task
 
     def to(self, *args: Any, **kwargs: Any) -> EpisodeBatch:
         """Itself: records live on no device."""
         return self
 
     def means(self) -> dict[str, tuple[float, int]]:
-        """Mean and number of observations, by metric: ``reward``, and ``accuracy`` where success is known."""
-        played = [episode for episode in self.episodes if not episode.failed]
-        judged = judged_successes(played)
-        means = {}
-        if played:
-            means["reward"] = (sum(episode.reward for episode in played) / len(played), len(played))
-        if judged:
-            means["accuracy"] = (sum(judged) / len(judged), len(judged))
+        """Mean and number of observations, by metric: ``reward``, and ``accuracy`` where success is known.
+
+        Failed episodes have neither. Where all failed, both are NaN of 0 observations: nothing is known.
+        """
+        means = _means(self.episodes)
+        for name in dict.fromkeys(episode.task.environment for episode in self.episodes if self.by_task):
+            own = _means([episode for episode in self.episodes if episode.task.environment == name])
+            means |= {f"{name}/{metric}": mean for metric, mean in own.items()}
         return means
+
+    def counts(self) -> dict[str, int]:
+        """``failed_episodes``, by name."""
+        return {"failed_episodes": sum(episode.failed for episode in self.episodes)}
+
+
+def _means(episodes: Sequence[Episode]) -> dict[str, tuple[float, int]]:
+    played = [episode for episode in episodes if not episode.failed]
+    if not played:
+        return {"reward": (math.nan, 0), "accuracy": (math.nan, 0)} if episodes else {}
+    means = {"reward": (sum(episode.reward for episode in played) / len(played), len(played))}
+    judged = judged_successes(played)
+    if judged:
+        means["accuracy"] = (sum(judged) / len(judged), len(judged))
+    return means

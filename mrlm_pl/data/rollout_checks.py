@@ -26,7 +26,7 @@ def check_fit(data: RolloutDataModule, algorithm: Algorithm, ranks: int, accumul
     name = type(algorithm).__name__
     for environment, size in data.group_sizes.items():
         if size < algorithm.smallest_group:
-            own = data.task_settings.get(environment)
+            own = data.tasks.settings.get(environment)
             setting = f"data.task_settings.{environment}.group_size" if own and own.group_size else "data.group_size"
             raise ConfigurationError(
                 f"{setting} is {size}, but {name} compares at least {algorithm.smallest_group} episodes of each task; "

@@ -6,6 +6,7 @@ import functools
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,17 +18,17 @@ from torch import Tensor
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.data.async_collector import AsyncCollector, AsyncOptions
-from mrlm_pl.data.collection import CollectionSums
+from mrlm_pl.data.collection import CollectionSums, success_counts
 from mrlm_pl.data.collection_observer import show_collection
+from mrlm_pl.data.curriculum import SuccessRateCurriculum
 from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.data.group_plan import FailedMembers, GroupPlan, GroupRules, check_failure_rule
-from mrlm_pl.data.named_environments import named_environments, training_sources
 from mrlm_pl.data.players import Players
 from mrlm_pl.data.rollout_checks import check_fit
+from mrlm_pl.data.run_tasks import RunTasks
 from mrlm_pl.data.streams import EvaluationStream, TrainingStream
 from mrlm_pl.data.sync_collector import SyncCollector
-from mrlm_pl.data.task_settings import TaskSettings, check_names, worth
-from mrlm_pl.data.task_stream import TaskStream
+from mrlm_pl.data.task_settings import TaskSettings, worth
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
@@ -53,7 +54,9 @@ class RolloutDataModule(LightningDataModule):
     token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
     collection, ``truncated_turns`` (share cut at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups``,
     ``row_restarts``, ``dropped_groups`` and ``resampled_members`` (see ``failed_members``), ``resampled_groups`` (see
-    ``resample_rounds``), and the components and metrics of each environment as ``rollout/ENVIRONMENT/NAME``.
+    ``resample_rounds``), and the components and metrics of each environment as ``rollout/ENVIRONMENT/NAME``; with
+    several environments, also ``reward``, ``success`` and ``groups`` (how many of its tasks the collection was planned
+    with) of each, and with a curriculum its ``success_rate`` and ``weight`` for what is planned next.
 
     Args:
         environment: where episodes are played; several make a multi-task run.
@@ -61,6 +64,9 @@ class RolloutDataModule(LightningDataModule):
             their own.
         task_settings: what differs for the tasks of an environment, by its name.
         weights: share of the tasks for each environment; None is equal shares.
+        curriculum: lets the shares follow how often each environment is solved; see :class:`SuccessRateCurriculum`. The
+            shares of an iteration are decided when its first group may begin, from the iterations that were learnt from
+            by then.
         groups: tasks in an iteration, over all ranks.
         group_size: episodes of each task; ``task_settings`` may give an environment another number.
         failed_members: what becomes of a group some of whose episodes failed for good, which is no outcome of a task.
@@ -101,6 +107,7 @@ class RolloutDataModule(LightningDataModule):
         self,
         environment: Environment | list[Environment],
         weights: list[float] | None = None,
+        curriculum: SuccessRateCurriculum | None = None,
         names: list[str] | None = None,
         task_settings: dict[str, TaskSettings] | None = None,
         groups: int = 8,
@@ -148,12 +155,9 @@ class RolloutDataModule(LightningDataModule):
             )
         check_failure_rule(failed_members, member_rounds)
         environments = environment if isinstance(environment, list) else [environment]
-        self.environments = named_environments(environments, names)
-        self.task_settings = dict(task_settings or {})
-        check_names("data.task_settings", list(self.task_settings), list(self.environments))
-        of_each = {name: self.task_settings.get(name, TaskSettings()) for name in self.environments}
-        self.group_sizes = {name: own.group_size or group_size for name, own in of_each.items()}
-        self.reward_scales = {name: own.reward_scale for name, own in of_each.items()}
+        self.tasks = RunTasks(environments, names, task_settings, weights, curriculum, seed)
+        self.environments = self.tasks.environments
+        self.group_sizes = self.tasks.group_sizes(group_size)
         self.groups, self.group_size, self.resample_rounds = groups, group_size, resample_rounds
         self.failed_members: FailedMembers = failed_members
         self.member_rounds = member_rounds
@@ -162,13 +166,12 @@ class RolloutDataModule(LightningDataModule):
         self.validation_episodes, self.save_episodes, self.seed = validation_episodes, save_episodes, seed
         self.mode, self.max_lag, self.async_options = mode, max_lag, async_options
         player_options: dict[str, Any] = {
-            "max_turns": {name: own.max_turns or max_turns for name, own in of_each.items()},
+            "max_turns": self.tasks.turn_limits(max_turns),
             "step_timeout": step_timeout,
             "retries": retries,
             "workers": workers,
             "processes": processes,
         }
-        self.tasks = TaskStream(training_sources(self.environments), weights, seed)
         self.players = Players(self.environments, engine, self.overlaps, player_options)
         self._collector: SyncCollector | AsyncCollector | None = None
         self._to_restore: dict[str, Any] | None = None
@@ -183,6 +186,7 @@ class RolloutDataModule(LightningDataModule):
         algorithm = self._algorithm()
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
         algorithm.check_agents(dict.fromkeys(agents))
+        algorithm.meet_tasks(list(self.environments))
         if stage != "fit":
             return
         check_fit(self, algorithm, self.share()[1], self._accumulation())
@@ -217,10 +221,12 @@ class RolloutDataModule(LightningDataModule):
             "rows": _of_all_ranks(rows and {name: _to_cpu(tensors) for name, tensors in rows.items()}),
             "ahead": _of_all_ranks(ahead),
             "shape": self._shape(),
+            "tasks": self.tasks.state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.iteration, self.position = state_dict["iteration"], state_dict["position"]
+        self.tasks.load(state_dict.get("tasks"))
         ranks, trainer = state_dict["rows"], self._trainer()
         ahead = state_dict.get("ahead", [])
         if self.overlaps and len(ahead) == trainer.world_size:
@@ -308,6 +314,7 @@ class RolloutDataModule(LightningDataModule):
         algorithm, (rank, ranks) = self._algorithm(), self.share()
         # Blocks: with strides, environments that take turns in the stream would each land on one rank.
         own = range(rank * self.groups // ranks, (rank + 1) * self.groups // ranks)
+        self.tasks.plan_until(self.iteration, self._furthest(), self.groups)
         collected = self._ready_collector(own).collect(self.iteration, self._version(), own)
         episodes, replaced, greedy = collected.episodes, collected.replaced, collected.greedy
         if self.save_episodes:
@@ -326,16 +333,22 @@ class RolloutDataModule(LightningDataModule):
             logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(played), failed[0].error)
         context = self._trainer().precision_plugin.forward_context()
         with torch.no_grad(), context, algorithm.gathered():
-            rows = algorithm.prepare(
-                worth(episodes, self.reward_scales), self.sampling, worth(greedy, self.reward_scales)
-            )
+            scales = self.tasks.reward_scales
+            rows = algorithm.prepare(worth(episodes, scales), self.sampling, worth(greedy, scales))
         seconds = collected.seconds or time.perf_counter() - started
-        measured = CollectionSums.of(episodes, seconds, self._silent, unused=[*replaced, *greedy])
+        several = self.tasks.several
+        measured = CollectionSums.of(episodes, seconds, self._silent, [*replaced, *greedy], by_task=several)
         measured.means |= collected.metrics
         told = {"dropped_groups": True, "resampled_groups": self.resample_rounds > 0}
         told["resampled_members"] = self.failed_members == "resample"
         measured.sums |= {f"rollout/{name}": collected.counts[name] for name in told if told[name]}
-        self._metrics = self._over_ranks(measured).metrics() | algorithm.take_prepared_metrics()
+        if several:
+            first = self.iteration * self.groups
+            for name, groups in Counter(self.tasks.stream.picked(first + group)[0] for group in own).items():
+                measured.sums[f"rollout/{name}/groups"] = float(groups)
+        measured.successes = success_counts(played)
+        measured = self._over_ranks(measured)
+        self._metrics = measured.metrics() | algorithm.take_prepared_metrics() | self.tasks.learn(measured.successes)
         show_collection(self._trainer(), played)
         return rows
 
@@ -344,7 +357,7 @@ class RolloutDataModule(LightningDataModule):
         return functools.reduce(CollectionSums.plus, each_share(self._trainer(), measured))
 
     def _silent(self, group: Sequence[Episode]) -> bool:
-        return self._algorithm().silent(worth(group, self.reward_scales), self.sampling)
+        return self._algorithm().silent(worth(group, self.tasks.reward_scales), self.sampling)
 
     @property
     def overlaps(self) -> bool:
@@ -361,7 +374,9 @@ class RolloutDataModule(LightningDataModule):
                 self.member_rounds,
                 trees=algorithm.turn_tree is not None,
             )
-            plan = GroupPlan(self.tasks, self.groups, self.group_sizes, self.resample_rounds + 1, self.seed, rules)
+            plan = GroupPlan(
+                self.tasks.stream, self.groups, self.group_sizes, self.resample_rounds + 1, self.seed, rules
+            )
             if self.overlaps:
                 self._collector = AsyncCollector(
                     self.players,
@@ -385,6 +400,10 @@ class RolloutDataModule(LightningDataModule):
                 )
             self._to_restore = None
         return self._collector
+
+    def _furthest(self) -> int:
+        """The last iteration whose groups may begin now."""
+        return max(self.iteration, min(self.iteration + self.max_lag * self.overlaps, self._all_iterations() - 1))
 
     def _all_iterations(self) -> int:
         """Collections of the whole run, as far as the trainer's bounds tell; no more are begun."""

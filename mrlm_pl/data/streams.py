@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ from mrlm_pl.evaluation import evaluation_specs
 
 if TYPE_CHECKING:
     from mrlm_pl.data.rollout_module import RolloutDataModule
+
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingStream:
@@ -31,7 +35,7 @@ class EvaluationStream:
     BATCH = 64
 
     def __init__(self, data: RolloutDataModule, split: str) -> None:
-        self.data = data
+        self.data, self.split = data, split
         rank, ranks = data.share()
         specs = [
             spec
@@ -46,5 +50,16 @@ class EvaluationStream:
         return self.batches
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
+        failed = []
         for start in range(0, self.batches * self.BATCH, self.BATCH):
-            yield EpisodeBatch(self.data.play(self.specs[start : start + self.BATCH], self.data.validation_sampling))
+            episodes = self.data.play(self.specs[start : start + self.BATCH], self.data.validation_sampling)
+            failed += [episode for episode in episodes if episode.failed]
+            yield EpisodeBatch(episodes, by_task=self.data.tasks.several)
+        if failed:
+            logger.warning(
+                "%d of %d %s episodes failed, and the numbers are of the others; the first: %s; try `mrlm check-env`",
+                len(failed),
+                len(self.specs),
+                self.split,
+                failed[0].error,
+            )

@@ -56,15 +56,19 @@ class TaskStream:
         >>> [stream.attempt(position, number, 2).environment for position in (0, 1) for number in (0, 1)]
         ['a', 'a', 'b', 'b']
         """
-        while len(self._picks) <= position:
-            self._pick()
-        name, count = self._picks[position]
+        name, count = self.picked(position)
         count = count * attempts + number
         source = self.sources[name]
         if source.size is None:
             return source[count]
         epoch, index = divmod(count, source.size)
         return source[self._order(name, epoch, source.size)[index]]
+
+    def picked(self, position: int) -> tuple[str, int]:
+        """The source of a position, and how many positions before it have the same."""
+        while len(self._picks) <= position:
+            self._pick()
+        return self._picks[position]
 
     def _pick(self) -> None:
         turn = len(self._picks) + 1
