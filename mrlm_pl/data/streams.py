@@ -51,15 +51,18 @@ class EvaluationStream:
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         failed = []
-        for start in range(0, self.batches * self.BATCH, self.BATCH):
+        for number in range(self.batches):
+            start = number * self.BATCH
             episodes = self.data.play(self.specs[start : start + self.BATCH], self.data.validation_sampling)
             failed += [episode for episode in episodes if episode.failed]
+            if failed and number == self.batches - 1:  # a sized stream is not asked for more than it has
+                logger.warning(
+                    "%d of %d %s episodes failed, and the numbers are of the others; the first: %s; try "
+                    "`mrlm check-env %s`",
+                    len(failed),
+                    len(self.specs),
+                    self.split,
+                    failed[0].error,
+                    failed[0].task.environment,
+                )
             yield EpisodeBatch(episodes, by_task=self.data.tasks.several)
-        if failed:
-            logger.warning(
-                "%d of %d %s episodes failed, and the numbers are of the others; the first: %s; try `mrlm check-env`",
-                len(failed),
-                len(self.specs),
-                self.split,
-                failed[0].error,
-            )

@@ -193,3 +193,21 @@ def test_metrics_and_the_gain_over_another_evaluation_are_told(mrlm, model_folde
     assert report["comparison"]["tasks"] == 4
     assert report["metrics"]["turn_2_improved"]["of"] + report["metrics"]["turn_2_declined"]["of"] == 12
     assert "cannot be read" in mrlm("eval", *team, "--compare", "absent.json")[2]
+
+
+def test_an_evaluation_of_failures_alone_ends_with_a_report(evaluate, monkeypatch, caplog):
+    from mrlm_toy.environments import ParrotEnvironment
+
+    begun = []
+
+    def away(self, task):
+        begun.append(task)
+        raise OSError("the back end is away")
+
+    monkeypatch.setattr(ParrotEnvironment, "begin", away)
+    evaluate("--num-episodes", "3", "--output", "r.json", status=1)
+    report = json.loads(Path("r.json").read_text())
+    assert (report["episodes"], report["failed"], report["mean_reward"], report["accuracy"]) == (0, 3, None, None)
+    assert all("the back end is away" in item["error"] for item in report["transcripts"])
+    assert len(begun) == 9, "each was begun three times, and no more"
+    assert "3 of 3 episodes of 'parrot' failed" in caplog.text

@@ -67,7 +67,7 @@ def test_what_is_neither_always_nor_never_solved_is_played_more(model_folder: Pa
     played = environments_of(trainer)
     assert played[0] == {"easy": 2, "fitting": 2, "hard": 2}, "nothing is known yet"
     assert played[3]["fitting"] > 3
-    # The averages by hand: from 0.5, four fifths of the way to 1 or to 0 in each iteration that the level was played in.
+    # By hand: from 0.5, four fifths of the way to 1 or to 0 in each iteration that the level was played in.
     p, q = 0.5, 0.5
     for iteration, seen in enumerate(metrics.seen):
         p += 0.8 * (1 - p) * (played[iteration]["easy"] > 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO, MAGRPO
 from mrlm_pl.data import RolloutDataModule, read_episodes
@@ -314,3 +316,47 @@ def test_a_bound_holds_for_each_task_of_a_group() -> None:
 def test_values_out_of_range_are_refused(option: dict[str, Any], echo: Any) -> None:
     with pytest.raises(ConfigurationError, match="failed_members"):
         RolloutDataModule(echo(), **option)
+
+
+# Evaluations all of whose episodes fail.
+
+
+def test_a_validation_loop_of_failures_alone_returns(
+    model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Down(Flaky):
+        begun = 0
+
+        def begin(self, task: Task) -> str:
+            Down.begun += 1
+            raise OSError("the back end is away")
+
+    data = RolloutDataModule(Down(), validation_episodes=6, retries=1)
+    trainer = quiet_trainer(limit_val_batches=1.0)
+    (numbers,) = trainer.validate(GRPO({"main": Policy(str(model_folder))}), data, verbose=False)
+    assert numbers["val/failed_episodes"] == 6
+    assert math.isnan(numbers["val/reward"])
+    assert Down.begun == 12, "each was begun again once"
+    assert "6 of 6 validation episodes failed" in caplog.text
+    assert "the back end is away" in caplog.text
+    assert Flaky.open == 0 < Flaky.most
+
+
+def test_training_goes_on_when_validation_fails(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
+    """Also with a checkpoint for the best validation, which asks for the number that there is none of."""
+
+    class DownInValidation(Flaky):
+        def begin(self, task: Task) -> str:
+            if task.split == "validation":
+                raise OSError("the back end is away")
+            return super().begin(task)
+
+        def reply(self, message: Message) -> Outcome:
+            return EchoEnvironment.reply(self, message)
+
+    best = ModelCheckpoint(tmp_path, monitor="val/reward", mode="max")
+    trainer = quiet_trainer(
+        callbacks=[best], enable_checkpointing=True, limit_val_batches=1.0, val_check_interval=1, max_epochs=1
+    )
+    run(model_folder, trainer, DownInValidation(), validation_episodes=4)
+    assert trainer.global_step == 2
