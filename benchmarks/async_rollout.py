@@ -127,6 +127,13 @@ def mean(seen: list[dict[str, float]], name: str) -> float:
     return statistics.mean(row[name] for row in seen[len(seen) // 4 :])
 
 
+def sum_rate(seen: list[dict[str, float]], idle: str) -> float:
+    """Samples for each second that was not idle."""
+    ends = [0.0, *(row["seconds"] for row in seen)]
+    busy = sum((1 - row[idle]) * (end - begin) for row, begin, end in zip(seen, ends, ends[1:], strict=False))
+    return len(seen) * GROUPS * MEMBERS / busy
+
+
 def describe(seen: list[dict[str, float]], max_lag: int) -> dict[str, Any]:
     """What one run showed."""
     found: dict[str, Any] = {
@@ -141,6 +148,8 @@ def describe(seen: list[dict[str, float]], max_lag: int) -> dict[str, Any]:
             "learner_idle": round(mean(seen, "async/learner_idle"), 3),
             "engine_idle": round(mean(seen, "async/engine_idle"), 3),
             "mixed_turns": round(mean(seen, "async/mixed_turns"), 4),
+            "generate_s": round(1 / sum_rate(seen, "async/engine_idle"), 4),
+            "update_s": round(1 / sum_rate(seen, "async/learner_idle") * GROUPS * MEMBERS, 3),
         }
     return found
 
