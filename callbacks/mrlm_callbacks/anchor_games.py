@@ -76,7 +76,7 @@ class AnchorGames:
         """
         found: list[float] = []
         for name in environments:
-            specs = evaluation_specs(data.environments[name], self.games, self.split, data.seed)
+            specs = evaluation_specs(data.environments[name], self.games, self.split, data.seed, name=name)
             rank, ranks = data_parallel_rank(trainer)
             own = data.play(specs[rank::ranks], self.sampling or data.validation_sampling)
             scores = [score(episode) for episode in own if not episode.failed]

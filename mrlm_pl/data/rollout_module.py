@@ -344,8 +344,8 @@ class RolloutDataModule(LightningDataModule):
         measured.sums |= {f"rollout/{name}": collected.counts[name] for name in told if told[name]}
         if several:
             first = self.iteration * self.groups
-            for name, groups in Counter(self.tasks.stream.picked(first + group)[0] for group in own).items():
-                measured.sums[f"rollout/{name}/groups"] = float(groups)
+            planned = Counter(self.tasks.stream.picked(first + group)[0] for group in own)
+            measured.sums |= {f"rollout/{name}/groups": float(planned[name]) for name in self.environments}
         measured.successes = success_counts(played)
         measured = self._over_ranks(measured)
         self._metrics = measured.metrics() | algorithm.take_prepared_metrics() | self.tasks.learn(measured.successes)

@@ -79,9 +79,9 @@ class RunTasks:
         if not isinstance(self.stream, PlannedStream):
             return
         assert self.curriculum is not None
-        self.stream.forget(iteration * groups)
         while self.stream.planned < iteration * groups:
             self.stream.plan(groups, self.base)  # a run that went on from a checkpoint without a curriculum
+        self.stream.forget(iteration * groups)
         while self.stream.planned < (last + 1) * groups:
             self.stream.plan(groups, self.curriculum.shares(self.base, self.rates))
 
@@ -121,8 +121,7 @@ class RunTasks:
         if isinstance(self.stream, PlannedStream) and state is not None:
             self.stream.load(state)
             self.rates = dict(state["rates"])
-        elif isinstance(self.stream, PlannedStream) or state is not None:
-            logger.warning(
-                "the checkpoint %s a curriculum and this run %s: tasks are drawn by %s from here on",
-                *(("has", "has none", "data.weights") if state is not None else ("has no", "has one", "success")),
-            )
+        elif state is not None:
+            logger.warning("the checkpoint has a curriculum and this run has none: tasks are drawn by data.weights")
+        elif isinstance(self.stream, PlannedStream):
+            logger.warning("the checkpoint has no curriculum and this run has one: it begins with no success known")

@@ -89,11 +89,11 @@ def test_what_is_neither_always_nor_never_solved_is_played_more(model_folder: Pa
 
 def test_a_resumed_curriculum_goes_on_bit_for_bit(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    algorithm, data = run(model_folder, minibatches=2)
+    algorithm, data = run(model_folder, minibatches=2, iterations=3)
     quiet_trainer(callbacks=[keep], enable_checkpointing=True).fit(algorithm, data)
     whole, rates = fingerprint(algorithm), data.tasks.rates
     for step in (3, 4):  # in the middle of a collection, and between two
-        algorithm, data = run(model_folder, minibatches=2)
+        algorithm, data = run(model_folder, minibatches=2, iterations=3)
         quiet_trainer().fit(algorithm, data, ckpt_path=tmp_path / f"step={step}.ckpt")
         assert fingerprint(algorithm) == whole
         assert data.tasks.rates == rates
