@@ -44,6 +44,8 @@ from mrlm_pl.data import (
     RolloutDataModule,
     TrajectoryDataModule,
 )
+from mrlm_pl.data.curriculum import SuccessRateCurriculum
+from mrlm_pl.data.task_settings import TaskSettings
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Message, Task
@@ -160,6 +162,10 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
             environment = Duet() if options.get("duet") else OneOfTwo()
         if "discussion" in options:
             environment = Discussion(**options["discussion"])
+        if options.get("levels"):
+            environment = [EchoEnvironment(), EchoEnvironment(turns=2, fail_every=5)]
+            settings["names"], settings["curriculum"] = ["short", "long"], SuccessRateCurriculum()
+            settings["task_settings"] = {"long": TaskSettings(group_size=4, reward_scale=10.0)}
         data = RolloutDataModule(environment, sampling=Sampling(max_tokens=options.get("max_tokens", 9)), **settings)
     tensor_parallel = options.get("tensor_parallel", 1)
     strategy = options.get("strategy", "auto")

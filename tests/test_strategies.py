@@ -97,6 +97,27 @@ def test_everything_that_is_shared_out_adds_up(strategy: str, options: dict[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_several_environments_are_one_run_on_all_ranks(strategy: str, launch: Any) -> None:
+    """Advantages are brought to one scale, and success is measured, over all ranks."""
+    options = {
+        "levels": True,
+        "model": {"advantage": "group_centred"},
+        "data": {"groups": 8, "iterations": 1, "retries": 0, "failed_members": "resample", "member_rounds": 1},
+    }
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    alone = json.loads((one / "metrics-0.json").read_text())
+    names = [name for name in alone if name.startswith("rollout/") and not name.endswith("tokens_per_second")]
+    assert {"rollout/short/advantage_std", "rollout/long/success_rate", "rollout/dropped_groups"} <= set(names)
+    assert alone["rollout/resampled_members"] > 0
+    for rank in (0, 1):
+        metrics = json.loads((two / f"metrics-{rank}.json").read_text())
+        for name in names:
+            assert metrics[name] == pytest.approx(alone[name], rel=1e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_rank_whose_groups_carry_no_signal_takes_part(strategy: str, launch: Any) -> None:
     folder = launch("flat", strategy=strategy, devices=2, flat=True)
     metrics = [json.loads((folder / f"metrics-{rank}.json").read_text()) for rank in (0, 1)]
