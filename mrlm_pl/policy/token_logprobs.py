@@ -3,7 +3,7 @@
 Three ways lead to the same numbers, chosen from the model's configuration (`forward_path` says which and why):
 
 ``packed``
-    the rows of a group share the computation of their common prefix, nothing is padded (`packing`,
+    what rows with the same label begin with in common is computed once, nothing is padded (`packing`, `row_tree`,
     `packed_attention`), and logits exist for one chunk of action tokens at a time (`chunked_head`);
 ``padded``
     the rows are padded, the logits are chunked;
@@ -128,8 +128,8 @@ def token_logprobs(
         lengths: [B] number of real tokens of each row.
         action_mask: [B, T] bool, True where the policy sampled the token.
         temperature: the sampler's temperature: a number, one per row [B], or one per token [B, T].
-        prefix_groups: [B] labels; rows with the same label compute their common prefix once. It never changes the
-            values, only the work.
+        prefix_groups: [B] labels; rows with the same label compute what any of them begin with in common once. It never
+            changes the values, only the work.
         max_tokens: most tokens in one forward pass. Needing several, they run one after the other and, when gradients
             are wanted, each is computed again in the backward pass, so that memory is that of one pass. The ranks of a
             sharded model make equally many passes, some of them idle.
@@ -286,7 +286,7 @@ def _chunks(
 ) -> list[ForwardInputs]:
     """The inputs of every forward pass."""
     if path.name == "packed":
-        return [plan.pack(groups, device) for groups in plan.packed_chunks(max_tokens)]
+        return plan.packed(max_tokens, device)
     if path.name == "logits":
         bound = default_chunk_size(_base_model(model).get_output_embeddings().weight.shape[0], device)
         max_tokens = bound if max_tokens is None else min(bound, max_tokens)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mrlm_pl.errors import PolicyError
-from mrlm_pl.policy import chunked_head
+from mrlm_pl.policy import chunked_head, row_tree
 from mrlm_pl.policy.packed_attention import ATTENTION_NAME, packed_attention_forward
 from mrlm_pl.policy.token_logprobs import (
     PACKED_FAMILIES,
@@ -51,6 +51,11 @@ GPT2_SIZES = {
     "eos_token_id": None,
 }
 WINDOWLESS = {"mistral", "mixtral", "phi3", "starcoder2"}
+
+
+@pytest.fixture(autouse=True)
+def everything_is_worth_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_tree, "LEAST_SAVING", 1)
 
 
 def tiny_model(family: str, **changes: Any) -> Any:
@@ -187,6 +192,33 @@ def test_values_come_from_the_state_before_each_token(family: str, max_tokens: i
     got = gradients(model, (alone * batch.weights).sum())
     got.pop("lm_head.weight", None)
     assert_same_gradients(got, wanted)
+
+
+def turn_tree() -> Batch:
+    """Seven rows of a tree: decisions 3 to 6 follow decisions 0 and 1, and 5 and 6 are alike up to their last token."""
+    batch = Batch()
+    ids, mask = batch.token_ids, torch.zeros(7, 20, dtype=torch.bool)
+    ids[1:, :5] = ids[0, :5]
+    for row, before in ((3, 0), (4, 0), (5, 1), (6, 1)):
+        ids[row, :10] = ids[before, :10]
+    ids[4, 10:12], ids[6, 10:19] = ids[3, 10:12], ids[5, 10:19]
+    for row, start, stop in ((0, 5, 10), (1, 5, 10), (2, 5, 8), (3, 12, 20), (4, 12, 17), (5, 12, 19), (6, 12, 20)):
+        mask[row, start:stop] = True
+    batch.action_mask, batch.lengths, batch.groups = mask, torch.full((7,), 20), torch.zeros(7, dtype=torch.int64)
+    return batch
+
+
+@pytest.mark.parametrize("max_tokens", [None, 50, 30])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_the_rows_of_a_turn_tree(family: str, max_tokens: int | None) -> None:
+    model, batch = tiny_model(family), turn_tree()
+    expected = plain_logprobs(model, batch)
+    expected_gradients = gradients(model, (expected * batch.weights).sum())
+    got = token_logprobs(model, *batch, prefix_groups=batch.groups, max_tokens=max_tokens)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
+    unshared = token_logprobs(model, *batch)
+    torch.testing.assert_close(got, unshared, rtol=0, atol=1e-5)
 
 
 def test_rows_of_equal_shape() -> None:
