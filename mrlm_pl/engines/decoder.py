@@ -20,7 +20,7 @@ from mrlm_pl.engines.backend import Backend, Context
 from mrlm_pl.engines.decoder_rows import DecoderRows
 from mrlm_pl.engines.weights import DecoderWeights, LayerWeights
 
-_PREFILL_TOKENS = 8192
+_PREFILL_TOKENS = 1024
 _PADDING_SHARE = 0.25
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]

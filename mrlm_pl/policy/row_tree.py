@@ -7,7 +7,8 @@ is held as an order of its leaves, and for each leaf how many tokens it shares w
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,26 +92,50 @@ class RowTree:
     def chunks(self, max_tokens: int | None) -> list[range]:
         """Leaves per chunk, each chunk at most ``max_tokens`` tokens or a single leaf.
 
-        Leaves are parted where it costs least: what they shared with the one before is computed again.
+        Leaves are parted where it costs least: what they shared with the one before is computed again. Of the ways
+        that cost the same, the largest chunk is smallest in the one that is taken.
         """
         leaves = len(self.fed)
-        if max_tokens is None:
-            return [range(leaves)] if leaves else []
         ends = list(itertools.accumulate((f - s for f, s in zip(self.fed, self.shared, strict=True)), initial=0))
+        if max_tokens is None or ends[-1] <= max_tokens:
+            return [range(leaves)] if leaves else []
+        cost, found = self._parted(ends, max_tokens)
+        too_small, enough = 0, max_tokens
+        while enough - too_small > 1:
+            bound = (too_small + enough) // 2
+            other, smaller = self._parted(ends, bound)
+            if other == cost:
+                enough, found = bound, smaller
+            else:
+                too_small = bound
+        return found
+
+    def _parted(self, ends: Sequence[int], max_tokens: int) -> tuple[int, list[range]]:
+        """The cheapest chunks within a bound, and what they cost in tokens that are computed again.
+
+        Args:
+            ends: for each leaf, and the end, how many tokens the leaves before it compute in one chunk.
+            max_tokens: the bound.
+        """
+        leaves = len(self.fed)
         best, begin = [0], [0]
-        first = 0
+        # where the last chunk may begin, the costs increasing: the first is the best
+        starts: deque[int] = deque()
         for last in range(1, leaves + 1):
-            while first < last - 1 and ends[last] - ends[first] + self.shared[first] > max_tokens:
-                first += 1
-            costs = [best[leaf] + self.shared[leaf] for leaf in range(first, last)]
-            least = min(costs)
-            best.append(least + CHUNK_COST)
-            begin.append(last - 1 - costs[::-1].index(least))  # of equal costs the one that fills earlier chunks most
+            cost = best[last - 1] + self.shared[last - 1]
+            while starts and best[starts[-1]] + self.shared[starts[-1]] >= cost:
+                starts.pop()
+            starts.append(last - 1)
+            while len(starts) > 1 and ends[last] - ends[starts[0]] + self.shared[starts[0]] > max_tokens:
+                starts.popleft()
+            best.append(best[starts[0]] + self.shared[starts[0]] + CHUNK_COST)
+            begin.append(starts[0])
         found = []
-        while leaves:
-            found.append(range(begin[leaves], leaves))
-            leaves = begin[leaves]
-        return found[::-1]
+        last = leaves
+        while last:
+            found.append(range(begin[last], last))
+            last = begin[last]
+        return best[leaves], found[::-1]
 
     def segments(self, leaves: range) -> tuple[list[list[Segment]], list[Segment]]:
         """The shared segments of some consecutive leaves, by level, and what each leaf computes by itself."""
