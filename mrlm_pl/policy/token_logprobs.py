@@ -26,9 +26,10 @@ from torch.utils.checkpoint import checkpoint
 
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.chunked_head import chunked_log_probs, default_chunk_size, log_probs_from_logits
+from mrlm_pl.policy.held_passes import hold
 from mrlm_pl.policy.packed_attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
 from mrlm_pl.policy.packing import ForwardInputs, RowPlan
-from mrlm_pl.policy.sharding import passes_on_all_ranks
+from mrlm_pl.policy.sharding import is_sharded, passes_on_all_ranks
 
 _log = logging.getLogger(__name__)
 
@@ -131,8 +132,9 @@ def token_logprobs(
         prefix_groups: [B] labels; rows with the same label compute what any of them begin with in common once. It never
             changes the values, only the work.
         max_tokens: most tokens in one forward pass. Needing several, they run one after the other and, when gradients
-            are wanted, each is computed again in the backward pass, so that memory is that of one pass. The ranks of a
-            sharded model make equally many passes, some of them idle.
+            are wanted, each is computed again in the backward pass, so that memory is that of one pass. So is one that
+            is too much beside others that wait for the same backward pass (`held_passes`). The ranks of a sharded model
+            make equally many passes, some of them idle.
 
     Raises:
         ValueError: shapes disagree, an action token has no token before it or lies in the padding, or the temperature
@@ -254,6 +256,9 @@ def _evaluate(
     chunks = _chunks(model, plan, path, max_tokens, device)
     passes = passes_on_all_ranks(model, len(chunks))
     recompute = torch.is_grad_enabled() and passes > 1
+    if torch.is_grad_enabled() and passes == 1 and max_tokens is not None and not is_sharded(model):
+        # the ranks of a sharded model must compute again alike, whatever each of them holds
+        recompute = not hold(chunks[0].input_ids.numel(), max_tokens)
     results, destinations = [], []
     for inputs in chunks:
         chosen = temperatures

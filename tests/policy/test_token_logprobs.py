@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy import chunked_head, row_tree
+from mrlm_pl.policy.held_passes import bounded_together
 from mrlm_pl.policy.packed_attention import ATTENTION_NAME, packed_attention_forward
 from mrlm_pl.policy.token_logprobs import (
     PACKED_FAMILIES,
@@ -144,6 +146,29 @@ def test_chunks_change_neither_values_nor_gradients(family: str, max_tokens: int
     got = token_logprobs(model, *batch, temperature=0.7, prefix_groups=batch.groups, max_tokens=max_tokens)
     torch.testing.assert_close(got, whole, rtol=0, atol=1e-5)
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), whole_gradients)
+
+
+def test_passes_of_one_backward_pass_are_bounded_together() -> None:
+    model, batch = tiny_model("qwen2"), Batch()
+    calls = [0]
+    model.model.register_forward_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+
+    def passes(max_tokens: int | None, together: bool) -> tuple[int, dict[str, Tensor]]:
+        calls[0] = 0
+        with bounded_together() if together else nullcontext():
+            found = [token_logprobs(model, *batch, max_tokens=max_tokens) for _ in range(3)]
+        loss = torch.stack([(logp * batch.weights).sum() for logp in found]).sum()
+        return calls[0], gradients(model, loss)
+
+    fed = 14 + 17 + 9 + 17 + 9 + 11
+    free, expected = passes(None, True)
+    for max_tokens, again in ((3 * fed, 0), (3 * fed - 1, 1), (2 * fed - 1, 2), (fed, 2)):
+        found, got = passes(max_tokens, True)
+        assert found == free == 3
+        assert calls[0] == 3 + again
+        assert_same_gradients(got, expected)
+    passes(fed, False)
+    assert calls[0] == 3, "each may hold one pass when they share no backward pass"
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2", "gemma2"])
