@@ -79,9 +79,7 @@ class _Level:
             chain = chain[:1]
         rows, keys = chain.shape
         causal = torch.ones(width, width, dtype=torch.bool).tril()
-        return torch.cat(
-            [chain[:, None, None].expand(rows, 1, width, keys), causal.expand(rows, 1, width, width)], -1
-        )
+        return torch.cat([chain[:, None, None].expand(rows, 1, width, keys), causal.expand(rows, 1, width, width)], -1)
 
     def with_chains(self, states: Sequence[Tensor]) -> Tensor:
         """States of these pieces behind those of their chains, [S, keys, heads, dim].

@@ -1,4 +1,4 @@
-"""How the rows of a batch are laid out for the model: packed, what rows begin with in common once, or padded; in chunks.
+"""How the rows of a batch are laid out for the model: packed, with what they have in common once, or padded; in chunks.
 
 All arithmetic here is on the host: the layout decides shapes, so it must be known before a kernel starts.
 """
@@ -150,8 +150,10 @@ def _places(levels: Sequence[Sequence[Segment]], stop: Tensor, shift: Tensor, le
         first.append(first[-1] + len(level))
     chains = [[*own.chain, *[-1] * (len(levels) - 1 - len(own.chain))] for own in levels[-1]]
     numbers = torch.tensor(
-        [[*(first[level] + piece if piece >= 0 else -1 for level, piece in enumerate(chain)), first[-2] + number]
-         for number, chain in enumerate(chains)]
+        [
+            [*(first[level] + piece if piece >= 0 else -1 for level, piece in enumerate(chain)), first[-2] + number]
+            for number, chain in enumerate(chains)
+        ]
     )
     ends = torch.where(numbers >= 0, stop[numbers], 0)
     level = (ends[leaf].cummax(1).values <= position[:, None]).sum(1)

@@ -102,8 +102,8 @@ def test_chunks_are_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
             return lengths[chunk[0]] + sum(lengths[leaf] - shared[leaf] for leaf in chunk[1:])  # noqa: B023
 
         def total(cuts: list[range]) -> int | None:
-            fits = all(cost(cut) <= 14 or len(cut) == 1 for cut in cuts)  # noqa: B023
-            return sum(map(cost, cuts)) + 3 * len(cuts) if fits else None  # noqa: B023
+            fits = all(cost(cut) <= 14 or len(cut) == 1 for cut in cuts)
+            return sum(map(cost, cuts)) + 3 * len(cuts) if fits else None
 
         ways = []
         for number in range(leaves):
