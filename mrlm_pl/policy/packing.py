@@ -156,5 +156,5 @@ def _places(levels: Sequence[Sequence[Segment]], stop: Tensor, shift: Tensor, le
         ]
     )
     ends = torch.where(numbers >= 0, stop[numbers], 0)
-    level = (ends[leaf].cummax(1).values <= position[:, None]).sum(1)
-    return position + shift[numbers[leaf, level]]
+    depth = (ends[leaf].cummax(1).values <= position[:, None]).sum(1)
+    return position + shift[numbers[leaf, depth]]
