@@ -246,6 +246,13 @@ def test_the_rows_of_a_turn_tree(family: str, max_tokens: int | None) -> None:
     torch.testing.assert_close(got, unshared, rtol=0, atol=1e-5)
 
 
+def test_prefixes_that_unequally_many_rows_share() -> None:
+    model, batch = tiny_model("llama"), Batch()
+    batch.action_mask[4, 9:17] = True  # three rows share a prefix, two another, and one has none
+    got = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    torch.testing.assert_close(got, plain_logprobs(model, batch), rtol=0, atol=1e-5)
+
+
 def test_rows_of_equal_shape() -> None:
     model, batch = tiny_model("qwen3"), Batch()
     batch.token_ids = batch.token_ids[[0, 1, 3, 4]].contiguous()
