@@ -248,7 +248,8 @@ def test_the_rows_of_a_turn_tree(family: str, max_tokens: int | None) -> None:
 
 def test_prefixes_that_unequally_many_rows_share() -> None:
     model, batch = tiny_model("llama"), Batch()
-    batch.action_mask[4, 9:17] = True  # three rows share a prefix, two another, and one has none
+    batch.action_mask[4, 9:17] = True
+    batch.action_mask[1, 15:] = False  # the longest two rows share a prefix, three another, and one has none
     got = token_logprobs(model, *batch, prefix_groups=batch.groups)
     torch.testing.assert_close(got, plain_logprobs(model, batch), rtol=0, atol=1e-5)
 
