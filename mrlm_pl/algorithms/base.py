@@ -23,6 +23,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.held_passes import bounded_together
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
 from mrlm_pl.strategies import data_parallel_rank
 from mrlm_pl.turn_tree import TurnTree
@@ -282,11 +283,12 @@ class Algorithm(MetricLog, ABC):
         shares = []
         # One order on all ranks: the ranks of sharded models go through the layers together. Learners without rows
         # stay in the graph, so that every rank reduces the same gradients.
-        for name, learner in self.learners.items():
-            if name in batch.policies:
-                losses[name] = self.policy_loss(name, batch.policies[name], batch)
-            elif learner.trained:
-                shares.append(self.idle_loss(name))
+        with bounded_together():
+            for name, learner in self.learners.items():
+                if name in batch.policies:
+                    losses[name] = self.policy_loss(name, batch.policies[name], batch)
+                elif learner.trained:
+                    shares.append(self.idle_loss(name))
         if losses:
             shares.append(self.combined(losses, batch))
         loss = torch.stack([share.float() for share in shares]).sum()

@@ -219,7 +219,7 @@ class Policy(nn.Module):
             lengths: [B] tokens in each row.
             action_mask: [B, T] True where the policy chose the token.
             temperature: divides the logits.
-            prefix_groups: [B] rows with the same label share the computation of their common prompt.
+            prefix_groups: [B] rows with the same label share the computation of what they begin with in common.
         """
         return self._logprobs(self.model, token_ids, lengths, action_mask, temperature, prefix_groups)
 
