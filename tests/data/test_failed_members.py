@@ -21,7 +21,7 @@ from mrlm_pl.data.task_stream import TaskStream
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, Step
 from mrlm_pl.episode import Episode, Message, Task
-from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
 from mrlm_pl.play import EpisodeSpec
 from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
@@ -250,6 +250,21 @@ def test_turn_trees_with_failing_paths_keep_nothing_open(
     assert again == (broken if rule == "resample" else set()), "a tree is played again as a whole"
     if rule == "drop":
         assert sum(seen["rollout/dropped_groups"] for seen in metrics.seen) == len(broken)
+    assert Flaky.open == 0 < Flaky.most
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_run_that_ends_in_the_middle_of_its_episodes_keeps_nothing_open(
+    mode: str, model_folder: Path, quiet_trainer: Any
+) -> None:
+    class Poisoned(FlakyLater):
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            if "7" in actions["agent"].content:
+                return Step(rewards={"agent": float("nan")}, done=True, stop_reason="end")
+            return await super().step(actions)
+
+    with pytest.raises(NonFiniteError):
+        run(model_folder, quiet_trainer(), Poisoned(3, turns=4), mode=mode, iterations=9, failed_members="resample")
     assert Flaky.open == 0 < Flaky.most
 
 
