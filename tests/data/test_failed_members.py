@@ -115,6 +115,7 @@ def test_what_is_left_of_a_group_is_learnt_from(
         here = {name: found for name, found in good.items() if name.startswith(f"{iteration}-")}
         assert seen["rollout/dropped_groups"] == sum(len(found) < 2 for found in here.values())
         assert seen["rollout/failed_episodes"] == sum(4 - len(found) for found in here.values())
+    assert Flaky.most <= 16 * (1 + (mode == "async")), "what an episode has ended with is used again"
     assert Flaky.open == 0 < Flaky.most
 
 
@@ -236,7 +237,7 @@ def test_turn_trees_with_failing_paths_keep_nothing_open(
         Flaky(5, turns=2),
         MAGRPO,
         mode=mode,
-        iterations=1,
+        iterations=3,
         group_size=3,
         failed_members=rule,
         member_rounds=1,
@@ -250,6 +251,8 @@ def test_turn_trees_with_failing_paths_keep_nothing_open(
     assert again == (broken if rule == "resample" else set()), "a tree is played again as a whole"
     if rule == "drop":
         assert sum(seen["rollout/dropped_groups"] for seen in metrics.seen) == len(broken)
+    # Four trees of at most nine paths are played at a time, and those of two iterations with a lag of one.
+    assert Flaky.most <= 36 * (1 + (mode == "async")), "what an episode has ended with is used again"
     assert Flaky.open == 0 < Flaky.most
 
 
