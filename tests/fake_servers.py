@@ -60,7 +60,7 @@ class FakeServer:
             while line := await reader.readline():
                 method, path, _ = line.decode().split(" ", 2)
                 headers = {}
-                while (header := (await reader.readline()).decode().strip()):
+                while header := (await reader.readline()).decode().strip():
                     name, _, value = header.partition(":")
                     headers[name.lower()] = value.strip()
                 text = await reader.readexactly(int(headers.get("content-length", 0)))

@@ -252,7 +252,8 @@ class Replicas:
 
     def _least_busy(self, now: float) -> Replica | None:
         free = [item for item in self.all if item.rests_until <= now and not (item.doubtful and item.busy)]
-        return min(free, key=lambda item: (item.doubtful, item.busy), default=None)
+        # One that has rested gets a request at once, or it would never be found to be back.
+        return min(free, key=lambda item: (not item.doubtful, item.busy), default=None)
 
     def _pause(self, now: float) -> float:
         """Seconds until a server may be asked again."""

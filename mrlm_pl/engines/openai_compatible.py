@@ -244,7 +244,7 @@ class OpenAICompatible(Engine):
 
     def _written(self, policy: str, weights: Any, version: int) -> Path:
         assert self._folder is not None
-        also = self.dialect.codec.tokenizer.save_pretrained if isinstance(self.dialect, TransformersDialect) else None
+        also = self.dialect.codec.save if isinstance(self.dialect, TransformersDialect) else None
         return write_version(self._folder, policy, weights, version, also)
 
     async def _take_over(self, policy: str, served: _Served) -> None:
@@ -277,7 +277,8 @@ class OpenAICompatible(Engine):
         loop = asyncio.get_running_loop()
         deadline, problem = loop.time() + self._terms.patience_seconds, ""
         for attempt in range(self._terms.retries + 1):
-            found = await asyncio.gather(*map(self._replicas.make_ready, self._replicas.all), return_exceptions=True)
+            awake = [item for item in self._replicas.all if item.rests_until <= loop.time()] or self._replicas.all
+            found = await asyncio.gather(*map(self._replicas.make_ready, awake), return_exceptions=True)
             final = [item for item in found if isinstance(item, BaseException) and not isinstance(item, PassingError)]
             if final:
                 raise final[0]

@@ -34,7 +34,7 @@ class TransformersDialect(Dialect):
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
         sampling = request.sampling
         drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-        config = {"do_sample": sampling.temperature > 0, "max_new_tokens": limit, "use_cache": True}
+        config: dict[str, Any] = {"do_sample": sampling.temperature > 0, "max_new_tokens": limit, "use_cache": True}
         config |= drawing if config["do_sample"] else {}
         if request.stop_ids:
             config |= {"eos_token_id": list(request.stop_ids), "pad_token_id": request.stop_ids[0]}

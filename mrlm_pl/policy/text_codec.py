@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer
 
@@ -46,12 +47,12 @@ class TextCodec:
         Raises:
             EngineError: there is none.
         """
-        text = self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = self._decoded(token_ids, without_special=False)
         read = self.tokenizer(text)["input_ids"]
         if list(read) == list(token_ids):
             return text
         # A server puts the tokens in front that its tokenizer adds; they need not be sent.
-        head = self.tokenizer.decode(token_ids[:1], skip_special_tokens=False)
+        head = self._decoded(token_ids[:1], without_special=False)
         if token_ids and token_ids[0] in self._special and text.startswith(head):
             shorter = text.removeprefix(head)
             if list(self.tokenizer(shorter)["input_ids"]) == list(token_ids):
@@ -68,7 +69,18 @@ class TextCodec:
             EngineError: it does not.
         """
         token_ids = list(self.tokenizer.encode(text, add_special_tokens=False))
-        back = self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        back = self._decoded(token_ids, without_special=True)
         if back != text:
             raise EngineError(f"the sampled text {text[:80]!r} becomes {back[:80]!r} when it is encoded and decoded")
         return token_ids
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files into a folder."""
+        self.tokenizer.save_pretrained(folder)
+
+    def _decoded(self, token_ids: Sequence[int], *, without_special: bool) -> str:
+        return str(
+            self.tokenizer.decode(
+                list(token_ids), skip_special_tokens=without_special, clean_up_tokenization_spaces=False
+            )
+        )
