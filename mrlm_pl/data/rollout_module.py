@@ -18,6 +18,7 @@ from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.data.collection import CollectionSums
 from mrlm_pl.data.collection_observer import show_collection
+from mrlm_pl.data.engine_check import check_logprobs
 from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.data.group_plan import GroupPlan
 from mrlm_pl.data.streams import EvaluationStream, TrainingStream
@@ -165,6 +166,7 @@ class RolloutDataModule(LightningDataModule):
                 "episodes of a task with each other and also learns from equal returns; set data.resample_rounds to 0"
             )
         algorithm.turn_bonus(self.sampling)
+        check_logprobs(self._engine, algorithm, self.sampling)
         _, ranks = self.share()
         pieces = ranks * self.minibatches * self._accumulation()
         if self.groups % pieces:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +15,11 @@ import torch
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.http_replicas import HttpStats, PassingError, RefusalError, Replica, Replicas, Terms
 from mrlm_pl.engines.server_check import ServerFacts, check_server, check_weights, probe_request
-from mrlm_pl.engines.server_dialects import Dialect, Drawn, SglangDialect, VllmDialect, ended_by_stop
-from mrlm_pl.engines.text_dialect import TransformersDialect
+from mrlm_pl.engines.server_dialects import Drawn, ended_by_stop
+from mrlm_pl.engines.text_dialect import TransformersDialect, dialect_of
 from mrlm_pl.engines.weight_folders import write_version
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
 from mrlm_pl.event_loop import EventLoopThread
-from mrlm_pl.policy.text_codec import TextCodec
 from mrlm_pl.seeding import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class OpenAICompatible(Engine):
         api_key_env: str | None = None,
         terms: Terms = Terms(),  # noqa: B008 (frozen)
     ) -> None:
-        self.dialect = _dialect(dialect, tokenizer)
+        self.dialect = dialect_of(dialect, tokenizer)
         self.name = f"openai/{dialect}"
         self._stats = HttpStats()
         self._replicas = Replicas([url] if isinstance(url, str) else url, api_key_env, terms, self._stats)
@@ -82,7 +82,8 @@ class OpenAICompatible(Engine):
         self._folder = None if weights_folder is None else Path(weights_folder)
         self._policies: dict[str, _Served] = {}
         self._facts: ServerFacts | None = None
-        self._loop: EventLoopThread | None = EventLoopThread()
+        self._loop = EventLoopThread()
+        self._end = weakref.finalize(self, _end, self._loop, self._replicas)  # at the latest when the process ends
         self._places = asyncio.Semaphore(terms.concurrency)
         self._open, self._idle, self._under_way = asyncio.Event(), asyncio.Event(), 0
         self._open.set()
@@ -93,9 +94,8 @@ class OpenAICompatible(Engine):
         """Counters since the engine was made; a copy."""
         return replace(self._stats)
 
-    @property
-    def reports_logprobs(self) -> bool:
-        """Whether samples have log-probabilities that can be trained on."""
+    def reports_logprobs(self, policy: str) -> bool:
+        """Whether samples have log-probabilities that can be trained on: not those of ``transformers serve``."""
         return self.dialect.reports_logprobs
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
@@ -222,6 +222,16 @@ class OpenAICompatible(Engine):
         if self.dialect.reports_logprobs:
             for url, probe in self._running().submit(self._probes(policy)).result().items():
                 check_weights(probe, weights, url, policy)
+
+    def check(self, policy: str) -> None:
+        """Ask the servers whether they can sample for a policy; :meth:`load` does so too.
+
+        Raises:
+            ConfigurationError: a server cannot.
+            RemoteError: no server answers.
+        """
+        facts = self._running().submit(self._known()).result()
+        self._model_of(policy, facts)
 
     def _check_can_train(self, policy: str) -> None:
         others = [name for name, item in self._policies.items() if item.folder and name != policy]
@@ -356,32 +366,17 @@ class OpenAICompatible(Engine):
 
     def close(self) -> None:
         """Close the connections; the servers go on. May be called twice."""
-        if self._loop is not None:
-            self._loop.submit(self._replicas.close()).result()
-            self._loop.close()
-            self._loop = None
+        self._end()
 
     def _running(self) -> EventLoopThread:
-        if self._loop is None:
+        if not self._end.alive:
             raise EngineError("the engine is closed; make a new one")
         return self._loop
 
 
-def _dialect(name: str, tokenizer: str | None) -> Dialect:
-    if name == "transformers":
-        if tokenizer is None:
-            raise ConfigurationError(
-                "dialect transformers sends and gets text; set data.engine.tokenizer to the folder or hub id of the "
-                "served model"
-            )
-        return TransformersDialect(TextCodec(tokenizer))
-    if tokenizer is not None:
-        raise ConfigurationError(f"dialect {name} sends and gets token ids; leave data.engine.tokenizer out")
-    if name == "vllm":
-        return VllmDialect()
-    if name == "sglang":
-        return SglangDialect()
-    raise ConfigurationError(f"dialect {name!r} is not known; there are vllm, sglang and transformers")
+def _end(loop: EventLoopThread, replicas: Replicas) -> None:
+    loop.submit(replicas.close()).result()
+    loop.close()
 
 
 def _only(models: tuple[str, ...], policy: str, targets: str) -> str:

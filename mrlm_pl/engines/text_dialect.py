@@ -7,8 +7,8 @@ from typing import Any
 
 from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.engines.http_replicas import PassingError
-from mrlm_pl.engines.server_dialects import Call, Dialect, Drawn
-from mrlm_pl.errors import EngineError, RemoteError
+from mrlm_pl.engines.server_dialects import Call, Dialect, Drawn, SglangDialect, VllmDialect
+from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
 from mrlm_pl.policy.text_codec import TextCodec
 
 
@@ -66,8 +66,30 @@ class TransformersDialect(Dialect):
             token_ids.append(request.stop_ids[0])
         if not token_ids:
             raise EngineError("the server sampled special tokens alone, which text cannot tell")
-        certain = sampled == len(token_ids)
+        certain = sampled == len(token_ids) and (ended == "stop" or not stopped)
         return Drawn(tuple(token_ids), (0.0,) * len(token_ids), stopped, certain)
 
     def update(self, folder: str, label: str) -> list[Call]:
         return []
+
+
+def dialect_of(name: str, tokenizer: str | None) -> Dialect:
+    """The dialect of that name; the one of text takes a tokenizer, which is a folder or hub id.
+
+    Raises:
+        ConfigurationError: there is none, or the tokenizer is missing or too much.
+    """
+    if name == "transformers":
+        if tokenizer is None:
+            raise ConfigurationError(
+                "dialect transformers sends and gets text; set data.engine.tokenizer to the folder or hub id of the "
+                "served model"
+            )
+        return TransformersDialect(TextCodec(tokenizer))
+    if tokenizer is not None:
+        raise ConfigurationError(f"dialect {name} sends and gets token ids; leave data.engine.tokenizer out")
+    if name == "vllm":
+        return VllmDialect()
+    if name == "sglang":
+        return SglangDialect()
+    raise ConfigurationError(f"dialect {name!r} is not known; there are vllm, sglang and transformers")

@@ -1,0 +1,29 @@
+"""Whether an algorithm can learn from what an engine reports."""
+
+from __future__ import annotations
+
+from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.engines import Engine, Sampling
+from mrlm_pl.errors import ConfigurationError
+
+
+def check_logprobs(engine: Engine | None, algorithm: Algorithm, sampling: Sampling) -> None:
+    """Nothing, where samples have log-probabilities or training does not use them.
+
+    Args:
+        engine: of the run; None is the in-process engine.
+        algorithm: attached to its trainer.
+        sampling: of the training episodes.
+
+    Raises:
+        ConfigurationError: the algorithm would learn from log-probabilities that nobody computed.
+    """
+    if engine is None or not algorithm.reads_sampler_logprobs(sampling):
+        return
+    for name in algorithm.policies:
+        if algorithm.policy(name).trained and not engine.reports_logprobs(name):
+            raise ConfigurationError(
+                f"policy {name!r} is trained, and data.engine gives no log-probabilities of what it samples; set "
+                f"model.recompute_old_logp to true, so that {type(algorithm).__name__} takes them from the learner "
+                "(without a correction, which weighs the sampler's), use another dialect, or `trained: false`"
+            )
