@@ -345,7 +345,9 @@ class OpenAICompatible(Engine):
                 self.dialect.updated(await self._replicas.once(replica, call.path, call.body, f"policy {policy!r}"))
             except RefusalError as error:
                 remedy = "; start vLLM with VLLM_SERVER_DEV_MODE=1" if self.dialect.name == "vllm" else ""
-                raise ConfigurationError(f"{error}{remedy}; it does not take over weights") from error
+                raise ConfigurationError(
+                    f"{error}{remedy}; the weights were not taken over, and the server may be paused: start it again"
+                ) from error
 
     def _probe_model(self, models: tuple[str, ...]) -> str:
         named = [served.folder for served in self._policies.values() if served.folder]

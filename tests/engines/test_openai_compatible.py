@@ -12,10 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from mrlm_pl.engines import InProcessEngine, OpenAICompatible, Sample, SampleRequest
+from mrlm_pl.algorithms import GRPO, PPO
+from mrlm_pl.data.engine_check import check_logprobs
+from mrlm_pl.engines import InProcessEngine, OpenAICompatible, Sample, SampleRequest, Sampling
 from mrlm_pl.engines.http_replicas import Terms
+from mrlm_pl.engines.weight_folders import write_version
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
+from mrlm_pl.losses.corrections import Correction
+from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.remote.served_policies import with_served
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -483,3 +490,56 @@ def test_a_closed_engine_says_so(serve: Callable[..., Any], engine: Callable[...
     remote.close()
     with pytest.raises(EngineError, match="closed"):
         run(remote, request((5,)))
+
+
+def test_adapters_are_merged_into_the_weights_that_servers_read(tmp_path: Path) -> None:
+    policy = Policy("builtin:tiny", lora=LoRA(rank=4))
+    policy.load()
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0, 0.1)
+    policy.model.eval()
+    folder = write_version(tmp_path, "main", policy.network, 2)
+    assert folder == tmp_path / "main/version-00000002"
+    row = torch.tensor([[4, 27, 20, 28]])
+    read = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(read(row).logits, policy.network(row).logits, atol=1e-4, rtol=1e-4)
+        with policy.model.disable_adapter():
+            assert (read(row).logits - policy.network(row).logits).abs().max() > 0.01, "the adapter matters"
+
+
+def test_a_partner_by_url_is_asked_there(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MRLM_API_KEY", "sk-9")
+    server = serve(name="partner")
+    own = InProcessEngine()
+    policies = {"main": Policy("builtin:tiny")}
+    policies["partner"] = Policy("builtin:tiny", trained=False, served_by=server.url)
+    routed = with_served(own, policies)
+    assert server.asked("/v1/completions"), "it is checked first"
+    assert server.log[0][2]["authorization"] == "Bearer sk-9"
+    [sample] = asyncio.run(routed.sample([request((5, 9), policy="partner")]))
+    assert sample.engine == "openai/vllm"
+    assert routed.reports_logprobs("partner")
+    routed.close()
+    with pytest.raises(ConfigurationError, match="'ftp://h:1' is neither HOST:PORT, nor http://HOST:PORT"):
+        Policy("builtin:tiny", trained=False, served_by="ftp://h:1")
+
+
+def test_an_algorithm_that_would_learn_from_no_log_probabilities_is_refused() -> None:
+    engine = OpenAICompatible("http://127.0.0.1:9", "transformers", tokenizer="builtin:tiny")
+    vllm = OpenAICompatible("http://127.0.0.1:9")
+    policies = {"main": Policy("builtin:tiny")}
+    for cls in (GRPO, PPO):
+        asked = cls(dict(policies), recompute_old_logp=False)
+        with pytest.raises(ConfigurationError, match=r"'main' is trained.*recompute_old_logp to true.*" + cls.__name__):
+            check_logprobs(engine, asked, Sampling())
+        check_logprobs(vllm, asked, Sampling())
+        check_logprobs(None, asked, Sampling())
+        check_logprobs(engine, cls(dict(policies), recompute_old_logp=True), Sampling())
+        weighed = cls(dict(policies), recompute_old_logp=True, correction=Correction("plain"))
+        with pytest.raises(ConfigurationError, match="without a correction"):
+            check_logprobs(engine, weighed, Sampling())
+    engine.close()
+    vllm.close()
