@@ -20,7 +20,6 @@ from mrlm_pl.engines.text_dialect import TransformersDialect, dialect_of
 from mrlm_pl.engines.weight_folders import write_version
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
 from mrlm_pl.event_loop import EventLoopThread
-from mrlm_pl.seeding import derive_seed
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ class OpenAICompatible(Engine):
     ``weights_folder``, from where the servers read them (vLLM in its development mode: ``/collective_rpc`` with
     ``reload_weights``; SGLang: ``/update_weights_from_disk``; ``transformers serve``: the request names the folder).
     New weights are taken over between two requests: :meth:`load` waits for those under way, so that every sample has
-    one version. A server that comes back after it was gone gets the current weights before it is asked.
+    one version; turns are sampled whole. A server that comes back after it was gone gets the current weights before it is asked.
 
     ``transformers serve`` has no token ids and no log-probabilities; see
     :class:`~mrlm_pl.engines.text_dialect.TransformersDialect`. What it samples can be trained on only by an algorithm
@@ -134,10 +133,8 @@ class OpenAICompatible(Engine):
         limit = self._limit(request, facts)
         self._check_distribution(request, facts)
         served = self._policies.get(request.policy, _Served(0))
-        # A later piece of a turn must not repeat the draws of the first.
-        seed = derive_seed("piece", request.seed, request.offset) if request.offset else request.seed
         body = self.dialect.body(
-            request, self._model_of(request.policy, facts), limit, seed % 2**self.dialect.seed_bits
+            request, self._model_of(request.policy, facts), limit, request.seed % 2**self.dialect.seed_bits
         )
 
         def read(reply: Any, replica: Replica) -> Sample:
@@ -158,11 +155,8 @@ class OpenAICompatible(Engine):
         """Tokens that may be sampled for a request."""
         if not request.token_ids:
             raise EngineError(f"a request for policy {request.policy!r} has an empty context; give at least one token")
-        limit = request.sampling.max_tokens - request.offset
-        if request.piece is not None:
-            limit = min(limit, request.piece)
         if facts.window is None:
-            return limit
+            return request.sampling.max_tokens
         room = facts.window - len(request.token_ids)
         if room < 1:
             raise EngineError(
@@ -170,7 +164,7 @@ class OpenAICompatible(Engine):
                 f"policy {request.policy!r} at {self._replicas.targets}; shorten the conversation or start the server "
                 "with a longer window"
             )
-        return min(room, limit)
+        return min(room, request.sampling.max_tokens)
 
     def _check_distribution(self, request: SampleRequest, facts: ServerFacts) -> None:
         """Refuse temperatures at which the server's log-probabilities would be those of another one."""

@@ -167,20 +167,6 @@ def test_a_server_that_stops_elsewhere_is_refused(
         run(remote, request((5, 9, 2), temperature=0.0, max_tokens=6))
 
 
-def test_a_turn_in_pieces_does_not_draw_the_same_again(
-    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
-) -> None:
-    server = serve()
-    remote = engine(server)
-    [first] = run(remote, request((5, 9), seed=7, max_tokens=5, piece=2))
-    assert (len(first.token_ids), first.finish_reason) == (2, "length")
-    [rest] = run(remote, request((5, 9, *first.token_ids), seed=7, max_tokens=5, offset=2))
-    assert len(rest.token_ids) == 3
-    seeds = [body["seed"] for body in server.asked("/v1/completions")[-2:]]
-    assert seeds[0] == 7
-    assert seeds[1] != 7
-
-
 def test_a_server_without_token_ids_is_refused_before_the_first_sample(
     serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], model: Any
 ) -> None:
@@ -538,6 +524,8 @@ def test_an_algorithm_that_would_learn_from_no_log_probabilities_is_refused() ->
         check_logprobs(vllm, asked, Sampling())
         check_logprobs(None, asked, Sampling())
         check_logprobs(engine, cls(dict(policies), recompute_old_logp=True), Sampling())
+        with pytest.raises(ConfigurationError, match="data.mode is async"):
+            check_logprobs(engine, cls(dict(policies), recompute_old_logp=True), Sampling(), "async")
         weighed = cls(dict(policies), recompute_old_logp=True, correction=Correction("plain"))
         with pytest.raises(ConfigurationError, match="without a correction"):
             check_logprobs(engine, weighed, Sampling())
