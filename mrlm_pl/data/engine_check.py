@@ -7,14 +7,14 @@ from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.errors import ConfigurationError
 
 
-def check_logprobs(engine: Engine | None, algorithm: Algorithm, sampling: Sampling, mode: str = "sync") -> None:
+def check_logprobs(engine: Engine | None, algorithm: Algorithm, sampling: Sampling, overlaps: bool = False) -> None:
     """Nothing, where samples have log-probabilities or training does not use them.
 
     Args:
         engine: of the run; None is the in-process engine.
         algorithm: attached to its trainer.
         sampling: of the training episodes.
-        mode: of the collection; in ``async`` the learner's weights may not be those that sampled.
+        overlaps: whether episodes are played while the weights change, so that the learner's are not those that sampled.
 
     Raises:
         ConfigurationError: the algorithm would learn from log-probabilities that nobody computed.
@@ -24,10 +24,10 @@ def check_logprobs(engine: Engine | None, algorithm: Algorithm, sampling: Sampli
     for name in algorithm.policies:
         if not algorithm.policy(name).trained or engine.reports_logprobs(name):
             continue
-        if mode == "async":
+        if overlaps:
             raise ConfigurationError(
-                f"policy {name!r} is trained, data.mode is async, and data.engine gives no log-probabilities of what it "
-                "samples; the learner's are of newer weights: set data.mode to sync, or use another dialect"
+                f"policy {name!r} is trained, data.mode is async, and data.engine gives no log-probabilities of what "
+                "it samples; the learner's are of newer weights: set data.mode to sync, or use another dialect"
             )
         if algorithm.reads_sampler_logprobs(sampling):
             raise ConfigurationError(

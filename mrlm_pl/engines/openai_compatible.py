@@ -40,7 +40,8 @@ class OpenAICompatible(Engine):
     ``weights_folder``, from where the servers read them (vLLM in its development mode: ``/collective_rpc`` with
     ``reload_weights``; SGLang: ``/update_weights_from_disk``; ``transformers serve``: the request names the folder).
     New weights are taken over between two requests: :meth:`load` waits for those under way, so that every sample has
-    one version; turns are sampled whole. A server that comes back after it was gone gets the current weights before it is asked.
+    one version; turns are sampled whole. A server that comes back after it was gone gets the current weights before it
+    is asked.
 
     ``transformers serve`` has no token ids and no log-probabilities; see
     :class:`~mrlm_pl.engines.text_dialect.TransformersDialect`. What it samples can be trained on only by an algorithm

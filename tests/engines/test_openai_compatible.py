@@ -524,8 +524,8 @@ def test_an_algorithm_that_would_learn_from_no_log_probabilities_is_refused() ->
         check_logprobs(vllm, asked, Sampling())
         check_logprobs(None, asked, Sampling())
         check_logprobs(engine, cls(dict(policies), recompute_old_logp=True), Sampling())
-        with pytest.raises(ConfigurationError, match="data.mode is async"):
-            check_logprobs(engine, cls(dict(policies), recompute_old_logp=True), Sampling(), "async")
+        with pytest.raises(ConfigurationError, match=r"data\.mode is async"):
+            check_logprobs(engine, cls(dict(policies), recompute_old_logp=True), Sampling(), overlaps=True)
         weighed = cls(dict(policies), recompute_old_logp=True, correction=Correction("plain"))
         with pytest.raises(ConfigurationError, match="without a correction"):
             check_logprobs(engine, weighed, Sampling())
