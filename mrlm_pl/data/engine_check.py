@@ -14,7 +14,7 @@ def check_logprobs(engine: Engine | None, algorithm: Algorithm, sampling: Sampli
         engine: of the run; None is the in-process engine.
         algorithm: attached to its trainer.
         sampling: of the training episodes.
-        overlaps: whether episodes are played while the weights change, so that the learner's are not those that sampled.
+        overlaps: whether episodes are played while the weights change, so that the learner's are newer ones.
 
     Raises:
         ConfigurationError: the algorithm would learn from log-probabilities that nobody computed.
