@@ -176,7 +176,7 @@ class RolloutDataModule(LightningDataModule):
                 "episodes of a task with each other and also learns from equal returns; set data.resample_rounds to 0"
             )
         algorithm.turn_bonus(self.sampling)
-        check_logprobs(self._engine, algorithm, self.sampling, self.overlaps)
+        check_logprobs(self.players.given, algorithm, self.sampling, self.overlaps)
         correction = getattr(algorithm, "correction", None)
         if self.async_options.over_age == "reweight" and (correction is None or correction.kind == "none"):
             raise ConfigurationError(
