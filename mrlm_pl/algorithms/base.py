@@ -404,6 +404,10 @@ class Algorithm(MetricLog, ABC):
         """Whether the sampler's log-probabilities are not the learner's: truncated sampling or reduced precision."""
         return sampling.truncated or str(self.trainer.precision) not in ("32", "32-true", "64-true")
 
+    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
+        """Whether training uses the log-probabilities that the sampler reported."""
+        return True
+
     def from_all_ranks(self, values: Tensor) -> Tensor:
         """``values`` of all ranks, [ranks, ...]; of tensor-parallel ranks, which have the same rows, only the first."""
         if self.trainer.world_size == 1:
