@@ -166,6 +166,12 @@ class PPO(Algorithm):
     def collection_over(self) -> bool:
         return self._over
 
+    def weighs_sampler(self, sampling: Sampling) -> bool:
+        return self.correction.kind != "none" or not self._recomputes(sampling)
+
+    def _recomputes(self, sampling: Sampling) -> bool:
+        return self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp
+
     def has_values(self, name: str) -> bool:
         """Whether the values are learnt from a policy's own rows, rather than from rows of a critic."""
         return True
@@ -208,7 +214,7 @@ class PPO(Algorithm):
         self._over = False
         temperature = sampling.temperature or 1.0
         tables = rewarded_rows(episodes, dict.fromkeys(self.policies, temperature))
-        recomputed = self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp
+        recomputed = self._recomputes(sampling)
         rows: dict[str, PolicyBatch] = {}
         for name in self.policies:
             if self.policy(name).trained and name in tables:

@@ -115,7 +115,7 @@ class AsyncCollector:
         self.lags = Lags(max_lag, [name for name in algorithm.policies if algorithm.policy(name).trained])
         self._loop = EventLoopThread()
         self._engine = ContinuousEngine(players.engine(algorithm), options.piece, options.rows)
-        self._training = players.make(algorithm, sampling, self._engine, self._loop)
+        self._training = players.make(algorithm, sampling, self._engine, self._loop, crossed=True)
         self._greedy: EpisodePlayer | None = None
         if algorithm.uses_greedy_baseline:
             self._greedy = players.make(algorithm, greedily(sampling), self._engine, self._loop)
@@ -135,6 +135,7 @@ class AsyncCollector:
         Raises:
             RolloutError: no episode has moved for a long time.
         """
+        self.players.begin(self.algorithm, iteration, version)
         self.players.publish(self.algorithm, version)
         self.lags.published(iteration, version)
         began = time.monotonic()
