@@ -17,7 +17,7 @@ from mrlm_pl.data.group_plan import GroupPlan
 from mrlm_pl.data.lags import Lags
 from mrlm_pl.data.players import Players
 from mrlm_pl.data.sync_collector import Collected, greedily, greedy_spec
-from mrlm_pl.engines import ContinuousEngine, Sampling
+from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.event_loop import EventLoopThread
@@ -114,7 +114,14 @@ class AsyncCollector:
         self.max_lag, self.groups, self.iterations, self.options = max_lag, list(groups), iterations, options
         self.lags = Lags(max_lag, [name for name in algorithm.policies if algorithm.policy(name).trained])
         self._loop = EventLoopThread()
-        self._engine = ContinuousEngine(players.engine(algorithm), options.piece, options.rows)
+        self._engine = players.engine(algorithm)
+        self._pieces: ContinuousEngine | None = None
+        if self._engine.takes_pieces:
+            self._engine = self._pieces = ContinuousEngine(self._engine, options.piece, options.rows)
+        elif isinstance(self._engine, RoutingEngine) and self._engine.default.takes_pieces:
+            # What a server samples, it batches by itself.
+            self._pieces = ContinuousEngine(self._engine.default, options.piece, options.rows)
+            self._engine = RoutingEngine(self._pieces, self._engine.elsewhere)
         self._training = players.make(algorithm, sampling, self._engine, self._loop, crossed=True)
         self._greedy: EpisodePlayer | None = None
         if algorithm.uses_greedy_baseline:
@@ -152,13 +159,16 @@ class AsyncCollector:
         collected.metrics |= {
             "async/queue_age": (math.fsum(ages), float(len(ages))),
             "async/learner_idle": (now - began, now - self._since),
-            "async/engine_idle": (now - self._since - (engine.busy_seconds - self._busy), now - self._since),
             "async/groups_in_flight": (float(sum(not group.done for group in self._admitted.values())), 1.0),
             "async/dropped_groups": (float(self._dropped), 1.0),
             "async/reweighted_groups": (float(self._reweighted), 1.0),
         }
         collected.seconds = now - self._since
-        self._since, self._busy = now, engine.busy_seconds
+        if self._pieces is not None:
+            idle = collected.seconds - (self._pieces.busy_seconds - self._busy)
+            collected.metrics["async/engine_idle"] = (idle, collected.seconds)
+            self._busy = self._pieces.busy_seconds
+        self._since = now
         self._dropped = self._reweighted = 0
         return collected
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from mrlm_environments import CoordinationGame
 
-from mrlm_pl.algorithms import GRPO
+from mrlm_pl.algorithms import GRPO, MAGRPO, ReMax
 from mrlm_pl.data import RolloutDataModule, read_episodes
 from mrlm_pl.data.async_collector import AsyncOptions
 from mrlm_pl.data.lags import Lags
@@ -21,7 +23,7 @@ from mrlm_pl.environment import Observations, Step
 from mrlm_pl.episode import Episode, Message, Task
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
 from mrlm_pl.losses import Correction
-from mrlm_pl.policy import Policy
+from mrlm_pl.policy import LoRA, Policy
 from tests.conftest import EchoEnvironment
 from tests.data.test_rollout_module import fingerprint, make
 
@@ -284,3 +286,118 @@ def test_a_policy_gradient_learns_from_what_is_old(model_folder: Path, quiet_tra
         quiet_trainer(callbacks=[metrics]).fit(algorithm, data)
         deviations.append(max(seen["train/ratio_deviation"] for seen in metrics.seen))
     assert deviations[0] < 1e-4 < 1e-2 < deviations[1]
+
+
+def episodes_of(trainer: Any) -> list[Episode]:
+    return list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+
+
+def test_turn_trees_are_played_meanwhile(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm = MAGRPO({"main": Policy(str(model_folder), learning_rate=1e-3)})
+    data = RolloutDataModule(
+        Slow(0.01, turns=2),
+        groups=2,
+        group_size=3,
+        iterations=4,
+        sampling=Sampling(max_tokens=5),
+        mode="async",
+        max_lag=2,
+        async_options=AsyncOptions(episodes=3),
+    )
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    episodes = episodes_of(trainer)
+    assert len(episodes) == 4 * 2 * 9
+    assert max(lags_of(episodes).values()) <= 2
+    assert trainer.global_step == 4
+
+
+def test_greedy_baselines_are_played_meanwhile(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm = ReMax({"main": Policy(str(model_folder), learning_rate=1e-3)})
+    data = RolloutDataModule(Slow(0.01), groups=3, group_size=2, iterations=3, mode="async", max_lag=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    greedy = [episode for episode in episodes_of(trainer) if episode.id.endswith("-greedy")]
+    assert len(greedy) == 3 * 3
+    assert trainer.global_step == 3
+
+
+def test_groups_that_teach_nothing_are_replaced_meanwhile(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm, data = make(
+        model_folder, Slow(0.0, reward=0.5), mode="async", resample_rounds=2, iterations=2, groups=2, group_size=2
+    )
+    metrics = Metrics()
+    trainer = quiet_trainer(callbacks=[metrics])
+    trainer.fit(algorithm, data)
+    # All rewards are equal, so each group is played three times, and the last is kept.
+    groups = {episode.group for episode in episodes_of(trainer)}
+    assert len(groups) == 2 * 2 * 3
+    assert metrics.seen[-1]["rollout/resampled_groups"] == 4
+
+
+def test_failed_episodes_are_records(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, Slow(0.0, fail_every=4), mode="async", iterations=4, retries=1)
+    metrics = Metrics()
+    trainer = quiet_trainer(callbacks=[metrics])
+    trainer.fit(algorithm, data)
+    failed = [episode for episode in episodes_of(trainer) if episode.failed]
+    assert failed
+    assert all(episode.task.index % 4 == 0 and episode.attempts == 2 for episode in failed)
+
+
+def test_adapters_and_two_policies_learn_meanwhile(model_folder: Path, quiet_trainer: Any) -> None:
+    policies = {name: Policy(str(model_folder), learning_rate=1e-2, lora=LoRA(rank=2)) for name in ("first", "second")}
+    algorithm = GRPO(policies, seats={"row": "first", "column": "second"})
+    data = RolloutDataModule(
+        CoordinationGame(),
+        groups=2,
+        group_size=4,
+        iterations=4,
+        sampling=Sampling(max_tokens=4),
+        mode="async",
+        max_lag=1,
+    )
+    metrics = Metrics()
+    trainer = quiet_trainer(callbacks=[metrics])
+    trainer.fit(algorithm, data)
+    assert {row.policy for episode in episodes_of(trainer) for row in episode.rows()} == {"first", "second"}
+    assert metrics.seen[-1]["async/over_age_tokens"] == 0
+
+
+def test_environments_that_block_take_the_threads_there_are(model_folder: Path, quiet_trainer: Any) -> None:
+    class Blocking(EchoEnvironment):
+        now = most = 0
+        lock = threading.Lock()
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            return Blocking()
+
+        def reply(self, message: Message) -> Any:
+            with Blocking.lock:
+                Blocking.now += 1
+                Blocking.most = max(Blocking.most, Blocking.now)
+            time.sleep(0.01)
+            with Blocking.lock:
+                Blocking.now -= 1
+            return super().reply(message)
+
+    algorithm, data = make(model_folder, Blocking(), mode="async", workers=3)
+    quiet_trainer().fit(algorithm, data)
+    assert Blocking.most == 3
+
+
+def test_validation_is_of_the_current_weights(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, Slow(0.01), mode="async", max_lag=2, validation_episodes=8)
+    trainer = quiet_trainer(limit_val_batches=1.0, val_check_interval=1)
+    seen: list[tuple[int, int]] = []
+    play = data.play
+
+    def noting(specs: Any, sampling: Any) -> Any:
+        episodes = play(specs, sampling)
+        seen.extend((trainer.global_step, turn.version) for e in episodes for row in e.rows() for turn in row.turns)
+        return episodes
+
+    data.play = noting  # type: ignore[method-assign]
+    trainer.fit(algorithm, data)
+    assert len(seen) == 3 * 8
+    assert all(step == version for step, version in seen)

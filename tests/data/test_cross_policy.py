@@ -154,12 +154,15 @@ def test_decisions_of_a_turn_tree(unit: Any) -> None:
     player.close()
     kinds: dict[tuple[str, ...], set[str]] = {}
     states: dict[tuple[str, ...], set[str]] = {}
+    trees: dict[tuple[str, ...], set[str]] = {}
     for episode, row, turn in turns_of([path for tree in paths for path in tree]):
         kinds.setdefault((episode.group, turn.node, row.agent, str(turn.sample)), set()).add(turn.policy)
-        states.setdefault((episode.group, row.agent), set()).add(turn.policy)
+        states.setdefault((episode.group, turn.node, row.agent), set()).add(turn.policy)
+        trees.setdefault((episode.group, row.agent), set()).add(turn.policy)
     assert {len(found) for found in kinds.values()} == {1}
     assert {next(iter(found)) for found in kinds.values()} == {"main", "main@3"}
     assert max(len(found) for found in states.values()) == (2 if unit == "turn" else 1)
+    assert max(len(found) for found in trees.values()) == (2 if unit == "turn" else 1)
 
 
 # Which weights they are.

@@ -36,6 +36,10 @@ class Watched(Engine):
     def window(self, policy: str) -> int | None:
         return self.engine.window(policy)
 
+    @property
+    def takes_pieces(self) -> bool:
+        return True
+
     def load(self, policy: str, weights: Any, version: int) -> None:
         self.engine.load(policy, weights, version)
 
