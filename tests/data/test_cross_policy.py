@@ -200,6 +200,23 @@ def test_snapshots_are_replaced_at_the_stated_iterations(
         assert seen["rollout/stale_age"] == pytest.approx(sum(aged) / len(aged))
 
 
+def test_an_engine_is_given_a_snapshot_when_it_is_replaced(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    class Loads(ScriptedEngine):
+        def load(self, policy: str, weights: Any, version: int) -> None:
+            loaded.append((policy, version))
+
+    loaded: list[tuple[str, int]] = []
+    run = make(model_folder, echo(), engine=Loads(), cross_policy=CrossPolicy(0.5, refresh=2, snapshots=2))
+    quiet_trainer().fit(*run)
+    assert [version for policy, version in loaded if policy == "main"] == [0, 1, 2, 3, 4]
+    assert [item for item in loaded if item[0] != "main"] == [
+        ("main@snapshot-0", 0),
+        ("main@snapshot-1", 0),
+        ("main@snapshot-0", 2),
+        ("main@snapshot-1", 4),
+    ]
+
+
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
 def test_stale_turns_have_the_log_probabilities_of_their_snapshot(
     lora: LoRA | None, model_folder: Path, echo: Any, quiet_trainer: Any
