@@ -172,6 +172,12 @@ class Algorithm(MetricLog, ABC):
         """Whether the episodes of a task teach nothing when they are compared; failures do not count."""
         return equal_returns(group, self.turn_bonus(sampling))
 
+    def weighs_sampler(self, sampling: Sampling) -> bool:
+        """Whether the loss weighs each token by the probability that its sampler gave it, so that others than the
+        current weights may have sampled.
+        """
+        return False
+
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         """Indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""
         return torch.arange(len(rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -62,6 +62,9 @@ class PolicyGradient(Algorithm):
     Raises:
         ConfigurationError: an unknown name or a value out of range.
     """
+
+    has_ratio: ClassVar[bool] = True
+    """Whether the loss contains ``pi / old_logp``'s ratio; a subclass without one says so."""
 
     def __init__(
         self,
@@ -182,6 +185,9 @@ class PolicyGradient(Algorithm):
 
     def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
         return not self.recomputes(sampling) or self.correction.kind != "none"
+
+    def weighs_sampler(self, sampling: Sampling) -> bool:
+        return self.correction.kind != "none" or (self.has_ratio and not self.recomputes(sampling))
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)

@@ -166,6 +166,9 @@ class PPO(Algorithm):
     def collection_over(self) -> bool:
         return self._over
 
+    def weighs_sampler(self, sampling: Sampling) -> bool:
+        return self.correction.kind != "none" or not self.recomputes(sampling)
+
     def has_values(self, name: str) -> bool:
         """Whether the values are learnt from a policy's own rows, rather than from rows of a critic."""
         return True

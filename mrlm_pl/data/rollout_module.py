@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.cross_policy import CrossPolicy
 from mrlm_pl.data.async_collector import AsyncCollector, AsyncOptions
 from mrlm_pl.data.collection import CollectionSums
 from mrlm_pl.data.collection_observer import show_collection
@@ -23,6 +24,7 @@ from mrlm_pl.data.engine_check import check_logprobs
 from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.data.group_plan import GroupPlan
 from mrlm_pl.data.players import Players
+from mrlm_pl.data.stale_snapshots import StaleSnapshots
 from mrlm_pl.data.streams import EvaluationStream, TrainingStream
 from mrlm_pl.data.sync_collector import SyncCollector
 from mrlm_pl.data.task_stream import TaskStream
@@ -50,8 +52,9 @@ class RolloutDataModule(LightningDataModule):
     Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats per
     token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
     collection, ``truncated_turns`` (share cut at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups``,
-    ``row_restarts``, ``resampled_groups`` (see ``resample_rounds``), and the components and metrics of each environment
-    as ``rollout/ENVIRONMENT/NAME``.
+    ``row_restarts``, ``resampled_groups`` (see ``resample_rounds``), with ``cross_policy`` ``stale_turns`` (share that
+    snapshots sampled; they do not count in ``entropy``) and ``stale_age`` (their mean age in optimizer steps), and the
+    components and metrics of each environment as ``rollout/ENVIRONMENT/NAME``.
 
     Args:
         environment: where episodes are played; several make a multi-task run.
@@ -80,6 +83,8 @@ class RolloutDataModule(LightningDataModule):
         max_lag: how many versions old the weights may be, in ``async`` mode, that sampled what is learnt from; a
             version is what the updates on one collection make. 0 leaves nothing to be played meanwhile: it is ``sync``.
         async_options: see :class:`AsyncOptions`.
+        cross_policy: lets stale snapshots of the policies sample some of the turns that are learnt from; see
+            :class:`~mrlm_pl.cross_policy.CrossPolicy`. None and a ``share`` of 0 have no snapshots.
         seed: of tasks, sampling and shuffling; the command line passes ``seed_everything``.
 
     Raises:
@@ -109,6 +114,7 @@ class RolloutDataModule(LightningDataModule):
         mode: Literal["sync", "async"] = "sync",
         max_lag: int = 1,
         async_options: AsyncOptions = AsyncOptions(),  # noqa: B008 (frozen)
+        cross_policy: CrossPolicy | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -149,7 +155,8 @@ class RolloutDataModule(LightningDataModule):
             "processes": processes,
         }
         self.tasks = TaskStream({name: item.tasks("train") for name, item in self.environments.items()}, weights, seed)
-        self.players = Players(self.environments, engine, self.overlaps, player_options)
+        self.stale = StaleSnapshots(cross_policy) if cross_policy is not None and cross_policy.share else None
+        self.players = Players(self.environments, engine, self.overlaps, player_options, self.stale)
         self._collector: SyncCollector | AsyncCollector | None = None
         self._to_restore: dict[str, Any] | None = None
         self.iteration = 0
@@ -183,6 +190,8 @@ class RolloutDataModule(LightningDataModule):
                 f"data.async_options.over_age is reweight, but {type(algorithm).__name__} weighs nothing; give it a "
                 "correction (`model.correction: {kind: truncated}`), or choose drop"
             )
+        if self.stale is not None:
+            self.stale.check(algorithm, self._trainer(), self.sampling)
         _, ranks = self.share()
         pieces = ranks * self.minibatches * self._accumulation()
         if self.groups % pieces:
@@ -220,6 +229,7 @@ class RolloutDataModule(LightningDataModule):
             "position": self.position,
             "rows": _of_all_ranks(rows and {name: _to_cpu(tensors) for name, tensors in rows.items()}),
             "ahead": _of_all_ranks(ahead),
+            "stale": None if self.stale is None else self.stale.state(),
             "shape": self._shape(),
         }
 
@@ -227,6 +237,8 @@ class RolloutDataModule(LightningDataModule):
         self.iteration, self.position = state_dict["iteration"], state_dict["position"]
         ranks, trainer = state_dict["rows"], self._trainer()
         ahead = state_dict.get("ahead", [])
+        if self.stale is not None:
+            self.stale.load_state(state_dict.get("stale"))
         if self.overlaps and len(ahead) == trainer.world_size:
             self._to_restore = ahead[trainer.global_rank]
         if self.position:
@@ -332,6 +344,8 @@ class RolloutDataModule(LightningDataModule):
         seconds = collected.seconds or time.perf_counter() - started
         measured = CollectionSums.of(episodes, seconds, self._silent, unused=[*replaced, *greedy])
         measured.means |= collected.metrics
+        if self.stale is not None:
+            measured.means |= self.stale.metrics(episodes, self._version())
         if self.resample_rounds:
             measured.sums["rollout/resampled_groups"] = float(len({episode.group for episode in replaced}))
         self._metrics = self._over_ranks(measured).metrics() | algorithm.take_prepared_metrics()
