@@ -1,6 +1,7 @@
 """Five tasks at once with one tiny policy: counts against weights, rewards of each task over the run, and an ablation.
 
-    python benchmarks/five_tasks.py [--task-normalization none scale_only paper] [--seeds 0] [--json out.json] [OPTIONS]
+    python benchmarks/five_tasks.py [--task-normalization none scale_only paper] [--cross-policy-share 0 0.25]
+        [--seeds 0] [--json out.json] [OPTIONS]
 
 The course (configs/tiny_five_recipe.yaml) runs once, or ``--policy`` names what it left; then configs/five_tasks.yaml
 runs from its policy for every combination of the flags and seeds. Printed for each run and task: groups that were
@@ -30,8 +31,11 @@ from mrlm_pl.intervals import mean_interval
 
 CONFIG = Path("configs/five_tasks.yaml")
 TASKS = ("math", "code", "tools", "sql", "shell")
-FLAGS = {"task_normalization": "--model.task_normalization"}
-"""What is varied: an option of this command, and the setting that it sets. All combinations are run."""
+FLAGS = {
+    "task_normalization": ("--model.task_normalization", "scale_only"),
+    "cross_policy_share": ("--data.cross_policy.share", "0"),  # 0 is a run without snapshots
+}
+"""What is varied: an option of this command, the setting that it sets and its default. All combinations are run."""
 
 
 def call(command: list[str]) -> None:
@@ -137,8 +141,8 @@ def table(row: dict[str, Any]) -> str:
 def main() -> None:
     """Run every combination and print its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in FLAGS:
-        parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", default=["scale_only"])
+    for name, (_, default) in FLAGS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", default=[default])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--policy", type=Path, help="what the course left, in place of running it")
     parser.add_argument("--folder", type=Path, help="for the runs; default is a temporary one")
@@ -150,7 +154,7 @@ def main() -> None:
     for *values, seed in itertools.product(*(getattr(options, name) for name in FLAGS), options.seeds):
         chosen = dict(zip(FLAGS, values, strict=True))
         place = folder / "-".join([*values, f"seed-{seed}"])
-        settings = [word for name, value in chosen.items() for word in (FLAGS[name], value)]
+        settings = [word for name, value in chosen.items() for word in (FLAGS[name][0], value)]
         started = time.perf_counter()
         train(
             CONFIG, place, "--model.policies.main.model", str(policy), "--seed_everything", str(seed), *settings,

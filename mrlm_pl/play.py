@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from mrlm_pl.cross_policy import CrossPolicy, slot_name, snapshot_name
 from mrlm_pl.engines.base import Sample, Sampling
 from mrlm_pl.environment import Environment, Observations, Step, TurnOrder
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
@@ -21,12 +22,23 @@ class Seat:
         chat: the policy's chat format.
         sampling: the distribution that turns are drawn from.
         context_window: tokens that fit into the policy's context.
+        cross_policy: how often a snapshot of the policy decides in its place; None: never.
     """
 
     policy: str
     chat: ChatFormat
     sampling: Sampling
     context_window: int
+    cross_policy: CrossPolicy | None = None
+
+    def sampler(self, seed: int, agent: str, step: int, *branch: int | str) -> str:
+        """Name of the weights that sample a decision; see :meth:`CrossPolicy.drawn`."""
+        number = None if self.cross_policy is None else self.cross_policy.drawn(seed, agent, step, *branch)
+        return self.policy if number is None else slot_name(self.policy, number)
+
+    def recorded(self, sampler: str, version: int) -> str:
+        """What records call the weights that :meth:`sampler` named."""
+        return self.policy if sampler == self.policy else snapshot_name(self.policy, version)
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,23 @@ class EpisodeSpec:
     iteration: int = -1
 
 
+@dataclass(frozen=True)
+class Decision:
+    """A sampled turn.
+
+    Args:
+        sample: its tokens.
+        policy: name of the weights that decided, for the record.
+        node: the state of the turn tree that it was decided in; empty outside one.
+        number: which of the decisions that the agent was asked for in this state.
+    """
+
+    sample: Sample
+    policy: str
+    node: str = ""
+    number: int = 0
+
+
 @dataclass
 class TurnDraft:
     agent: str
@@ -47,9 +76,7 @@ class TurnDraft:
     row: int
     start: int
     stop: int
-    sample: Sample
-    node: str = ""
-    number: int = 0
+    decision: Decision
     components: dict[str, float] = field(default_factory=dict)
     reward: float = 0.0
 
@@ -95,14 +122,14 @@ class Play:
                 self.conversations[agent] = Conversation(seats[agent].chat, tools)
             self.conversations[agent].observe(messages)
 
-    def record(self, agent: str, sample: Sample, node: str = "", number: int = 0) -> None:
-        """Take down a decision; ``node`` and ``number`` say which of a turn tree it is."""
+    def record(self, agent: str, decision: Decision) -> None:
+        """Take down what an agent has decided."""
         conversation = self.conversations[agent]
         start = len(conversation.row.token_ids)
-        self.actions[agent] = conversation.act(sample.token_ids, sample.logprobs)
+        self.actions[agent] = conversation.act(decision.sample.token_ids, decision.sample.logprobs)
         stop = len(conversation.row.token_ids)
         row = len(conversation.rows) - 1
-        self.turns.append(TurnDraft(agent, self.steps, row, start, stop, sample, node, number))
+        self.turns.append(TurnDraft(agent, self.steps, row, start, stop, decision))
 
     def take(self, step: Step, seats: Mapping[str, Seat]) -> None:
         """Book a step's rewards on each agent's latest turn and hand out its observations."""
@@ -176,13 +203,13 @@ class Play:
                     stop=turn.stop,
                     reward=turn.reward,
                     components=turn.components,
-                    finish_reason=turn.sample.finish_reason,
-                    policy=seat.policy,
-                    version=turn.sample.version,
-                    engine=turn.sample.engine,
-                    node=turn.node,
-                    sample=turn.number,
-                    spans=turn.sample.spans,
+                    finish_reason=turn.decision.sample.finish_reason,
+                    policy=turn.decision.policy,
+                    version=turn.decision.sample.version,
+                    engine=turn.decision.sample.engine,
+                    node=turn.decision.node,
+                    sample=turn.decision.number,
+                    spans=turn.decision.sample.spans,
                 )
                 for turn in self.turns
                 if turn.agent == agent and turn.row == number

@@ -16,13 +16,13 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from mrlm_pl.engines.base import Engine, SampleRequest
+from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.environment import Environment, Observations
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, PolicyError
 from mrlm_pl.event_loop import EventLoopThread
 from mrlm_pl.hosting import STARTUP_SECONDS, EnvironmentHosts
-from mrlm_pl.play import EpisodeSpec, Play, Seat
+from mrlm_pl.play import Decision, EpisodeSpec, Play, Seat
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.stepping import Call, EnvironmentCaller
 
@@ -246,12 +246,16 @@ class EpisodePlayer:
         seat = self.seats[agent]
         return SampleRequest(
             token_ids=tuple(play.conversations[agent].row.token_ids),
-            policy=seat.policy,
+            policy=seat.sampler(play.spec.seed, agent, play.steps, *branch),
             seed=derive_seed("turn", play.spec.seed, agent, play.steps, *branch),
             sampling=seat.sampling,
             stop_ids=seat.chat.stop_ids,
             session=session,
         )
+
+    def decision(self, agent: str, request: SampleRequest, sample: Sample, node: str = "", number: int = 0) -> Decision:
+        """What came of a request for an agent's decision."""
+        return Decision(sample, self.seats[agent].recorded(request.policy, sample.version), node, number)
 
     async def _decide(self, plays: Sequence[Play]) -> None:
         """Sample every decision that is due, in one engine call."""
@@ -263,9 +267,9 @@ class EpisodePlayer:
         self.now_waiting(plays, "the engine")
         samples = await self.engine.sample(requests)
         share = (time.perf_counter() - started) / len(requests)
-        for (play, agent), sample in zip(owners, samples, strict=True):
+        for (play, agent), request, sample in zip(owners, requests, samples, strict=True):
             play.generate_seconds += share
-            play.record(agent, sample)
+            play.record(agent, self.decision(agent, request, sample))
 
     async def step(self, plays: Sequence[Play]) -> None:
         """Step the environments of plays whose agents have decided; what fails has its ``error`` set."""

@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mrlm_pl.engines.base import Sample
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
-from mrlm_pl.play import EpisodeSpec, Play
+from mrlm_pl.play import Decision, EpisodeSpec, Play
 from mrlm_pl.rollout import EpisodePlayer
 from mrlm_pl.stepping import Call
 
@@ -96,7 +95,7 @@ class _Branch:
 
     node: Play
     name: str
-    decided: dict[str, tuple[int, Sample]]
+    decided: dict[str, Decision]
     seconds: float
     play: Play
     tries: int = 1
@@ -192,11 +191,13 @@ class TreePlayer:
         ]
         started = time.perf_counter()
         self.player.now_waiting(nodes, "the engine")
-        samples = iter(await self.player.engine.sample(requests))
+        answers = iter(zip(requests, await self.player.engine.sample(requests), strict=True))
         share = (time.perf_counter() - started) / len(nodes)
-        decided: dict[str, dict[str, list[Sample]]] = {node.id: {} for node in nodes}
+        decided: dict[str, dict[str, list[Decision]]] = {node.id: {} for node in nodes}
         for node, agent in owners:
-            decided[node.id][agent] = [next(samples) for _ in range(self.branches_of(node))]
+            decided[node.id][agent] = [
+                self.player.decision(agent, *next(answers), node.id, number) for number in range(self.branches_of(node))
+            ]
         branches = [self._joint_actions(node, decided[node.id], share) for node in nodes]
         # The last child of a node goes on in its environment, which nobody else needs any more.
         await self._restore(
@@ -204,7 +205,7 @@ class TreePlayer:
         )
         return branches
 
-    def _joint_actions(self, node: Play, decided: Mapping[str, Sequence[Sample]], seconds: float) -> list[_Branch]:
+    def _joint_actions(self, node: Play, decided: Mapping[str, Sequence[Decision]], seconds: float) -> list[_Branch]:
         joints = self.tree.joint_actions(len(decided), self.branches_of(node))
         found = []
         for place, joint in enumerate(joints):
@@ -216,8 +217,7 @@ class TreePlayer:
                     else self.player.idle_environment(node.spec.task.environment)
                 )
             chosen = {
-                agent: (number, samples[number])
-                for (agent, samples), number in zip(decided.items(), joint, strict=True)
+                agent: decisions[number] for (agent, decisions), number in zip(decided.items(), joint, strict=True)
             }
             name, share = f"{node.id}-{place}", seconds / len(joints)
             found.append(_Branch(node, name, chosen, share, _child(node, name, chosen, share, environment)))
@@ -282,14 +282,12 @@ class TreePlayer:
                     child.cut(UNEXPANDED_STOP)
 
 
-def _child(
-    node: Play, name: str, decided: Mapping[str, tuple[int, Sample]], seconds: float, environment: Environment
-) -> Play:
+def _child(node: Play, name: str, decided: Mapping[str, Decision], seconds: float, environment: Environment) -> Play:
     """The play of a joint action, decided and not yet judged."""
     child = node.fork(name, environment)
     child.generate_seconds += seconds
-    for agent, (number, sample) in decided.items():
-        child.record(agent, sample, node.id, number)
+    for agent, decision in decided.items():
+        child.record(agent, decision)
     return child
 
 

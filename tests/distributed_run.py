@@ -37,6 +37,7 @@ from mrlm_pl.algorithms import (
     MAPoRL,
 )
 from mrlm_pl.algorithms import PairwiseRewardModel as Pairwise
+from mrlm_pl.cross_policy import CrossPolicy
 from mrlm_pl.data import (
     AnswerDataModule,
     JointPreferenceDataModule,
@@ -156,6 +157,8 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
         data = TrajectoryDataModule(options["rows"], options["rows"], batch_size=options["batch_size"])
     else:
         settings = {"groups": 4, "group_size": 3, "iterations": 2, "validation_episodes": 5, **options.get("data", {})}
+        if "cross_policy" in settings:
+            settings["cross_policy"] = CrossPolicy(**settings["cross_policy"])
         flat = options.get("flat") and os.environ.get("LOCAL_RANK") == "1"
         environment: Any = EchoEnvironment(turns=2, reward=1.0 if flat else None)
         if "policies" in options:

@@ -305,9 +305,12 @@ def _chat(*turns: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_go_on_bit_for_bit(strategy: str, launch: Any) -> None:
-    options = {"strategy": strategy, "devices": 2, "data": {"iterations": 2, "minibatches": 2, "passes": 2}}
+@pytest.mark.parametrize(
+    ("strategy", "stale"), [("ddp", {}), ("fsdp", {}), ("ddp", {"cross_policy": {"share": 0.5, "refresh": 9}})]
+)
+def test_two_processes_go_on_bit_for_bit(strategy: str, stale: dict[str, Any], launch: Any) -> None:
+    data = {"iterations": 2, "minibatches": 2, "passes": 2, **stale}
+    options = {"strategy": strategy, "devices": 2, "data": data}
     through = launch("through", callbacks=["keep"], **options)
     for step in (3, 4):  # in the middle of a collection, and between two
         again = launch(f"from {step}", resume=str(through / f"step={step}.ckpt"), **options)

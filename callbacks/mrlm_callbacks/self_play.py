@@ -17,6 +17,7 @@ from mrlm_callbacks.collapse_alarm import CollapseAlarm
 from mrlm_callbacks.elo import GameTable, Rating, elo_ratings
 from mrlm_callbacks.snapshot_pool import INITIAL, Draw, SnapshotPool, check_fit, put_into, weights_of
 from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.cross_policy import stale_turns
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.collection_observer import CollectionObserver
 from mrlm_pl.episode import Episode
@@ -123,7 +124,7 @@ class SelfPlay(Callback, CollectionObserver):
 
     def on_collection(self, trainer: Any, episodes: Sequence[Episode]) -> None:
         """Book the games of the iteration that begins; see :meth:`CollectionObserver.on_collection`."""
-        own = [self._game_score(item) for item in episodes if not item.failed and item.task.environment in self._sides]
+        own = [self._game_score(item) for item in episodes if self._counts(item)]
         scores = [score for share in each_share(trainer, own) for score in share]
         if not scores:  # the tasks of a run with several environments may all have been of the others
             return
@@ -237,6 +238,10 @@ class SelfPlay(Callback, CollectionObserver):
     def _player(self, iteration: int) -> str:
         """Who learns in an iteration, as a player: the snapshot that the next one will be."""
         return str((iteration // self.snapshot_every + 1) * self.snapshot_every)
+
+    def _counts(self, episode: Episode) -> bool:
+        """Whether an episode is a game of the learner of now: not if a stale snapshot sampled some of its turns."""
+        return not episode.failed and episode.task.environment in self._sides and not stale_turns(episode)
 
     def _game_score(self, episode: Episode) -> float:
         return game_score(episode, self._sides)

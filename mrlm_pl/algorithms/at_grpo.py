@@ -39,6 +39,8 @@ class ATGRPO(JointPolicyGradient):
         ConfigurationError: an unknown name or a value out of range.
     """
 
+    has_ratio = True
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,

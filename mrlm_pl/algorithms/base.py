@@ -177,6 +177,12 @@ class Algorithm(MetricLog, ABC):
         """Whether the episodes of a task teach nothing when they are compared; failures do not count."""
         return equal_returns(group, self.turn_bonus(sampling))
 
+    def weighs_sampler(self, sampling: Sampling) -> bool:
+        """Whether the loss weighs each token by the probability that its sampler gave it, so that others than the
+        current weights may have sampled.
+        """
+        return False
+
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         """Indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""
         return torch.arange(len(rows))
@@ -408,6 +414,10 @@ class Algorithm(MetricLog, ABC):
     def sampler_differs(self, sampling: Sampling) -> bool:
         """Whether the sampler's log-probabilities are not the learner's: truncated sampling or reduced precision."""
         return sampling.truncated or str(self.trainer.precision) not in ("32", "32-true", "64-true")
+
+    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
+        """Whether training uses the log-probabilities that the sampler reported."""
+        return True
 
     def from_all_ranks(self, values: Tensor) -> Tensor:
         """``values`` of all ranks, [ranks, ...]; of tensor-parallel ranks, which have the same rows, only the first."""

@@ -204,6 +204,8 @@ class JointPolicyGradient(PolicyGradient):
         ConfigurationError: an unknown name or a value out of range.
     """
 
+    has_ratio = False
+
     smallest_group = 2
 
     def __init__(

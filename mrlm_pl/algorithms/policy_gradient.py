@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -74,6 +74,9 @@ class PolicyGradient(Algorithm):
     Raises:
         ConfigurationError: an unknown name or a value out of range.
     """
+
+    has_ratio: ClassVar[bool] = True
+    """Whether the loss contains ``pi / old_logp``'s ratio; a subclass without one says so."""
 
     def __init__(
         self,
@@ -226,6 +229,12 @@ class PolicyGradient(Algorithm):
     def recomputes(self, sampling: Sampling) -> bool:
         """Whether pi_old is the learner's at the time of sampling rather than the sampler's."""
         return self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp
+
+    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
+        return not self.recomputes(sampling) or self.correction.kind != "none"
+
+    def weighs_sampler(self, sampling: Sampling) -> bool:
+        return self.correction.kind != "none" or (self.has_ratio and not self.recomputes(sampling))
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)

@@ -44,6 +44,8 @@ class RAE(PolicyGradient):
         ConfigurationError: a value out of range.
     """
 
+    has_ratio = False
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,

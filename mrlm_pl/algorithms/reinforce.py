@@ -42,6 +42,8 @@ class REINFORCE(PolicyGradient):
         ConfigurationError: an unknown name or a value out of range.
     """
 
+    has_ratio = False
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,

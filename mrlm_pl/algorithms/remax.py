@@ -44,6 +44,8 @@ class ReMax(PolicyGradient):
         ConfigurationError: a value out of range.
     """
 
+    has_ratio = False
+
     @property
     def uses_greedy_baseline(self) -> bool:
         return True

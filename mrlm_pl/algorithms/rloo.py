@@ -34,6 +34,8 @@ class RLOO(PolicyGradient):
         ConfigurationError: a value out of range.
     """
 
+    has_ratio = False
+
     smallest_group = 2
 
     def credit(

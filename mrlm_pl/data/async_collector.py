@@ -122,7 +122,7 @@ class AsyncCollector:
             # What a server samples, it batches by itself.
             self._pieces = ContinuousEngine(self._engine.default, options.piece, options.rows)
             self._engine = RoutingEngine(self._pieces, self._engine.elsewhere)
-        self._training = players.make(algorithm, sampling, self._engine, self._loop)
+        self._training = players.make(algorithm, sampling, self._engine, self._loop, crossed=True)
         self._greedy: EpisodePlayer | None = None
         if algorithm.uses_greedy_baseline:
             self._greedy = players.make(algorithm, greedily(sampling), self._engine, self._loop)
@@ -142,6 +142,7 @@ class AsyncCollector:
         Raises:
             RolloutError: no episode has moved for a long time.
         """
+        self.players.begin(self.algorithm, iteration, version)
         self.players.publish(self.algorithm, version)
         self.lags.published(iteration, version)
         began = time.monotonic()

@@ -110,8 +110,11 @@ class CollectionSums:
             for name, found in values.items()
             if found
         }
-        surprise = -math.fsum(sum(row.logprobs[turn.start : turn.stop]) for turn, row in turns)
-        means["rollout/entropy"] = (surprise, max(tokens, 1.0))
+        # What a stale snapshot sampled tells nothing of the policy's own entropy.
+        own = [(turn, row) for turn, row in turns if turn.policy == row.policy]
+        if own or not turns:
+            surprise = -math.fsum(sum(row.logprobs[turn.start : turn.stop]) for turn, row in own)
+            means["rollout/entropy"] = (surprise, max(float(sum(turn.stop - turn.start for turn, _ in own)), 1.0))
         means["rollout/response_tokens"] = (tokens, max(float(len(turns)), 1.0))
         sums = {
             "rollout/tokens_per_second": (tokens + unused_tokens) / seconds,

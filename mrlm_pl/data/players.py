@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 
 from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.cross_policy import CrossPolicy
+from mrlm_pl.data.stale_snapshots import StaleSnapshots
 from mrlm_pl.engines import Engine, InProcessEngine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
@@ -27,6 +29,10 @@ class Players:
         engine: where turns are sampled; None is an in-process engine at the trainer's precision.
         own_weights: whether the weights may change while turns are sampled.
         options: of every :class:`~mrlm_pl.rollout.EpisodePlayer`.
+        stale: snapshots that sample some turns of the players who are asked for with ``crossed``; None has none.
+
+    Attributes:
+        given: the ``engine``.
 
     Raises:
         ConfigurationError: the weights may change meanwhile, but the engine uses them where they are.
@@ -38,6 +44,7 @@ class Players:
         engine: Engine | None,
         own_weights: bool,
         options: Mapping[str, Any],
+        stale: StaleSnapshots | None = None,
     ) -> None:
         if own_weights and engine is not None and not engine.holds_weights:
             raise ConfigurationError(
@@ -45,21 +52,27 @@ class Players:
                 "are; set `own_weights: true` for it, or leave data.engine out"
             )
         self.environments, self._options = dict(environments), dict(options)
-        self._given, self._own_weights = engine, own_weights
+        self.given, self._own_weights = engine, own_weights
         self._own: InProcessEngine | None = None
         self._routed: Engine | None = None
-        self._players: dict[Sampling, EpisodePlayer] = {}
+        self._stale = stale
+        self._players: dict[tuple[Sampling, bool], EpisodePlayer] = {}
 
     def engine(self, algorithm: Algorithm) -> Engine:
         """The engine of all policies; made when it is first asked for."""
         if self._routed is None:
-            engine = self._given
+            engine = self.given
             if engine is None:
                 low = "bf16" in str(algorithm.trainer.precision)
                 dtype = torch.bfloat16 if low else None
                 engine = self._own = InProcessEngine(dtype=dtype, own_weights=self._own_weights)
             self._routed = with_served(engine, {name: algorithm.policy(name) for name in algorithm.policies})
         return self._routed
+
+    def begin(self, algorithm: Algorithm, iteration: int, version: int) -> None:
+        """Take the snapshots that are due at the beginning of an iteration."""
+        if self._stale is not None:
+            self._stale.begin(algorithm, iteration, version)
 
     def with_current_weights(self, algorithm: Algorithm, version: int, play: Callable[[], T]) -> T:
         """What ``play`` gives while the weights are whole and the engine has them; all ranks must ask together."""
@@ -81,33 +94,44 @@ class Players:
         for name in algorithm.policies:
             if algorithm.policy(name).served_by is None:
                 engine.load(name, algorithm.policy(name).network, version)
+        if self._stale is not None:
+            self._stale.load_into(engine)
 
-    def player(self, algorithm: Algorithm, sampling: Sampling) -> EpisodePlayer:
-        """The player whose calling thread computes for the engine."""
-        if sampling not in self._players:
-            self._players[sampling] = self.make(algorithm, sampling, self.engine(algorithm))
-        return self._players[sampling]
+    def player(self, algorithm: Algorithm, sampling: Sampling, crossed: bool = False) -> EpisodePlayer:
+        """The player whose calling thread computes for the engine; ``crossed``: snapshots sample some turns."""
+        key = (sampling, crossed and self._stale is not None)
+        if key not in self._players:
+            self._players[key] = self.make(algorithm, sampling, self.engine(algorithm), crossed=crossed)
+        return self._players[key]
 
     def make(
-        self, algorithm: Algorithm, sampling: Sampling, engine: Engine, loop: EventLoopThread | None = None
+        self,
+        algorithm: Algorithm,
+        sampling: Sampling,
+        engine: Engine,
+        loop: EventLoopThread | None = None,
+        crossed: bool = False,
     ) -> EpisodePlayer:
-        """A new player, which whoever asked for it closes."""
-        seats = {
-            agent: _seat(algorithm, agent, sampling) for item in self.environments.values() for agent in item.agents
-        }
+        """A new player, which whoever asked for it closes; the arguments are those of :meth:`player`."""
+        agents = [agent for environment in self.environments.values() for agent in environment.agents]
+        seats = {agent: self._seat(algorithm, agent, sampling, crossed) for agent in agents}
         return EpisodePlayer(self.environments, seats, engine, **self._options, loop=loop)
+
+    def _seat(self, algorithm: Algorithm, agent: str, sampling: Sampling, crossed: bool) -> Seat:
+        name = algorithm.seat(agent)
+        policy = algorithm.policy(name)
+        cross_policy: CrossPolicy | None = None
+        if crossed and self._stale is not None and self._stale.covers(algorithm, name):
+            cross_policy = self._stale.options
+        return Seat(name, policy.chat, sampling, policy.context_window, cross_policy)
 
     def close(self) -> None:
         """Close the players and the engine that was made here; may be called twice."""
         for player in self._players.values():
             player.close()
         self._players = {}
+        if self._stale is not None:
+            self._stale.close()
         if self._own is not None:
             self._own.close()
         self._own = self._routed = None
-
-
-def _seat(algorithm: Algorithm, agent: str, sampling: Sampling) -> Seat:
-    name = algorithm.seat(agent)
-    policy = algorithm.policy(name)
-    return Seat(name, policy.chat, sampling, policy.context_window)

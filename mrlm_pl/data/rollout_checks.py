@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.data.engine_check import check_logprobs
 from mrlm_pl.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def check_fit(data: RolloutDataModule, algorithm: Algorithm, ranks: int, accumul
             "each other and also learns from equal returns; set data.resample_rounds to 0"
         )
     algorithm.turn_bonus(data.sampling)
+    check_logprobs(data.players.given, algorithm, data.sampling, data.overlaps)
     correction = getattr(algorithm, "correction", None)
     if data.async_options.over_age == "reweight" and (correction is None or correction.kind == "none"):
         raise ConfigurationError(

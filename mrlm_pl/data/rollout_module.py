@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.cross_policy import CrossPolicy
 from mrlm_pl.data.async_collector import AsyncCollector, AsyncOptions
 from mrlm_pl.data.collection import CollectionSums, success_counts
 from mrlm_pl.data.collection_observer import show_collection
@@ -26,6 +27,7 @@ from mrlm_pl.data.group_plan import FailedMembers, GroupPlan, GroupRules, check_
 from mrlm_pl.data.players import Players
 from mrlm_pl.data.rollout_checks import check_fit
 from mrlm_pl.data.run_tasks import RunTasks
+from mrlm_pl.data.stale_snapshots import StaleSnapshots
 from mrlm_pl.data.streams import EvaluationStream, TrainingStream
 from mrlm_pl.data.sync_collector import SyncCollector
 from mrlm_pl.data.task_settings import TaskSettings, worth
@@ -54,9 +56,11 @@ class RolloutDataModule(LightningDataModule):
     token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
     collection, ``truncated_turns`` (share cut at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups``,
     ``row_restarts``, ``dropped_groups`` and ``resampled_members`` (see ``failed_members``), ``resampled_groups`` (see
-    ``resample_rounds``), and the components and metrics of each environment as ``rollout/ENVIRONMENT/NAME``; with
-    several environments, also ``reward``, ``success`` and ``groups`` (how many of its tasks the collection was planned
-    with) of each, and with a curriculum its ``success_rate`` and ``weight`` for what is planned next.
+    ``resample_rounds``), with ``cross_policy`` ``stale_turns`` (share that snapshots sampled; they do not count in
+    ``entropy``) and ``stale_age`` (their mean age in optimizer steps), and the components and metrics of each
+    environment as ``rollout/ENVIRONMENT/NAME``; with several environments, also ``reward``, ``success`` and ``groups``
+    (how many of its tasks the collection was planned with) of each, and with a curriculum its ``success_rate`` and
+    ``weight`` for what is planned next.
 
     Args:
         environment: where episodes are played; several make a multi-task run.
@@ -97,6 +101,8 @@ class RolloutDataModule(LightningDataModule):
         max_lag: how many versions old the weights may be, in ``async`` mode, that sampled what is learnt from; a
             version is what the updates on one collection make. 0 leaves nothing to be played meanwhile: it is ``sync``.
         async_options: see :class:`AsyncOptions`.
+        cross_policy: lets stale snapshots of the policies sample some of the turns that are learnt from; see
+            :class:`~mrlm_pl.cross_policy.CrossPolicy`. None and a ``share`` of 0 have no snapshots.
         seed: of tasks, sampling and shuffling; the command line passes ``seed_everything``.
 
     Raises:
@@ -131,6 +137,7 @@ class RolloutDataModule(LightningDataModule):
         mode: Literal["sync", "async"] = "sync",
         max_lag: int = 1,
         async_options: AsyncOptions = AsyncOptions(),  # noqa: B008 (frozen)
+        cross_policy: CrossPolicy | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -172,7 +179,8 @@ class RolloutDataModule(LightningDataModule):
             "workers": workers,
             "processes": processes,
         }
-        self.players = Players(self.environments, engine, self.overlaps, player_options)
+        self.stale = StaleSnapshots(cross_policy) if cross_policy is not None and cross_policy.share else None
+        self.players = Players(self.environments, engine, self.overlaps, player_options, self.stale)
         self._collector: SyncCollector | AsyncCollector | None = None
         self._to_restore: dict[str, Any] | None = None
         self.iteration = 0
@@ -190,6 +198,8 @@ class RolloutDataModule(LightningDataModule):
         if stage != "fit":
             return
         check_fit(self, algorithm, self.share()[1], self._accumulation())
+        if self.stale is not None:
+            self.stale.check(algorithm, self._trainer(), self.sampling)
 
     def train_dataloader(self) -> TrainingStream:
         return TrainingStream(self)
@@ -220,6 +230,7 @@ class RolloutDataModule(LightningDataModule):
             "position": self.position,
             "rows": _of_all_ranks(rows and {name: _to_cpu(tensors) for name, tensors in rows.items()}),
             "ahead": _of_all_ranks(ahead),
+            "stale": None if self.stale is None else self.stale.state(),
             "shape": self._shape(),
             "tasks": self.tasks.state(),
         }
@@ -229,6 +240,8 @@ class RolloutDataModule(LightningDataModule):
         self.tasks.load(state_dict.get("tasks"))
         ranks, trainer = state_dict["rows"], self._trainer()
         ahead = state_dict.get("ahead", [])
+        if self.stale is not None:
+            self.stale.load_state(state_dict.get("stale"))
         if self.overlaps and len(ahead) == trainer.world_size:
             self._to_restore = ahead[trainer.global_rank]
         if self.position:
@@ -339,6 +352,8 @@ class RolloutDataModule(LightningDataModule):
         several = self.tasks.several
         measured = CollectionSums.of(episodes, seconds, self._silent, [*replaced, *greedy], by_task=several)
         measured.means |= collected.metrics
+        if self.stale is not None:
+            measured.means |= self.stale.metrics(episodes, self._version())
         told = {"dropped_groups": True, "resampled_groups": self.resample_rounds > 0}
         told["resampled_members"] = self.failed_members == "resample"
         measured.sums |= {f"rollout/{name}": collected.counts[name] for name in told if told[name]}

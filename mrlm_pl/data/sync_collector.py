@@ -85,6 +85,7 @@ class SyncCollector:
     def collect(self, iteration: int, version: int, groups: Sequence[int]) -> Collected:
         """The episodes of these groups; every rank must ask, for groups of its own."""
         collected = Collected()
+        self.players.begin(self.algorithm, iteration, version)
         if self.algorithm.uses_greedy_baseline:
             specs = [greedy_spec(self.plan, iteration, group) for group in groups]
             collected.greedy = self.play(specs, greedily(self.sampling), version)
@@ -99,9 +100,11 @@ class SyncCollector:
             collected.add(Collected.of(draft))
         return collected
 
-    def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling, version: int) -> list[Episode]:
-        """These episodes, played with the current weights."""
-        player = self.players.player(self.algorithm, sampling)
+    def play(
+        self, specs: Sequence[EpisodeSpec], sampling: Sampling, version: int, crossed: bool = False
+    ) -> list[Episode]:
+        """These episodes, played with the current weights; ``crossed``: snapshots sample some of the turns."""
+        player = self.players.player(self.algorithm, sampling, crossed)
         return self.players.with_current_weights(self.algorithm, version, lambda: player.play_blocking(specs))
 
     def _play(self, drafts: Sequence[GroupDraft], version: int) -> list[list[Episode]]:
@@ -109,8 +112,10 @@ class SyncCollector:
         tree = self.algorithm.turn_tree
         if tree is None:
             specs = [draft.specs() for draft in drafts]
-            episodes = iter(self.play([spec for due in specs for spec in due], self.sampling, version))
+            episodes = iter(self.play([spec for due in specs for spec in due], self.sampling, version, crossed=True))
             return [[next(episodes) for _ in due] for due in specs]
-        player = TreePlayer(self.players.player(self.algorithm, self.sampling), tree, self.plan.group_sizes)
+        player = TreePlayer(
+            self.players.player(self.algorithm, self.sampling, crossed=True), tree, self.plan.group_sizes
+        )
         roots = [draft.root() for draft in drafts]
         return self.players.with_current_weights(self.algorithm, version, lambda: player.play_blocking(roots))

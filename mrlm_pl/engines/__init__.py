@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mrlm_pl.engines.continuous import ContinuousEngine
     from mrlm_pl.engines.generation import EngineStats
     from mrlm_pl.engines.in_process import InProcessEngine
+    from mrlm_pl.engines.openai_compatible import OpenAICompatible
     from mrlm_pl.engines.routing import RoutingEngine
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "EngineStats",
     "FinishReason",
     "InProcessEngine",
+    "OpenAICompatible",
     "RoutingEngine",
     "Sample",
     "SampleRequest",
@@ -33,6 +35,7 @@ _HOME = {
     "ContinuousEngine": "continuous",
     "EngineStats": "generation",
     "InProcessEngine": "in_process",
+    "OpenAICompatible": "openai_compatible",
     "RoutingEngine": "routing",
 }
 

@@ -20,6 +20,7 @@ LAYERS = {
     "environment": 1,
     "environment_check": 1,
     "tools": 1,
+    "cross_policy": 1,
     "batch": 1,
     "losses": 1,
     "advantages": 1,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.cli.run_outputs import MetricsFile
+from mrlm_pl.cross_policy import CrossPolicy, stale_turns
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
@@ -245,3 +246,23 @@ def test_two_processes_hold_the_same_pool_and_opponent(tmp_path: Path, model_fol
 
 def test_no_score_is_known_before_the_first_game(duel: Any) -> None:
     assert math.isnan(duel()[2].state_dict()["score"])
+
+
+def test_games_in_which_a_stale_snapshot_decided_are_not_the_learners(duel: Any, quiet_trainer: Any) -> None:
+    algorithm, data, callback = duel({"cross_policy": CrossPolicy(share=0.5, refresh=2), "iterations": 2})
+    games: list[tuple[int, int, int]] = []
+    book = callback.on_collection
+
+    def booked() -> int:
+        return sum(number for *_, number in callback.table.items())
+
+    def on_collection(trainer: Any, episodes: Any) -> None:
+        before = booked()
+        book(trainer, episodes)
+        games.append((booked() - before, sum(not stale_turns(episode) for episode in episodes), len(episodes)))
+
+    callback.on_collection = on_collection
+    quiet_trainer(callbacks=[callback]).fit(algorithm, data)
+    assert len(games) == 2
+    assert all(counted == own for counted, own, _ in games)
+    assert 0 < sum(own for _, own, _ in games) < sum(played for *_, played in games)

@@ -1,0 +1,90 @@
+"""Cross-policy sampling: some turns are sampled by stale snapshots of the policy that learns from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mrlm_pl.episode import Episode, Turn, person_of
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.seeding import keyed_random
+
+
+@dataclass(frozen=True)
+class CrossPolicy:
+    """How turns are shared out between a policy and its stale snapshots (AgentRL, arXiv 2510.04206).
+
+    Snapshots begin with the weights that the run begins with. At the beginning of every ``refresh``-th iteration the
+    oldest of them is replaced by the weights of that moment.
+
+    Args:
+        share: probability that a turn is sampled by a snapshot; each is as likely as the others. 0 has no snapshots.
+        refresh: iterations between two replacements.
+        snapshots: how many there are; each takes the memory of a model, with LoRA of an adapter.
+        unit: ``turn`` draws for every decision by itself; ``trajectory`` draws once for all that an agent decides in an
+            episode, so that whole trajectories are of one policy; with turn trees, once for the whole tree.
+
+    Raises:
+        ConfigurationError: a value is out of range, or the snapshot would always be the current weights.
+    """
+
+    share: float = 0.25
+    refresh: int = 10
+    snapshots: int = 1
+    unit: Literal["turn", "trajectory"] = "turn"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ConfigurationError(f"data.cross_policy.share is {self.share}; it is a probability, from 0 to 1")
+        for name, value in (("refresh", self.refresh), ("snapshots", self.snapshots)):
+            if value < 1:
+                raise ConfigurationError(f"data.cross_policy.{name} is {value}; it must be 1 or above")
+        if self.unit not in ("turn", "trajectory"):
+            raise ConfigurationError(f"data.cross_policy.unit is {self.unit!r}; choose turn or trajectory")
+        if self.refresh == 1 and self.snapshots == 1:
+            raise ConfigurationError(
+                "data.cross_policy: one snapshot that is replaced in every iteration is always the current weights; "
+                "raise refresh or snapshots"
+            )
+
+    def drawn(self, seed: int, agent: str, step: int, *branch: int | str) -> int | None:
+        """Number of the snapshot that samples a decision, or None where the current weights do.
+
+        Args:
+            seed: of the episode.
+            agent: who decides.
+            step: how many times the environment was stepped before.
+            branch: which of the decisions that are asked for in this state.
+
+        >>> CrossPolicy(share=1.0).drawn(7, "solver", 0), CrossPolicy(share=0.0).drawn(7, "solver", 0)
+        (0, None)
+        >>> whole = CrossPolicy(share=0.5, snapshots=3, unit="trajectory")
+        >>> len({whole.drawn(7, "solver", step) for step in range(20)})
+        1
+        """
+        key = (agent, step, *branch) if self.unit == "turn" else (person_of(agent),)
+        random = keyed_random("cross-policy", seed, *key)
+        return random.randrange(self.snapshots) if random.random() < self.share else None
+
+
+def slot_name(policy: str, number: int) -> str:
+    """What engines call the snapshot with this number of a policy, whatever weights it holds at the moment.
+
+    >>> slot_name("main", 0)
+    'main@snapshot-0'
+    """
+    return f"{policy}@snapshot-{number}"
+
+
+def snapshot_name(policy: str, version: int) -> str:
+    """What records call a policy's snapshot that was taken after so many optimizer steps.
+
+    >>> snapshot_name("main", 120)
+    'main@120'
+    """
+    return f"{policy}@{version}"
+
+
+def stale_turns(episode: Episode) -> list[Turn]:
+    """The turns of an episode that a snapshot sampled, and not the policy of the agent's seat."""
+    return [turn for row in episode.rows() for turn in row.turns if turn.policy != row.policy]

@@ -1,0 +1,71 @@
+"""A policy's network as it was at some moment, to generate with while the policy is trained on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy.hf import Policy
+from mrlm_pl.policy.lora import is_adapter
+
+
+class Snapshot:
+    """A copy of a policy's network with weights of its own; of a policy with LoRA the base is shared with the policy.
+
+    Args:
+        policy: a policy whose weights were read and are not split over processes.
+        version: how many optimizer steps made its weights.
+    """
+
+    def __init__(self, policy: Policy, version: int) -> None:
+        self.version = version
+        self._adapter_only = policy.lora is not None
+        shared = {} if not self._adapter_only else _tensors(policy.network, adapter=False)
+        self.network: Any = copy.deepcopy(policy.network, {id(tensor): tensor for tensor in shared.values()})
+
+    @torch.no_grad()
+    def take(self, policy: Policy, version: int) -> None:
+        """Become what the policy is now."""
+        self.version = version
+        current = self._own(policy.network)
+        for name, tensor in self._own(self.network).items():
+            tensor.copy_(current[name])
+
+    def state(self) -> dict[str, Any]:
+        """Version and own weights, copied to the CPU."""
+        weights = {name: tensor.detach().cpu().clone() for name, tensor in self._own(self.network).items()}
+        return {"version": self.version, "weights": weights}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state` gave.
+
+        Raises:
+            ConfigurationError: it is of a model of another shape.
+        """
+        own, saved = self._own(self.network), state["weights"]
+        wrong = [name for name in {*own, *saved} if name not in own or name not in saved]
+        wrong += [name for name in own if name in saved and own[name].shape != saved[name].shape]
+        if wrong:
+            raise ConfigurationError(
+                f"ckpt_path: its snapshots are of another model: {len(wrong)} weights, such as {min(wrong)!r}, are "
+                "only in one of them or differ in shape; use the model and lora of its run"
+            )
+        self.version = state["version"]
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+
+    def _own(self, network: Any) -> dict[str, Tensor]:
+        return _tensors(network, adapter=True if self._adapter_only else None)
+
+
+def _tensors(network: Any, adapter: bool | None) -> dict[str, Tensor]:
+    """Weights and buffers by name: those of adapters, all others, or (None) both."""
+    named = chain(network.named_parameters(), network.named_buffers())
+    return {name: tensor for name, tensor in named if adapter is None or is_adapter(name) == adapter}
