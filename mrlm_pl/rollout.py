@@ -92,6 +92,7 @@ class EpisodePlayer:
         # One thread for each host: a second one would wait for the first with its own deadline running.
         self.caller = EnvironmentCaller(workers=processes or workers, timeout=deadline)
         self._unwanted: list[Environment] = []
+        self._closing: dict[int, Environment] = {}
         self._lent: dict[int, Environment] = {}
         self._idle: dict[str, list[Environment]] = {name: [] for name in environments}
         self._loop, self._own_loop = loop, loop is None
@@ -142,7 +143,13 @@ class EpisodePlayer:
 
     def close(self) -> None:
         """Close all environments; may be called twice."""
-        environments = [*itertools.chain.from_iterable(self._idle.values()), *self._lent.values(), *self._unwanted]
+        left = [self._closing.pop(key, None) for key in list(self._closing)]
+        environments = [
+            *itertools.chain.from_iterable(self._idle.values()),
+            *self._lent.values(),
+            *self._unwanted,
+            *(environment for environment in left if environment is not None),
+        ]
         self._idle = {name: [] for name in self._idle}
         self._lent, self._unwanted = {}, []
         with ExitStack() as stack:  # all of them, also when one cannot be closed
@@ -193,15 +200,28 @@ class EpisodePlayer:
             self._unwanted.append(play.environment)
 
     async def close_unwanted(self) -> None:
-        """Close the environments that are not used again."""
+        """Close the environments that are not used again; if this is stopped, :meth:`close` closes the rest."""
         unwanted, self._unwanted = self._unwanted, []
+        self._closing |= {id(environment): environment for environment in unwanted}
         await self._close(unwanted)
 
     async def _close(self, environments: Sequence[Environment]) -> None:
-        calls = [Call(environment.close, ()) for environment in environments]
+        calls = [
+            Call(self._close_awaited if inspect.iscoroutinefunction(item.close) else self._close_one, (item,))
+            for item in environments
+        ]
         for environment, result in zip(environments, await self.caller.run(calls), strict=True):
             if result.error is not None:
                 logger.warning("closing a %r environment: %s", environment.name, result.error)
+
+    def _close_one(self, environment: Environment) -> None:
+        self._closing.pop(id(environment), None)
+        environment.close()
+
+    async def _close_awaited(self, environment: Environment) -> None:
+        self._closing.pop(id(environment), None)
+        close: Any = environment.close  # a coroutine function here
+        await close()
 
     async def reset(self, plays: Sequence[Play]) -> None:
         """Begin plays that were started; what fails has its ``error`` set."""

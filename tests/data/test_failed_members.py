@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,20 +34,27 @@ class Flaky(EchoEnvironment):
     """Breaks down at some replies; counts how many instances are open."""
 
     name = "flaky"
-    open = 0
-    most = 0
+    open = most = 0
+    held = False
+    lock = threading.Lock()
 
     def __init__(self, share: int = 3, **options: Any) -> None:
         super().__init__(**options)
         self.share = share
 
     def copy(self) -> Environment:
-        Flaky.open += 1
-        Flaky.most = max(Flaky.most, Flaky.open)
-        return super().copy()
+        found = super().copy()
+        assert isinstance(found, Flaky)
+        with Flaky.lock:
+            found.held = True
+            Flaky.open += 1
+            Flaky.most = max(Flaky.most, Flaky.open)
+        return found
 
     def close(self) -> None:
-        Flaky.open -= 1
+        with Flaky.lock:  # environments are closed in several threads, and may be closed twice
+            Flaky.open -= self.held
+            self.held = False
 
     def reply(self, message: Message) -> Outcome:
         if sum(map(ord, message.content)) % self.share == 0:
@@ -268,6 +277,9 @@ def test_a_run_that_ends_in_the_middle_of_its_episodes_keeps_nothing_open(
 
     with pytest.raises(NonFiniteError):
         run(model_folder, quiet_trainer(), Poisoned(3, turns=4), mode=mode, iterations=9, failed_members="resample")
+    deadline = time.monotonic() + 10
+    while Flaky.open and time.monotonic() < deadline:
+        time.sleep(0.01)  # a thread may be closing one
     assert Flaky.open == 0 < Flaky.most
 
 
