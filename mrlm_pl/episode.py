@@ -114,6 +114,15 @@ class Task:
 
 
 @dataclass(frozen=True)
+class TokenSpan:
+    """Consecutive sampled tokens of a turn that were drawn from the same weights: how many, of which version, where."""
+
+    tokens: int
+    version: int
+    engine: str
+
+
+@dataclass(frozen=True)
 class Turn:
     """One decision of one agent.
 
@@ -127,11 +136,13 @@ class Turn:
         components: named parts of ``reward``; they sum to it.
         finish_reason: ``stop`` or ``length``, from the engine.
         policy: name of the weights that decided.
-        version: their version, counted in optimizer steps.
-        engine: the engine that sampled.
+        version: their version, counted in optimizer steps; the oldest of them where ``spans`` has several.
+        engine: the engine that sampled the first token.
         node: the state of the turn tree that it was decided in; empty where a state has one decision of each agent.
         sample: which of the decisions that the agent was asked for in this state. Turns of several episodes with the
             same group, node, agent and sample are one and the same decision.
+        spans: the turn's tokens in stretches, where weights or engine changed while it was sampled; empty where all
+            tokens are of ``version`` and ``engine``.
     """
 
     agent: str
@@ -146,6 +157,15 @@ class Turn:
     engine: str
     node: str = ""
     sample: int = 0
+    spans: tuple[TokenSpan, ...] = ()
+
+    def token_spans(self) -> tuple[TokenSpan, ...]:
+        """The stretches of all the turn's tokens; one where nothing changed.
+
+        >>> Turn("solver", 0, 5, 9, 1.0, {}, "stop", "main", 3, "in_process").token_spans()
+        (TokenSpan(tokens=4, version=3, engine='in_process'),)
+        """
+        return self.spans or (TokenSpan(self.stop - self.start, self.version, self.engine),)
 
 
 @dataclass(frozen=True)
@@ -270,7 +290,9 @@ class Episode:
             agent: [
                 {
                     **_shallow(row),
-                    "turns": [_shallow(turn) for turn in row.turns],
+                    "turns": [
+                        {**_shallow(turn), "spans": [_shallow(span) for span in turn.spans]} for turn in row.turns
+                    ],
                     "messages": [asdict(message) for message in row.messages],
                 }
                 for row in rows
@@ -333,7 +355,10 @@ def _trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
         token_ids=tuple(data["token_ids"]),
         action_mask=tuple(data["action_mask"]),
         logprobs=tuple(data["logprobs"]),
-        turns=tuple(Turn(**turn) for turn in data["turns"]),
+        turns=tuple(
+            Turn(**{**turn, "spans": tuple(TokenSpan(**span) for span in turn.get("spans", ()))})
+            for turn in data["turns"]
+        ),
         messages=tuple(Message.from_dict(message) for message in data["messages"]),
     )
 

@@ -181,6 +181,7 @@ class Play:
                     engine=turn.sample.engine,
                     node=turn.node,
                     sample=turn.number,
+                    spans=turn.sample.spans,
                 )
                 for turn in self.turns
                 if turn.agent == agent and turn.row == number

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mrlm_pl.engines.base import Engine, FinishReason, Sample, SampleRequest, Sampling
+    from mrlm_pl.engines.continuous import ContinuousEngine
     from mrlm_pl.engines.generation import EngineStats
     from mrlm_pl.engines.in_process import InProcessEngine
     from mrlm_pl.engines.routing import RoutingEngine
 
 __all__ = [
+    "ContinuousEngine",
     "Engine",
     "EngineStats",
     "FinishReason",
@@ -28,6 +30,7 @@ _HOME = {
     "Sample": "base",
     "SampleRequest": "base",
     "Sampling": "base",
+    "ContinuousEngine": "continuous",
     "EngineStats": "generation",
     "InProcessEngine": "in_process",
     "RoutingEngine": "routing",

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -62,6 +63,10 @@ class SampleRequest:
         sampling: the distribution to draw from.
         stop_ids: a sampled token among these ends the turn; it is part of the sample.
         session: key under which the engine may keep the context's key/value cache for the next turn; empty keeps none.
+        offset: how many tokens of this turn were drawn before. They stand at the end of ``token_ids``, count in
+            ``sampling.max_tokens``, and the randomness goes on behind theirs.
+        piece: sample at most so many tokens now; a turn that is cut there has the finish reason ``length``. None: the
+            whole turn.
     """
 
     token_ids: tuple[int, ...]
@@ -70,6 +75,8 @@ class SampleRequest:
     sampling: Sampling
     stop_ids: tuple[int, ...] = ()
     session: str = ""
+    offset: int = 0
+    piece: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,9 @@ class Sample:
         token_ids: the sampled tokens, the stop token included when there is one; at least one.
         logprobs: natural-log probability of each token under the distribution it was drawn from.
         finish_reason: ``stop`` when a stop token ended it, ``length`` when ``max_tokens`` did.
-        version: version of the weights that produced the tokens.
+        version: version of the weights that produced the tokens, the oldest where there are several.
         engine: name of the engine.
+        spans: the tokens in stretches of one version and engine each, where there are several; else empty.
     """
 
     token_ids: tuple[int, ...]
@@ -89,6 +97,7 @@ class Sample:
     finish_reason: FinishReason
     version: int
     engine: str
+    spans: tuple[TokenSpan, ...] = ()
 
 
 class Engine(ABC):
@@ -111,6 +120,10 @@ class Engine(ABC):
             weights: what the engine can read; for the in-process engine a ``transformers`` causal LM module.
             version: number stored in every sample made from now on.
         """
+
+    def window(self, policy: str) -> int | None:
+        """How many tokens a row of the policy can have, context and sampled ones; None where that is not known."""
+        return None
 
     def compute_during(self, start: Callable[[], Future[T]]) -> T:
         """The result of the future that ``start`` gives; until then, the engine may compute in the calling thread."""

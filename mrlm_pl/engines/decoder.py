@@ -45,10 +45,11 @@ class FusedDecoder(Backend):
     Args:
         model: a model for which :func:`~mrlm_pl.engines.weights.unsupported_reason` is None.
         dtype: compute dtype.
+        own: copy all weights, so that the module may change between two calls of :meth:`refresh`.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
-        self.weights = DecoderWeights(model, dtype)
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
+        self.weights = DecoderWeights(model, dtype, own)
         self.device = self.weights.device
         self._cos = self._sin = torch.empty(0)
 

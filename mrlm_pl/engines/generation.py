@@ -74,7 +74,8 @@ def generate(
     logits = logits.repeat_interleave(torch.tensor([context.rows for context in contexts], device=logits.device), dim=0)
     prefilled = time.perf_counter()
     batch = _Batch([requests[r] for r in order], [limits[r] for r in order], rows, sessions)
-    sampler = Sampler([q.seed for q in batch.requests], [q.sampling for q in batch.requests], most, backend.device)
+    seeds, offsets = [q.seed for q in batch.requests], [q.offset for q in batch.requests]
+    sampler = Sampler(seeds, [q.sampling for q in batch.requests], most, backend.device, offsets)
     for n in range(most):
         tokens, logprobs = sampler.draw(logits, n)
         kept = batch.record(tokens, logprobs)

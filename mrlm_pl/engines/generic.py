@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,18 +25,25 @@ class GenericModel(Backend):
     Args:
         model: the module.
         dtype: compute dtype; other than the module's own it is reached by autocast.
+        own: run a copy of the module, which takes over its weights in :meth:`refresh` alone.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
-        self._model = model
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
+        self._source = model
+        self._model = copy.deepcopy(model) if own else model
         self._dtype = dtype
         parameters = inspect.signature(model.forward).parameters
         self._takes = {name for name in ("position_ids", "logits_to_keep") if name in parameters}
         self.has_cache = "past_key_values" in parameters
         self.refresh()
 
+    @torch.no_grad()
     def refresh(self) -> None:
-        """The module is used as it is; only its device is looked up."""
+        """Take over the module's weights and buffers if they are not used where they are."""
+        if self._model is not self._source:
+            held = self._model.state_dict(keep_vars=True)
+            for name, value in self._source.state_dict(keep_vars=True).items():
+                held[name].copy_(value)
         self.device = next(self._model.parameters()).device
 
     @contextmanager

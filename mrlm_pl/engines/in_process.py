@@ -49,7 +49,8 @@ class InProcessEngine(Engine):
 
     Llama, Qwen2, Qwen3 and Mistral models take a decode step of our own
     (:class:`~mrlm_pl.engines.decoder.FusedDecoder`); all others their own ``forward``. A model's weights may be read
-    where they are, so nothing may change them while :meth:`sample` runs, and every change needs a :meth:`load`.
+    where they are, so nothing may change them while :meth:`sample` runs, and every change needs a :meth:`load`; with
+    ``own_weights`` they may change at any time, and :meth:`load` takes them over between two computations.
 
     Args:
         dtype: compute dtype of the projections and attention; None is the module's own. With a module in float32 and
@@ -58,6 +59,7 @@ class InProcessEngine(Engine):
             for keys and values; more requests are done in several batches.
         cache_bytes: bound on the keys and values kept between turns for sessions; 0 keeps none.
         fused: False lets every model use its own ``forward``.
+        own_weights: generate from a copy of the weights, which takes the memory of another model.
 
     Raises:
         ConfigurationError: a bound is out of its range.
@@ -71,6 +73,7 @@ class InProcessEngine(Engine):
         max_batch_tokens: int = 131_072,
         cache_bytes: int = 2**30,
         fused: bool = True,
+        own_weights: bool = False,
     ) -> None:
         if max_batch_tokens < 1:
             raise ConfigurationError(f"max_batch_tokens is {max_batch_tokens}; it must be 1 or above")
@@ -78,7 +81,7 @@ class InProcessEngine(Engine):
             raise ConfigurationError(f"cache_bytes is {cache_bytes}; it must be 0 (keep nothing) or above")
         self._dtype = dtype
         self._max_batch_tokens = max_batch_tokens
-        self._fused = fused
+        self._fused, self._own_weights = fused, own_weights
         self._loaded: dict[str, _Loaded] = {}
         self._sessions = SessionCache(cache_bytes)
         self._stats = EngineStats()
@@ -123,8 +126,8 @@ class InProcessEngine(Engine):
         dtype = self._dtype or model.dtype
         reason = unsupported_reason(model) if self._fused else "fused is off"
         if reason is None:
-            return FusedDecoder(model, dtype)
-        generic = GenericModel(model, dtype)
+            return FusedDecoder(model, dtype, self._own_weights)
+        generic = GenericModel(model, dtype, self._own_weights)
         how = "" if generic.has_cache else " and has no key/value cache: every token recomputes its row"
         logger.info("policy %r generates through its own forward (%s)%s", policy, reason, how)
         return generic
@@ -142,6 +145,11 @@ class InProcessEngine(Engine):
         if not requests:
             return []
         return await asyncio.wrap_future(self._open_work().submit(self._sample, list(requests)))
+
+    def window(self, policy: str) -> int | None:
+        """How many tokens a row of the policy can have; None while it is not loaded or where the model has no bound."""
+        loaded = self._loaded.get(policy)
+        return None if loaded is None else loaded.window
 
     def compute_during(self, start: Callable[[], Future[T]]) -> T:
         """The result of the future that ``start`` gives; until then this thread does the work of :meth:`sample`.
@@ -194,15 +202,23 @@ class InProcessEngine(Engine):
                 f"token id {worst} is outside the vocabulary of policy {request.policy!r}, which has "
                 f"{loaded.vocabulary} entries; encode the context with that policy's tokenizer"
             )
+        most = request.sampling.max_tokens - request.offset
+        if most < 1 or request.offset < 0:
+            raise EngineError(
+                f"a request for policy {request.policy!r} has the offset {request.offset} in a turn of at most "
+                f"{request.sampling.max_tokens} tokens; it must be 0 or above, and leave a token to sample"
+            )
+        if request.piece is not None:
+            most = min(most, request.piece)
         if loaded.window is None:
-            return request.sampling.max_tokens
+            return most
         room = loaded.window - len(request.token_ids)
         if room < 1:
             raise EngineError(
                 f"a context of {len(request.token_ids)} tokens leaves no room in the {loaded.window}-token window of "
                 f"policy {request.policy!r}; shorten the conversation or use a model with a longer window"
             )
-        return min(room, request.sampling.max_tokens)
+        return min(room, most)
 
     def _batches(self, requests: list[SampleRequest], limits: list[int], indices: list[int]) -> list[list[int]]:
         """``indices`` cut, in order, so that no batch but one of a single request exceeds the token bound."""

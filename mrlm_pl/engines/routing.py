@@ -50,6 +50,10 @@ class RoutingEngine(Engine):
         """The engine that generates for a policy."""
         return self.elsewhere.get(policy, self.default)
 
+    def window(self, policy: str) -> int | None:
+        """See :meth:`Engine.window`."""
+        return self.engine_of(policy).window(policy)
+
     def load(self, policy: str, weights: Any, version: int) -> None:
         """Give the weights to the policy's engine; see :meth:`Engine.load`."""
         self.engine_of(policy).load(policy, weights, version)

@@ -32,18 +32,22 @@ def _splitmix(state: np.ndarray) -> np.ndarray:
     return state ^ (state >> np.uint64(31))
 
 
-def uniforms(seeds: Sequence[int], count: int) -> np.ndarray:
-    """Numbers in ``[0, 1)``, shape ``[len(seeds), count]``, float64; each is a function of its seed and column alone.
+def uniforms(seeds: Sequence[int], count: int, offsets: Sequence[int] | None = None) -> np.ndarray:
+    """Numbers in ``[0, 1)``, shape ``[len(seeds), count]``, float64; each is a function of its seed and place alone.
 
-    Column n is the n-th output of a SplitMix64 generator that starts at the mixed seed. The numbers lie on a grid of
-    2**-52, so that ``u * total < total`` also after rounding.
+    Column n is output number n, and in a row with an offset number offset + n, of a SplitMix64 generator that starts at
+    the mixed seed. The numbers lie on a grid of 2**-52, so that ``u * total < total`` also after rounding.
 
     >>> bool((uniforms([7, 8], 3)[1] == uniforms([8], 3)[0]).all())
     True
     >>> bool((uniforms([7], 5)[:, :3] == uniforms([7], 3)).all())
     True
+    >>> bool((uniforms([7], 2, offsets=[3]) == uniforms([7], 5)[:, 3:]).all())
+    True
     """
     start = _splitmix(np.array([seed & _SEED_BITS for seed in seeds], dtype=np.uint64) + _GOLDEN)
+    if offsets is not None:
+        start = start + np.array(offsets, dtype=np.uint64) * _GOLDEN
     steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
     return (_splitmix(start[:, None] + steps) >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
@@ -169,10 +173,18 @@ class Sampler:
         samplings: one for each row.
         count: tokens that will be drawn for a row at most.
         device: where the logits are.
+        offsets: tokens that were drawn before, one number for each row; None: none were.
     """
 
-    def __init__(self, seeds: Sequence[int], samplings: Sequence[Sampling], count: int, device: torch.device) -> None:
-        self._uniforms = torch.from_numpy(uniforms(seeds, count)).T.contiguous().to(device)
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        samplings: Sequence[Sampling],
+        count: int,
+        device: torch.device,
+        offsets: Sequence[int] | None = None,
+    ) -> None:
+        self._uniforms = torch.from_numpy(uniforms(seeds, count, offsets)).T.contiguous().to(device)
         self._samplings = list(samplings)
         self._device = device
         self._group()

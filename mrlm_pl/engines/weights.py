@@ -92,18 +92,19 @@ class DecoderWeights:
 
     Fused matrices are copies in the compute dtype and keep their memory from one :meth:`read` to the next. All other
     weights refer to the module's own memory when their dtype is the compute dtype; norms and the token embedding
-    always do.
+    always do. With ``own`` nothing refers to the module's memory, so that the module may change between two reads.
 
     Args:
         model: a model for which :func:`unsupported_reason` is None.
         dtype: compute dtype of the projections and of the head.
+        own: copy all weights.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
         config = model.config
         attention = model.model.layers[0].self_attn
         self.model = model
-        self.dtype = dtype
+        self.dtype, self.own = dtype, own
         self.head_dim: int = attention.head_dim
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
@@ -116,10 +117,14 @@ class DecoderWeights:
     def read(self) -> None:
         """Take over the module's current weights."""
         decoder = self.model.model
-        self.embedding, _ = read_affine(decoder.embed_tokens)
+        self.embedding = self._keep("embedding", decoder.embed_tokens)
         self.device = self.embedding.device
-        self.norm, _ = read_affine(decoder.norm)
-        self.head, self.head_bias = self._fuse("head", self.model.lm_head)
+        self.norm = self._keep("norm", decoder.norm)
+        tied = self.model.lm_head.weight is decoder.embed_tokens.weight and self.embedding.dtype == self.dtype
+        if self.own and tied and self.model.lm_head.bias is None:
+            self.head, self.head_bias = self.embedding, None
+        else:
+            self.head, self.head_bias = self._fuse("head", self.model.lm_head)
         self.layers = [self._read_layer(f"layer {i}", layer) for i, layer in enumerate(decoder.layers)]
         rotary = decoder.rotary_emb
         self.inverse_frequency = rotary.inv_freq.to(self.device, torch.float32)
@@ -137,18 +142,23 @@ class DecoderWeights:
             rows = [q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)]
             qk_norm = self._hold(f"{name} qk_norm", rows, q_norm.dtype)
         return LayerWeights(
-            attention_norm=read_affine(layer.input_layernorm)[0],
+            attention_norm=self._keep(f"{name} attention_norm", layer.input_layernorm),
             qkv=qkv[0],
             qkv_bias=qkv[1],
             qk_norm=qk_norm,
             out=out[0],
             out_bias=out[1],
-            mlp_norm=read_affine(layer.post_attention_layernorm)[0],
+            mlp_norm=self._keep(f"{name} mlp_norm", layer.post_attention_layernorm),
             gate_up=gate_up[0],
             gate_up_bias=gate_up[1],
             down=down[0],
             down_bias=down[1],
         )
+
+    def _keep(self, name: str, module: nn.Module) -> Tensor:
+        """Weight of a module in its own dtype."""
+        weight, _ = read_affine(module)
+        return self._hold(name, [weight], weight.dtype)
 
     def _fuse(self, name: str, *modules: nn.Module) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the modules stacked along the output, in the compute dtype."""
@@ -158,7 +168,7 @@ class DecoderWeights:
         return weight, self._hold(f"{name} bias", biases, self.dtype) if biases else None
 
     def _hold(self, name: str, parts: list[Tensor], dtype: torch.dtype) -> Tensor:
-        if len(parts) == 1 and parts[0].dtype == dtype:
+        if len(parts) == 1 and parts[0].dtype == dtype and not self.own:
             return parts[0]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         buffer = self._buffers.get(name)

@@ -172,6 +172,8 @@ class RemoteEngine(Engine):
 
 
 def _to_request(request: SampleRequest) -> pb.SampleRequest:
+    if request.offset or request.piece is not None:
+        raise EngineError("policies on a server sample whole turns: a request may have neither offset nor piece")
     sampling = request.sampling
     return pb.SampleRequest(
         token_ids=request.token_ids,

@@ -1,0 +1,184 @@
+"""Generation in pieces: calls from many episodes are batched together, and weights may change while a turn is sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from mrlm_pl.engines.base import Engine, FinishReason, Sample, SampleRequest
+from mrlm_pl.episode import TokenSpan
+from mrlm_pl.errors import ConfigurationError, EngineError
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A turn that is being sampled."""
+
+    request: SampleRequest
+    session: str
+    done: asyncio.Future[Sample]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[TokenSpan] = field(default_factory=list)
+
+    def next_piece(self, piece: int) -> SampleRequest:
+        request, drawn = self.request, len(self.token_ids)
+        return replace(
+            request,
+            token_ids=(*request.token_ids, *self.token_ids),
+            session=self.session,
+            offset=request.offset + drawn,
+            piece=piece if request.piece is None else min(piece, request.piece - drawn),
+        )
+
+    def take(self, sample: Sample, window: int | None) -> FinishReason | None:
+        """Append a piece; why the turn is over, or None when it goes on."""
+        self.token_ids += sample.token_ids
+        self.logprobs += sample.logprobs
+        for span in sample.spans or (TokenSpan(len(sample.token_ids), sample.version, sample.engine),):
+            last = self.spans[-1] if self.spans else None
+            if last is not None and (last.version, last.engine) == (span.version, span.engine):
+                self.spans[-1] = replace(last, tokens=last.tokens + span.tokens)
+            else:
+                self.spans.append(span)
+        if sample.finish_reason == "stop":
+            return "stop"
+        limit = self.request.sampling.max_tokens - self.request.offset
+        if self.request.piece is not None:
+            limit = min(limit, self.request.piece)
+        if window is not None:
+            limit = min(limit, window - len(self.request.token_ids))
+        return "length" if len(self.token_ids) >= limit else None
+
+    def sample(self, reason: FinishReason) -> Sample:
+        version = min(span.version for span in self.spans)
+        spans = tuple(self.spans) if len(self.spans) > 1 else ()
+        return Sample(tuple(self.token_ids), tuple(self.logprobs), reason, version, self.spans[0].engine, spans)
+
+
+class ContinuousEngine(Engine):
+    """Makes of concurrent calls of :meth:`sample` common batches of another engine, in pieces of some tokens.
+
+    Between two pieces turns that have finished leave, turns that were asked for meanwhile join, and weights that
+    :meth:`load` has brought are used from there on: a turn that is under way keeps the tokens that it has, with their
+    log-probabilities and version, and goes on with the new weights, which read its whole context anew. So each token's
+    log-probability is that of one version of the weights given everything before it.
+
+    All calls of :meth:`sample` must come from one event loop.
+
+    Args:
+        engine: what generates; it must take requests with ``offset`` and ``piece``.
+        piece: tokens sampled at most before others may join or weights may change.
+        rows: turns in a batch at most; those asked for first go first.
+
+    Raises:
+        ConfigurationError: a number is below 1.
+    """
+
+    def __init__(self, engine: Engine, piece: int = 32, rows: int = 256) -> None:
+        if piece < 1 or rows < 1:
+            raise ConfigurationError(f"piece is {piece} and rows {rows}; both must be 1 or above")
+        self.engine, self.piece, self.rows = engine, piece, rows
+        self.busy_seconds = 0.0
+        self._turns: list[_Turn] = []
+        self._numbers = itertools.count()
+        self._runner: asyncio.Task[None] | None = None
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """One sample per request, in order; see :meth:`Engine.sample`.
+
+        Raises:
+            EngineError: what the engine raises for the batch that a request was in.
+        """
+        loop = asyncio.get_running_loop()
+        turns = []
+        for request in requests:
+            session = request.session or f"piece/{next(self._numbers)}/"
+            turns.append(_Turn(request, session, loop.create_future()))
+        self._turns += turns
+        if self._runner is None or self._runner.done():
+            self._runner = loop.create_task(self._run())
+        try:
+            return list(await asyncio.gather(*(turn.done for turn in turns)))
+        finally:
+            for turn in turns:
+                turn.done.cancel()  # of a call that was cancelled or has failed, nothing goes on
+                if not turn.request.session:
+                    self.engine.release(turn.session)
+
+    async def _run(self) -> None:
+        # Whoever was started together asks together: the others get their turn before the first batch is made.
+        await asyncio.sleep(0)
+        while self._turns:
+            self._turns = [turn for turn in self._turns if not turn.done.done()]
+            batch = self._turns[: self.rows]
+            if not batch:
+                return
+            asked = [turn.next_piece(self.piece) for turn in batch]
+            started = time.perf_counter()
+            try:
+                samples = await self.engine.sample(asked)
+            except asyncio.CancelledError:
+                for turn in self._turns:
+                    turn.done.cancel()
+                raise
+            except Exception as error:
+                await self._find_culprits(batch, asked, error)
+                continue
+            finally:
+                self.busy_seconds += time.perf_counter() - started
+            for turn, sample in zip(batch, samples, strict=True):
+                self._take(turn, sample)
+
+    def _take(self, turn: _Turn, sample: Sample) -> None:
+        reason = turn.take(sample, self.engine.window(turn.request.policy))
+        if reason is not None and not turn.done.done():
+            turn.done.set_result(turn.sample(reason))
+
+    async def _find_culprits(self, batch: Sequence[_Turn], asked: Sequence[SampleRequest], error: Exception) -> None:
+        """Ask for each piece by itself, so that a request that cannot be answered does not spoil those of others."""
+        if len(batch) == 1:
+            if not batch[0].done.done():
+                batch[0].done.set_exception(error)
+            return
+        for turn, request in zip(batch, asked, strict=True):
+            try:
+                (sample,) = await self.engine.sample([request])
+            except Exception as of_this_one:
+                if not turn.done.done():
+                    turn.done.set_exception(of_this_one)
+            else:
+                self._take(turn, sample)
+
+    def window(self, policy: str) -> int | None:
+        """See :meth:`Engine.window`."""
+        return self.engine.window(policy)
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        """Make these weights the current ones from the next piece on; see :meth:`Engine.load`."""
+        self.engine.load(policy, weights, version)
+
+    def compute_during(self, start: Callable[[], Future[T]]) -> T:
+        """The result of the future that ``start`` gives; until then the engine may compute in this thread."""
+        return self.engine.compute_during(start)
+
+    def release(self, session_prefix: str) -> None:
+        """Forget caches; see :meth:`Engine.release`."""
+        self.engine.release(session_prefix)
+
+    def close(self) -> None:
+        """Close the engine; may be called twice.
+
+        Raises:
+            EngineError: turns are still being sampled.
+        """
+        if any(not turn.done.done() for turn in self._turns):
+            raise EngineError("the engine is closed while turns are sampled; cancel those who wait for them first")
+        self.engine.close()
