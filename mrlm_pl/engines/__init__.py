@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from mrlm_pl.engines.continuous import ContinuousEngine
     from mrlm_pl.engines.generation import EngineStats
     from mrlm_pl.engines.in_process import InProcessEngine
+    from mrlm_pl.engines.pool_settings import PoolDeadlines, PoolResources, WeightTransfer
+    from mrlm_pl.engines.ray_pool import RayPool
     from mrlm_pl.engines.routing import RoutingEngine
 
 __all__ = [
@@ -18,10 +20,14 @@ __all__ = [
     "EngineStats",
     "FinishReason",
     "InProcessEngine",
+    "PoolDeadlines",
+    "PoolResources",
+    "RayPool",
     "RoutingEngine",
     "Sample",
     "SampleRequest",
     "Sampling",
+    "WeightTransfer",
 ]
 
 _HOME = {
@@ -33,7 +39,11 @@ _HOME = {
     "ContinuousEngine": "continuous",
     "EngineStats": "generation",
     "InProcessEngine": "in_process",
+    "PoolDeadlines": "pool_settings",
+    "PoolResources": "pool_settings",
+    "RayPool": "ray_pool",
     "RoutingEngine": "routing",
+    "WeightTransfer": "pool_settings",
 }
 
 

@@ -98,7 +98,7 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[name]
 
 
-def _new(cls: type) -> Any:
+def _new(cls: Any) -> Any:
     return cls.__new__(cls)
 
 

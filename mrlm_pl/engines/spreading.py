@@ -51,7 +51,10 @@ class Spreading:
         for place in places:
             self._busy[place] -= 1
 
-    def release(self, session_prefix: str) -> None:
-        """Forget the sessions whose key begins with ``session_prefix``."""
-        for session in [item for item in self._sessions if item.startswith(session_prefix)]:
-            self._homes[self._sessions.pop(session)] -= 1
+    def release(self, session_prefix: str) -> set[int]:
+        """Forget the sessions whose key begins with ``session_prefix``; the places where they were."""
+        gone = [item for item in self._sessions if item.startswith(session_prefix)]
+        places = [self._sessions.pop(session) for session in gone]
+        for place in places:
+            self._homes[place] -= 1
+        return set(places)

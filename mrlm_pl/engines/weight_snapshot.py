@@ -71,7 +71,7 @@ def checksum(data: Tensor) -> int:
     >>> checksum(torch.tensor([97, 98, 99], dtype=torch.uint8)) == xxhash.xxh3_64_intdigest(b"abc")
     True
     """
-    return xxhash.xxh3_64_intdigest(as_bytes(data).cpu().numpy())
+    return xxhash.xxh3_64_intdigest(as_bytes(data).cpu().numpy().data)
 
 
 @dataclass

@@ -184,20 +184,29 @@ class Staged:
         }
         self.checksums = {item.name: item.checksum for item in manifest.tensors}
 
-    @torch.no_grad()
-    def install(self, targets: Mapping[str, Tensor]) -> None:
-        """Write the tensors into ``targets`` of the same names; one without memory takes over that of the stream.
+    def check(self, targets: Mapping[str, Tensor]) -> None:
+        """Nothing, when the tensors fit into ``targets`` of the same names.
 
         Raises:
-            EngineError: a name, shape or dtype is not that of the targets; nothing has been written then.
+            EngineError: a name, shape or dtype is another.
         """
         for name, tensor in self.tensors.items():
             target = targets.get(name)
-            if target is None or target.dtype != tensor.dtype or target.numel() not in (0, tensor.numel()):
-                found = "none" if target is None else f"{target.dtype} {tuple(target.shape)}"
+            fits = target is not None and target.dtype == tensor.dtype and target.shape in ((0,), tensor.shape)
+            if not fits:
+                found = "no such tensor" if target is None else f"{target.dtype} {tuple(target.shape)}"
                 raise EngineError(f"weight {name!r} arrived as {tensor.dtype} {tuple(tensor.shape)}; here is {found}")
+
+    @torch.no_grad()
+    def install(self, targets: Mapping[str, Tensor]) -> None:
+        """Write the tensors into ``targets`` of the same names; an empty one takes over the memory of the stream.
+
+        Raises:
+            EngineError: they do not fit; nothing has been written then.
+        """
+        self.check(targets)
         for name, tensor in self.tensors.items():
-            if targets[name].numel() == tensor.numel():
+            if targets[name].shape == tensor.shape:
                 targets[name].copy_(tensor)
             else:
                 targets[name].data = tensor
