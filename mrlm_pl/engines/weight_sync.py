@@ -9,11 +9,13 @@ of the sender's, never the default group of ``torch.distributed``: members can c
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 import torch
@@ -51,8 +53,8 @@ class Invitation:
     sending: int = 0
 
     def key(self, rank: int, what: str) -> str:
-        """Where in the store something about a receiver is."""
-        return f"{self.group}/{what}/{rank}"
+        """Where in the store something from (rank 0) or about (the others) a member is."""
+        return f"members/{self.group}/{what}/{rank}"
 
 
 class WeightSender:
@@ -117,9 +119,7 @@ class WeightSender:
         ranks = range(1, invitation.members)
         try:
             if invitation.group not in self._groups:
-                for rank in ranks:
-                    self._wait_for(invitation, rank, "here", check)
-                self._groups[invitation.group] = _join(self._store, invitation, 0)
+                self._groups[invitation.group] = self._gather(invitation, check)
             self._broadcast(self._groups[invitation.group], invitation, manifest, source)
             answers = {rank: self._wait_for(invitation, rank, str(invitation.sending), check) for rank in ranks}
         except BaseException:
@@ -134,13 +134,32 @@ class WeightSender:
         """Leave all groups; may be called twice."""
         self._groups.clear()
 
+    def _gather(self, invitation: Invitation, check: Callable[[], None]) -> Any:
+        """The process group, once all receivers are connected.
+
+        Connecting to a member that has died takes long, so nobody begins before all have come.
+        """
+        ranks, begin = range(1, invitation.members), invitation.key(0, "begin")
+        try:
+            for rank in ranks:
+                self._wait_for(invitation, rank, "here", check)
+        except BaseException:
+            self._store.set(begin, "")
+            raise
+        self._store.set(begin, "yes")
+        with _told(None, 0, invitation, "sent"):
+            group = _join(self._store, invitation, 0)
+        for rank in ranks:
+            self._wait_for(invitation, rank, "joined", check)
+        return group
+
     def _wait_for(self, invitation: Invitation, rank: int, what: str, check: Callable[[], None]) -> str:
         """What a receiver has put into the store."""
         key, deadline = invitation.key(rank, what), time.monotonic() + invitation.seconds
         while not self._store.check([key]):
             check()
             if time.monotonic() > deadline:
-                did = "join the group" if what == "here" else "confirm the weights"
+                did = "join the group" if what in ("here", "joined") else "confirm the weights"
                 raise EngineError(
                     f"receiver {rank} of the weights did not {did} within {invitation.seconds:g} s; look whether it "
                     "lives and reaches this process, or allow more seconds"
@@ -236,11 +255,10 @@ class WeightReceiver:
             with _told(manifest, 0, invitation, "received"):
                 seconds = timedelta(seconds=invitation.seconds)
                 store = dist.TCPStore(invitation.host, invitation.port, is_master=False, timeout=seconds)
-                store.set(invitation.key(rank, "here"), "")
         try:
             if group is None:
                 with _told(manifest, 0, invitation, "received"):
-                    group = _join(store, invitation, rank)
+                    group = _connected(store, invitation, rank)
                 self._groups[invitation.group] = group, store
             staged = self._receive(group, invitation, manifest)
         except BaseException as error:
@@ -281,6 +299,36 @@ def _device(transport: Transport) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if transport == "nccl" else torch.device("cpu")
 
 
+def _connected(store: Any, invitation: Invitation, rank: int) -> Any:
+    """The process group of an invitation as a receiver sees it, when the sender has seen that all have come."""
+    store.set(invitation.key(rank, "here"), "")
+    begin, deadline = invitation.key(0, "begin"), time.monotonic() + invitation.seconds
+    while not store.check([begin]):
+        if time.monotonic() > deadline:
+            raise RuntimeError("the sender waits for other members")
+        time.sleep(_POLL_SECONDS)
+    if store.get(begin) != b"yes":
+        raise RuntimeError("the sender has called it off")
+    # Connecting to a member that dies meanwhile has a deadline of the library's own, longer than ours may be.
+    made: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_put, args=(made, _join, store, invitation, rank), daemon=True).start()
+    try:
+        group = made.get(timeout=invitation.seconds)
+    except Empty:
+        raise RuntimeError("a member did not connect") from None
+    if isinstance(group, Exception):
+        raise group
+    store.set(invitation.key(rank, "joined"), "")
+    return group
+
+
+def _put(queue: SimpleQueue[Any], function: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        queue.put(function(*arguments))
+    except Exception as error:
+        queue.put(error)
+
+
 def _join(store: Any, invitation: Invitation, rank: int) -> Any:
     """The process group of an invitation, once all its members are there."""
     timeout = timedelta(seconds=invitation.seconds)
@@ -304,13 +352,15 @@ def _pack(bucket: Tensor, start: int, manifest: Manifest, source: Callable[[str]
 
 
 @contextmanager
-def _told(manifest: Manifest, start: int, invitation: Invitation, done: str) -> Iterator[None]:
+def _told(manifest: Manifest | None, start: int, invitation: Invitation, done: str) -> Iterator[None]:
     """Errors of the process group as ours, with the tensor that was under way."""
     try:
         yield
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        what = (
+            "nothing" if manifest is None else f"weight {manifest.at(start)!r} (byte {start} of {manifest.total}) not"
+        )
         raise EngineError(
-            f"weight {manifest.at(start)!r} (byte {start} of {manifest.total}) was not {done}: a member of "
-            f"{invitation.group} is gone or was silent for {invitation.seconds:g} s ({reason})"
+            f"{what} {done}: a member of {invitation.group} is gone or silent for {invitation.seconds:g} s ({reason})"
         ) from error
