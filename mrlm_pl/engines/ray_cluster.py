@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import math
 import os
 import shutil
-import signal
 import socket
 import tempfile
 import threading
@@ -69,6 +69,7 @@ class RayCluster:
         self._folder: str | None = None
         self._group: Any = None
         self._own: list[Any] = []
+        self._below: set[Any] = set()
         self.address = address or "this machine"
         self._joined = ray.is_initialized()  # somebody else's, who also ends it
         if self._joined:
@@ -121,6 +122,16 @@ class RayCluster:
         node = self._ray._private.worker._global_node
         if self._asked is None and not self._joined:
             self._own = [item.process for items in node.all_processes.values() for item in items]
+            self._note_children()
+
+    def _note_children(self) -> None:
+        """Remember what the processes that were started here have started, as long as they can be asked."""
+        import psutil  # comes with Ray
+
+        for process in self._own:
+            if process.poll() is None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._below |= set(psutil.Process(process.pid).children(recursive=True))
 
     # What may be asked while it runs.
 
@@ -139,6 +150,7 @@ class RayCluster:
                 f"Ray at {self.address} could not reserve {wanted} ({strategy}) within {seconds:g} s; it has {total}, "
                 f"of which {free} are free; ask for fewer workers or less for each, or add machines"
             )
+        self._note_children()
 
     def actor(self, cls: type, bundle: int, arguments: Sequence[Any], calls: int, resources: dict[str, float]) -> Any:
         """A new actor of the class in a reserved bundle; it has not answered yet."""
@@ -237,15 +249,26 @@ class RayCluster:
             _within(_STOP_SECONDS, lambda: self._ray.util.remove_placement_group(group))
         if self._joined or self._stop.is_set():
             return
+        self._note_children()
         self._stop.set()
         atexit.unregister(self.close)
         self._thread.join(_STOP_SECONDS)
+        self._end_processes()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end_processes(self) -> None:
+        """End what is left of the processes that were started here."""
+        import psutil
+
         for process in self._own:
             if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
             process.wait(_STOP_SECONDS)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # workers that are about to end may still write
+        for process in self._below:
+            with contextlib.suppress(psutil.NoSuchProcess):  # most have gone by themselves
+                process.kill()
+        psutil.wait_procs(self._below, timeout=_STOP_SECONDS)
 
 
 class WorkerLostError(EngineError):

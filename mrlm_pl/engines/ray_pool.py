@@ -338,6 +338,15 @@ class RayPool(Engine):
             found = await asyncio.to_thread(self._cluster.translated, error, worker.name, "generate")
             raise found from error
 
+    def describe(self) -> list[dict[str, Any]]:
+        """Process id (``pid``), ``host`` and ``device`` of each worker.
+
+        Raises:
+            WorkerLostError: one does not answer.
+        """
+        asked = [(worker, self._cluster.call(worker.actor, "describe")) for worker in self._pool]
+        return [self._cluster.wait(item, self.deadlines.start, worker.name, "answer") for worker, item in asked]
+
     def release(self, session_prefix: str) -> None:
         """Forget caches, in the background; see :meth:`Engine.release`."""
         for place in self._spreading.release(session_prefix):

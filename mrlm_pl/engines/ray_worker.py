@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,8 +42,8 @@ class PoolWorker:
         self._changed = asyncio.Condition()
 
     async def describe(self) -> dict[str, Any]:
-        """Process id and device; the answer says that the worker is up."""
-        return {"pid": os.getpid(), "device": str(self._device)}
+        """Process id, host and device; the answer says that the worker is up."""
+        return {"pid": os.getpid(), "host": socket.gethostname(), "device": str(self._device)}
 
     async def build(self, policy: str, skeleton: bytes) -> None:
         """Make the model of a policy, still without weights; the one that serves stays until :meth:`switch`."""
