@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from mrlm_pl.engines import InProcessEngine, RayPool, SampleRequest, Sampling, WeightTransfer
+from mrlm_pl.engines import InProcessEngine, RayPool, SampleRequest, Sampling
 from mrlm_pl.engines.weight_snapshot import Snapshot, checksum
 from mrlm_pl.engines.weight_sync import WeightReceiver, WeightSender
 from mrlm_pl.event_loop import EventLoopThread

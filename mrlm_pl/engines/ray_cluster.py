@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import logging
 import math
 import os
@@ -14,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Literal
+from pathlib import Path
+from typing import IO, Any, Literal
 
 from mrlm_pl.errors import ConfigurationError, EngineError
 
@@ -26,6 +28,7 @@ CHECK_SECONDS = 1.0
 """After which who waits for a worker looks whether the cluster is still there."""
 
 _STOP_SECONDS = 20.0
+_FOLDER, _LOCK = "mrlm-ray-", "in_use"
 _OBJECT_STORE_BYTES = 128 * 2**20  # weights do not go through it
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -66,7 +69,7 @@ class RayCluster:
         self._silent_since: float | None = None
         self._stop, self._ready = threading.Event(), threading.Event()
         self._failure: BaseException | None = None
-        self._folder: str | None = None
+        self._folder: Path | None = None
         self._group: Any = None
         self._own: list[Any] = []
         self._below: set[Any] = set()
@@ -95,15 +98,18 @@ class RayCluster:
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "mrlm"}
         try:
             if self._asked is None:
-                self._folder = tempfile.mkdtemp(prefix="mrlm-ray-")
+                self._folder, self._lock = _own_folder()
                 options |= {
                     "address": "local",
                     "num_cpus": max(1, math.ceil(self._cpus)),
                     "include_dashboard": False,
                     "object_store_memory": _OBJECT_STORE_BYTES,
-                    "_temp_dir": self._folder,
+                    "_temp_dir": str(self._folder),
                 }
             else:
+                host, _, port = self._asked.rpartition(":")
+                if port.isdigit():
+                    socket.create_connection((host, int(port)), timeout=_STOP_SECONDS).close()  # Ray would try for long
                 options["address"] = self._asked
             self._ray.init(**options)
             self._look_around()
@@ -256,6 +262,7 @@ class RayCluster:
         self._end_processes()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            self._lock.close()
 
     def _end_processes(self) -> None:
         """End what is left of the processes that were started here."""
@@ -281,3 +288,15 @@ def _within(seconds: float, function: Callable[[], Any]) -> bool:
     thread.start()
     thread.join(seconds)
     return not thread.is_alive()
+
+
+def _own_folder() -> tuple[Path, IO[str]]:
+    """A new folder for Ray's files and the lock that says that it is used; those of killed runs are removed."""
+    for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_LOCK}"):
+        with contextlib.suppress(OSError), old.open("a") as lock:  # somebody else's, or in use
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+    lock = (folder / _LOCK).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock

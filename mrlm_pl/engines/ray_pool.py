@@ -228,6 +228,7 @@ class RayPool(Engine):
     def _open(self) -> None:
         """Start what is not started yet."""
         if self._cluster is not None:
+            self._cluster.check()  # calls may still be answered for a while after the head has died
             return
         own = self.resources
         cpus = own.worker["CPU"] * self.workers + own.learner_cpus

@@ -31,7 +31,7 @@ SHORT = {
 
 def descendants(parent: int) -> dict[int, str]:
     """Command lines of all processes below one, by process id."""
-    found = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(["ps", "-e", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in found.splitlines()]
     parents = {int(row[0]): int(row[1]) for row in rows}
     lines = {int(row[0]): row[2] if len(row) > 2 else "" for row in rows}
@@ -87,7 +87,7 @@ def test_workers_answer_like_the_learner_also_after_one_was_killed() -> None:
                 assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
         assert pool.replaced == 1
         below = descendants(os.getpid())
-        assert sum("raylet" in line for line in below.values()) > 0
+        assert any("gcs_server" in line for line in below.values()), below
     finally:
         alone.close()
         pool.close()
@@ -163,7 +163,7 @@ def test_a_killed_head_ends_the_run_with_the_remedy(part: str, fit: Any, tmp_pat
     assert time.monotonic() - started < 60
     assert "EngineError: Ray at " in output
     assert "--ckpt_path last" in output
-    eventually(lambda: not any(alive(pid) for pid in below), 30)
+    eventually(lambda: not any(alive(pid) for pid in below), 90)
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_nothing_outlives_a_run_that_is_stopped(number: signal.Signals, fit: Any
     assert len(workers_of(process.pid)) == 2
     process.send_signal(number)
     process.communicate(timeout=120)
-    eventually(lambda: not any(alive(pid) for pid in below), 30)
+    eventually(lambda: not any(alive(pid) for pid in below), 90)
 
 
 @pytest.mark.slow
