@@ -128,7 +128,7 @@ class RayPool(Engine):
             self._open()
             if served is None or served.structure != shape:
                 served = self._served[policy] = _Served(Skeleton(weights), next(self._numbers), shape)
-            served.snapshot.take(served.skeleton.tensors(weights))
+            served.snapshot.take(served.skeleton.tensors(weights), served.skeleton.passing)
             served.version = version
             for worker, reason in self._update(policy, self._pool).items():
                 self._replace(worker, reason)

@@ -11,12 +11,16 @@ import torch
 from ray.cloudpickle import Pickler
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from mrlm_pl.errors import EngineError
+from mrlm_pl.policy.sharding import whole
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_SHARDING = "torch.distributed"
 """Hooks from here gather the parts of a sharded model; what is rebuilt is whole."""
+
+_STATE_OF_SHARDING = ("__composable_api_state_key", "_is_fsdp", "_fsdp")
 
 
 class Skeleton:
@@ -27,6 +31,11 @@ class Skeleton:
 
     Args:
         module: of classes that the other process can import; others go along by value where they can.
+
+    Attributes:
+        data: the bytes.
+        names: of all tensors.
+        passing: whether the module's tensors are put together from several ranks for a while only.
 
     Raises:
         EngineError: something in the module cannot be pickled.
@@ -44,10 +53,16 @@ class Skeleton:
             raise EngineError(f"{type(module).__name__} cannot be sent to another process: {error}") from error
         self.data = file.getvalue()
         self.names = frozenset(named) | frozenset(self._others)
+        sharded = any(isinstance(part, FSDPModule) for part in module.modules())
+        self.passing = sharded or any(isinstance(tensor, DTensor) for tensor in named.values())
 
     def tensors(self, module: nn.Module) -> dict[str, Tensor]:
-        """All tensors of the module as it is now, by name; those that are neither parameter nor buffer are numbered."""
-        return {**dict(module.named_parameters()), **dict(module.named_buffers()), **self._others}
+        """All tensors of the module as it is now, by name; those that are neither parameter nor buffer are numbered.
+
+        Of a tensor-parallel module every rank must ask.
+        """
+        found = {**dict(module.named_parameters()), **dict(module.named_buffers()), **self._others}
+        return {name: whole(tensor) for name, tensor in found.items()}
 
 
 def structure(module: nn.Module) -> tuple[Any, ...]:
@@ -121,7 +136,7 @@ def _plain_class(module: nn.Module) -> type:
 
 
 def _whole_state(module: nn.Module) -> dict[str, Any]:
-    state = dict(module.__dict__)
+    state = {key: value for key, value in module.__dict__.items() if not key.startswith(_STATE_OF_SHARDING)}
     for name in _HOOKS:
         kept = {key: hook for key, hook in state[name].items() if not _of_sharding(hook)}
         state[name] = type(state[name])(kept)

@@ -95,13 +95,18 @@ class Snapshot:
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make ``tensors`` the ones that are served; names that are left out are forgotten."""
-        self._kept = {name: self._keep(self._kept.get(name), tensor) for name, tensor in tensors.items()}
+    def take(self, tensors: Mapping[str, Tensor], passing: bool = False) -> None:
+        """Make ``tensors`` the ones that are served; names that are left out are forgotten.
 
-    def _keep(self, old: _Kept | None, tensor: Tensor) -> _Kept:
+        Args:
+            tensors: by name.
+            passing: their memory may be freed or used for something else, so that all are copied.
+        """
+        self._kept = {name: self._keep(self._kept.get(name), tensor, passing) for name, tensor in tensors.items()}
+
+    def _keep(self, old: _Kept | None, tensor: Tensor, passing: bool) -> _Kept:
         changes = -1 if tensor.is_inference() else tensor._version
-        fixed = not tensor.requires_grad and changes >= 0
+        fixed = not (tensor.requires_grad or passing) and changes >= 0
         if old is not None and fixed and (old.memory, old.changes) == (tensor.data_ptr(), changes):
             return old
         data = as_bytes(tensor)

@@ -31,7 +31,9 @@ SHORT = {
 
 def descendants(parent: int) -> dict[int, str]:
     """Command lines of all processes below one, by process id."""
-    found = subprocess.run(["ps", "-e", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        ["ps", "-e", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    ).stdout
     rows = [line.split(None, 2) for line in found.splitlines()]
     parents = {int(row[0]): int(row[1]) for row in rows}
     lines = {int(row[0]): row[2] if len(row) > 2 else "" for row in rows}

@@ -32,7 +32,7 @@ def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
         cluster = FakeCluster()
         monkeypatch.setattr(ray_pool_module, "RayCluster", lambda *arguments: cluster)
         options.setdefault("transfer", WeightTransfer(bucket_bytes=4096))
-        options.setdefault("deadlines", PoolDeadlines(start=10, sample=10, transfer=5, silence=1))
+        options.setdefault("deadlines", PoolDeadlines(start=10, sample=10, transfer=1.5, silence=1))
         pools.append(RayPool(workers, **options))
         return pools[-1], cluster
 
@@ -112,6 +112,31 @@ def test_a_model_is_rebuilt_from_its_skeleton_and_its_tensors(name: str) -> None
         assert torch.equal(copy.eval()(input_ids=ids).logits, model(input_ids=ids).logits)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert (copy.get_output_embeddings().weight is copy.get_input_embeddings().weight) == tied
+
+
+def test_the_skeleton_of_a_sharded_model_is_that_of_the_whole_one() -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from mrlm_pl.policy.sharding import gathered, shard
+
+    model, same = build("llama"), build("llama")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        shard(model, init_device_mesh("cpu", (1,)))
+        with torch.no_grad(), gathered([model]):
+            skeleton = Skeleton(model)
+            assert skeleton.passing
+            given = {name: tensor.clone() for name, tensor in skeleton.tensors(model).items()}
+    finally:
+        dist.destroy_process_group()
+    copy, targets = rebuild(skeleton.data, torch.device("cpu"))
+    assert type(copy) is type(same)
+    for key, value in given.items():
+        targets[key].data = value
+    ids = torch.tensor([[1, 5, 9, 2]])
+    with torch.no_grad():
+        assert torch.equal(copy.eval()(input_ids=ids).logits, same(input_ids=ids).logits)
 
 
 def test_what_cannot_be_sent_is_told() -> None:
