@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,14 @@ from mrlm_pl.policy.sharding import whole
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_SHARDING = "torch.distributed"
 """Hooks from here gather the parts of a sharded model; what is rebuilt is whole."""
+
+_OF_CHECKPOINTS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""Hooks that a model which only generates never runs."""
 
 _STATE_OF_SHARDING = ("__composable_api_state_key", "_is_fsdp", "_fsdp")
 
@@ -94,7 +103,7 @@ class _Pickler(Pickler):
         return self._names[id(item)], dtype, isinstance(item, nn.Parameter)
 
     def reducer_override(self, item: Any) -> Any:
-        if isinstance(item, nn.Module) and _has_hooks_of_sharding(item):
+        if isinstance(item, nn.Module) and _is_marked(item):
             return _new, (_plain_class(item),), _whole_state(item)
         return super().reducer_override(item)
 
@@ -122,10 +131,10 @@ def _of_sharding(hook: Callable[..., Any]) -> bool:
     return str(getattr(function, "__module__", "")).startswith(_OF_SHARDING)
 
 
-def _has_hooks_of_sharding(module: nn.Module) -> bool:
-    return isinstance(module, FSDPModule) or any(
-        _of_sharding(hook) for name in _HOOKS for hook in getattr(module, name).values()
-    )
+def _is_marked(module: nn.Module) -> bool:
+    """Whether a module has something on it that is left behind."""
+    hooks = any(_of_sharding(hook) for name in _HOOKS for hook in getattr(module, name).values())
+    return hooks or isinstance(module, FSDPModule) or any(getattr(module, name) for name in _OF_CHECKPOINTS)
 
 
 def _plain_class(module: nn.Module) -> type:
@@ -137,6 +146,8 @@ def _plain_class(module: nn.Module) -> type:
 
 def _whole_state(module: nn.Module) -> dict[str, Any]:
     state = {key: value for key, value in module.__dict__.items() if not key.startswith(_STATE_OF_SHARDING)}
+    for name in _OF_CHECKPOINTS:
+        state[name] = OrderedDict()
     for name in _HOOKS:
         kept = {key: hook for key, hook in state[name].items() if not _of_sharding(hook)}
         state[name] = type(state[name])(kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -102,16 +103,16 @@ def test_a_model_is_rebuilt_from_its_skeleton_and_its_tensors(name: str) -> None
     skeleton = Skeleton(model)
     largest = max(item.numel() * item.element_size() for item in model.parameters())
     assert len(skeleton.data) < 40_000 + largest, "no weights are in it"
-    copy, targets = rebuild(skeleton.data, torch.device("cpu"))
+    rebuilt, targets = rebuild(skeleton.data, torch.device("cpu"))
     given = skeleton.tensors(model)
     assert targets.keys() == given.keys() == skeleton.names
     for key, value in given.items():
         targets[key].data = value.detach().clone()
     ids = torch.tensor([[1, 5, 9, 2]])
     with torch.no_grad():
-        assert torch.equal(copy.eval()(input_ids=ids).logits, model(input_ids=ids).logits)
+        assert torch.equal(rebuilt.eval()(input_ids=ids).logits, model(input_ids=ids).logits)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert (copy.get_output_embeddings().weight is copy.get_input_embeddings().weight) == tied
+    assert (rebuilt.get_output_embeddings().weight is rebuilt.get_input_embeddings().weight) == tied
 
 
 def test_the_skeleton_of_a_sharded_model_is_that_of_the_whole_one() -> None:
@@ -120,7 +121,8 @@ def test_the_skeleton_of_a_sharded_model_is_that_of_the_whole_one() -> None:
 
     from mrlm_pl.policy.sharding import gathered, shard
 
-    model, same = build("llama"), build("llama")
+    model = build("llama")
+    same = copy.deepcopy(model)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         shard(model, init_device_mesh("cpu", (1,)))
@@ -130,13 +132,13 @@ def test_the_skeleton_of_a_sharded_model_is_that_of_the_whole_one() -> None:
             given = {name: tensor.clone() for name, tensor in skeleton.tensors(model).items()}
     finally:
         dist.destroy_process_group()
-    copy, targets = rebuild(skeleton.data, torch.device("cpu"))
-    assert type(copy) is type(same)
+    rebuilt, targets = rebuild(skeleton.data, torch.device("cpu"))
+    assert type(rebuilt) is type(same)
     for key, value in given.items():
         targets[key].data = value
     ids = torch.tensor([[1, 5, 9, 2]])
     with torch.no_grad():
-        assert torch.equal(copy.eval()(input_ids=ids).logits, same(input_ids=ids).logits)
+        assert torch.equal(rebuilt.eval()(input_ids=ids).logits, same(input_ids=ids).logits)
 
 
 def test_what_cannot_be_sent_is_told() -> None:
