@@ -23,9 +23,14 @@ class EventLoopThread:
         """The future of a coroutine that now runs on the loop; cancelling it cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._loop.is_closed()
+
     def close(self) -> None:
         """Cancel what still runs, then end the thread; may be called twice."""
-        if self._loop.is_closed():
+        if self.closed:
             return
         self.submit(_cancel_others()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -79,6 +79,7 @@ class Play:
         self.metrics: dict[str, float] = {}
         self.error: str | None = None
         self.generate_seconds = self.environment_seconds = 0.0
+        self.waits_for, self.waits_since = "", 0.0
 
     @property
     def over(self) -> bool:

@@ -45,6 +45,7 @@ class EpisodePlayer:
         retries: how many times a failed episode is started again.
         workers: threads that step environments side by side.
         processes: host processes that environments live in; 0 keeps them in this process.
+        loop: where episodes are played; None is a loop of the player's own.
 
     Raises:
         ConfigurationError: an agent of an environment has no seat.
@@ -61,6 +62,7 @@ class EpisodePlayer:
         retries: int = 2,
         workers: int = 4,
         processes: int = 0,
+        loop: EventLoopThread | None = None,
     ) -> None:
         for environment in environments.values():
             for agent in environment.agents:
@@ -92,7 +94,9 @@ class EpisodePlayer:
         self._unwanted: list[Environment] = []
         self._lent: dict[int, Environment] = {}
         self._idle: dict[str, list[Environment]] = {name: [] for name in environments}
-        self._loop: EventLoopThread | None = None
+        self._loop, self._own_loop = loop, loop is None
+        self.playing: dict[str, Play] = {}
+        self.moves = 0
 
     def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
         """:meth:`play` on an event loop of the player's own, while the calling thread computes for the engine."""
@@ -152,7 +156,7 @@ class EpisodePlayer:
             for environment in environments:
                 if environment not in waiting:
                     stack.callback(environment.close)
-        if self._loop is not None:
+        if self._loop is not None and self._own_loop:
             self._loop.close()
             self._loop = None
 
@@ -163,7 +167,8 @@ class EpisodePlayer:
         name = spec.task.environment
         if name not in self.environments:
             raise ConfigurationError(f"task {spec.task.key!r} is of an environment that this run does not have")
-        return Play(spec, self.idle_environment(name), attempt)
+        play = self.playing[spec.id] = Play(spec, self.idle_environment(name), attempt)
+        return play
 
     def idle_environment(self, name: str) -> Environment:
         """An instance that plays no episode."""
@@ -177,6 +182,7 @@ class EpisodePlayer:
 
     def finish(self, play: Play, *, keep: bool = True) -> None:
         """Take back what a play that is over has held; without ``keep`` its environment is not used again."""
+        self.playing.pop(play.id, None)
         self.engine.release(f"{play.id}/")
         self._lent.pop(id(play.environment), None)
         # An instance that failed may be in any state (or still be held by a stuck call). One that was cut short may
@@ -200,6 +206,7 @@ class EpisodePlayer:
     async def reset(self, plays: Sequence[Play]) -> None:
         """Begin plays that were started; what fails has its ``error`` set."""
         calls = [Call(play.environment.reset, (play.spec.task,)) for play in plays]
+        self.now_waiting(plays, "its environment's reset")
         for play, result in zip(plays, await self.caller.run(calls), strict=True):
             play.environment_seconds += result.seconds
             try:
@@ -210,6 +217,12 @@ class EpisodePlayer:
                 raise
             except Exception as error:  # any other fault of an environment becomes a record
                 play.error = _describe(error, play, "reset")
+
+    def now_waiting(self, plays: Sequence[Play], what: str) -> None:
+        """Note what plays wait for from now on: all that came before has been done."""
+        self.moves += len(plays)
+        for play in plays:
+            play.waits_for, play.waits_since = what, time.monotonic()
 
     def still_playing(self, plays: Sequence[Play]) -> list[Play]:
         """The plays that wait for decisions; those that have reached a limit are cut."""
@@ -244,6 +257,7 @@ class EpisodePlayer:
             return
         requests = [self.request(play, agent, session=f"{play.id}/{agent}") for play, agent in owners]
         started = time.perf_counter()
+        self.now_waiting(plays, "the engine")
         samples = await self.engine.sample(requests)
         share = (time.perf_counter() - started) / len(requests)
         for (play, agent), sample in zip(owners, samples, strict=True):
@@ -253,6 +267,7 @@ class EpisodePlayer:
     async def step(self, plays: Sequence[Play]) -> None:
         """Step the environments of plays whose agents have decided; what fails has its ``error`` set."""
         calls = [Call(play.environment.step, (dict(play.actions),)) for play in plays]
+        self.now_waiting(plays, "its environment's step")
         for play, result in zip(plays, await self.caller.run(calls), strict=True):
             play.environment_seconds += result.seconds
             try:

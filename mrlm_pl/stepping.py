@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,13 +44,17 @@ class EnvironmentCaller:
     A thread cannot be killed: a call that outlives the deadline is reported as a ``TimeoutError``, its (daemon) thread
     is abandoned and another takes over the calls that were waiting behind it.
 
+    Batches may run at the same time; those that came first get threads first.
+
     Args:
-        workers: threads that work side by side.
+        workers: threads that work side by side, for all batches together.
         timeout: seconds that one call may take.
     """
 
     def __init__(self, workers: int, timeout: float) -> None:
         self.workers, self.timeout = workers, timeout
+        self._free = workers
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def run(self, calls: Sequence[Call]) -> list[CallResult]:
         """One result per call, in order; never raises what a call raised."""
@@ -84,15 +89,48 @@ class EnvironmentCaller:
     async def _run_on_threads(self, calls: Sequence[Call]) -> list[CallResult]:
         if not calls:
             return []
-        wave = _Wave(calls, asyncio.get_running_loop())
-        for _ in range(min(self.workers, len(calls))):
-            wave.start_thread()
-        while not wave.finished.is_set():
+        threads = await self._take_threads(len(calls))
+        try:
+            wave = _Wave(calls, asyncio.get_running_loop())
+            for _ in range(threads):
+                wave.start_thread()
+            while not wave.finished.is_set():
+                try:
+                    await asyncio.wait_for(wave.finished.wait(), min(_POLL_SECONDS, self.timeout))
+                except asyncio.TimeoutError:
+                    wave.expire(self.timeout, self._timeout_error)
+            return wave.ordered()
+        finally:
+            self._give_threads(threads)
+
+    async def _take_threads(self, most: int) -> int:
+        """How many threads a batch may start: at least one, which may have to be waited for."""
+        if not self._free or self._waiting:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
             try:
-                await asyncio.wait_for(wave.finished.wait(), min(_POLL_SECONDS, self.timeout))
-            except asyncio.TimeoutError:
-                wave.expire(self.timeout, self._timeout_error)
-        return wave.ordered()
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._give_threads(1)  # it was this batch's turn, and the next one's now
+                else:
+                    self._waiting.remove(turn)
+                raise
+            return 1 + self._more_threads(most - 1)
+        return self._more_threads(most)
+
+    def _more_threads(self, most: int) -> int:
+        taken = min(self._free, most)
+        self._free -= taken
+        return taken
+
+    def _give_threads(self, count: int) -> None:
+        self._free += count
+        while self._free and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self._free -= 1
+                turn.set_result(None)
 
     def _timeout_error(self) -> Exception:
         return TimeoutError(f"the environment did not answer within {self.timeout} s; raise `step_timeout` or mend it")

@@ -140,6 +140,8 @@ class TreePlayer:
             for found in branches:
                 self._prune([branch.play for branch in found])
             nodes = [branch.play for found in branches for branch in found]
+        for spec in specs:
+            self.player.playing.pop(spec.id, None)
         return [[play.episode(self.player.seats) for play in paths[spec.id]] for spec in specs]
 
     def _give_back(self, path: Play, kept: set[str]) -> None:
@@ -184,6 +186,7 @@ class TreePlayer:
             for number in range(self.branches)
         ]
         started = time.perf_counter()
+        self.player.now_waiting(nodes, "the engine")
         samples = iter(await self.player.engine.sample(requests))
         share = (time.perf_counter() - started) / len(nodes)
         decided: dict[str, dict[str, list[Sample]]] = {node.id: {} for node in nodes}

@@ -360,3 +360,20 @@ def test_pairs_of_tensor_parallel_ranks_share_the_data_out(launch: Any) -> None:
     one = launch("one", clip=1.0)
     four = launch("four", strategy="fsdp", devices=4, tensor_parallel=2, clip=1.0, callbacks=["held_out"])
     assert_same(gradients(four), gradients(one))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_ranks_play_while_they_update(strategy: str, lora: bool, launch: Any) -> None:
+    options = {"data": {"mode": "async", "max_lag": 1, "iterations": 4}, "lora": lora}
+    one = launch("one", **options)
+    two = launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))  # of the first update, whose episodes have the initial weights
+    assert {item.id for item in episodes(two)} == {item.id for item in episodes(one)}
+    lags = [item.iteration - turn.version for item in episodes(two) for row in item.rows() for turn in row.turns]
+    assert set(lags) <= {0, 1}
+    assert max(lags) == 1
+    metrics = [json.loads((two / f"metrics-{rank}.json").read_text()) for rank in (0, 1)]
+    assert metrics[0] == metrics[1]
+    assert metrics[0]["async/lag_0"] + metrics[0]["async/lag_1"] == pytest.approx(1.0)

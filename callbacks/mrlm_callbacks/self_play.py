@@ -88,6 +88,11 @@ class SelfPlay(Callback, CollectionObserver):
         if stage != "fit":
             return
         algorithm = self._algorithm(trainer)
+        if self._data(trainer).overlaps:
+            raise ConfigurationError(
+                "SelfPlay seats an opponent for each iteration, but with data.mode async episodes of later iterations "
+                "are under way when it changes; use `--data.mode sync`"
+            )
         known = {name: "trained" if algorithm.policy(name).trained else "frozen" for name in algorithm.policies}
         for name, kind in ((self.learner, "trained"), (self.opponent, "frozen")):
             if known.get(name) != kind:

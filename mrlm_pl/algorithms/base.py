@@ -160,7 +160,8 @@ class Algorithm(MetricLog, ABC):
         learner = self.learners[name]
         if self.trainer.world_size > 1:  # the ranks that have rows wait for every layer of this one
             return learner.idle_loss() if name in self.policies else learner.idle_values()
-        return 0.0 * next(iter(learner.model.parameters())).flatten()[0]
+        # Of a policy with adapters only these have a gradient.
+        return 0.0 * next(weight for weight in learner.model.parameters() if weight.requires_grad).flatten()[0]
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """What the algorithm adds to the reward of a turn, or None."""

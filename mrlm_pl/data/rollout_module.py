@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
@@ -16,26 +16,25 @@ from torch import Tensor
 
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.data.async_collector import AsyncCollector, AsyncOptions
 from mrlm_pl.data.collection import CollectionSums
 from mrlm_pl.data.collection_observer import show_collection
 from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.data.group_plan import GroupPlan
+from mrlm_pl.data.players import Players
 from mrlm_pl.data.streams import EvaluationStream, TrainingStream
+from mrlm_pl.data.sync_collector import SyncCollector
 from mrlm_pl.data.task_stream import TaskStream
-from mrlm_pl.engines import Engine, InProcessEngine, Sampling
+from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, summarize
 from mrlm_pl.losses import BatchTotals, batch_totals
-from mrlm_pl.play import EpisodeSpec, Seat
-from mrlm_pl.remote.served_policies import with_served
-from mrlm_pl.rollout import EpisodePlayer
+from mrlm_pl.play import EpisodeSpec
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.strategies import data_parallel_rank, each_share
-from mrlm_pl.turn_tree import TreePlayer
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -76,6 +75,10 @@ class RolloutDataModule(LightningDataModule):
         processes: host processes that environments live in, for slow or unstable ones; 0 keeps them in this process.
         engine: where turns are sampled; None is the in-process engine at the trainer's precision.
         save_episodes: write every collection to ``RUN/episodes``.
+        mode: ``sync`` plays a collection while the learner waits; ``async`` plays those to come while it updates.
+        max_lag: how many versions old the weights may be, in ``async`` mode, that sampled what is learnt from; a
+            version is what the updates on one collection make. 0 leaves nothing to be played meanwhile: it is ``sync``.
+        async_options: see :class:`AsyncOptions`.
         seed: of tasks, sampling and shuffling; the command line passes ``seed_everything``.
 
     Raises:
@@ -102,6 +105,9 @@ class RolloutDataModule(LightningDataModule):
         processes: int = 0,
         engine: Engine | None = None,
         save_episodes: bool = True,
+        mode: Literal["sync", "async"] = "sync",
+        max_lag: int = 1,
+        async_options: AsyncOptions = AsyncOptions(),  # noqa: B008 (frozen)
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -120,6 +126,10 @@ class RolloutDataModule(LightningDataModule):
                 raise ConfigurationError(f"data.{name} is {value}; it must be 1 or above")
         if resample_rounds < 0:
             raise ConfigurationError(f"data.resample_rounds is {resample_rounds}; it must be 0 (never) or above")
+        if mode not in ("sync", "async") or max_lag < 0:
+            raise ConfigurationError(
+                f"data.mode is {mode!r} and data.max_lag {max_lag}; the mode is sync or async, the lag 0 or above"
+            )
         environments = environment if isinstance(environment, list) else [environment]
         self.environments: dict[str, Environment] = {item.name: item for item in environments}
         if len(self.environments) != len(environments):
@@ -129,7 +139,8 @@ class RolloutDataModule(LightningDataModule):
         self.minibatches, self.passes, self.iterations = minibatches, passes, iterations
         self.sampling, self.validation_sampling = sampling, validation_sampling or sampling
         self.validation_episodes, self.save_episodes, self.seed = validation_episodes, save_episodes, seed
-        self._player_options: dict[str, Any] = {
+        self.mode, self.max_lag, self.async_options = mode, max_lag, async_options
+        player_options: dict[str, Any] = {
             "max_turns": max_turns,
             "step_timeout": step_timeout,
             "retries": retries,
@@ -137,10 +148,9 @@ class RolloutDataModule(LightningDataModule):
             "processes": processes,
         }
         self.tasks = TaskStream({name: item.tasks("train") for name, item in self.environments.items()}, weights, seed)
-        self._engine = engine
-        self._own_engine: InProcessEngine | None = None
-        self._routed: Engine | None = None
-        self._players: dict[Sampling, EpisodePlayer] = {}
+        self.players = Players(self.environments, engine, self.overlaps, player_options)
+        self._collector: SyncCollector | AsyncCollector | None = None
+        self._to_restore: dict[str, Any] | None = None
         self.iteration = 0
         self.position = 0
         self._rows: dict[str, PolicyBatch] | None = None
@@ -165,6 +175,12 @@ class RolloutDataModule(LightningDataModule):
                 "episodes of a task with each other and also learns from equal returns; set data.resample_rounds to 0"
             )
         algorithm.turn_bonus(self.sampling)
+        correction = getattr(algorithm, "correction", None)
+        if self.async_options.over_age == "reweight" and (correction is None or correction.kind == "none"):
+            raise ConfigurationError(
+                f"data.async_options.over_age is reweight, but {type(algorithm).__name__} weighs nothing; give it a "
+                "correction (`model.correction: {kind: truncated}`), or choose drop"
+            )
         _, ranks = self.share()
         pieces = ranks * self.minibatches * self._accumulation()
         if self.groups % pieces:
@@ -186,26 +202,31 @@ class RolloutDataModule(LightningDataModule):
         return EvaluationStream(self, "test")
 
     def teardown(self, stage: str) -> None:
-        for player in self._players.values():
-            player.close()
-        self._players = {}
-        if self._own_engine is not None:
-            self._own_engine.close()
-        self._own_engine = self._routed = None
+        if isinstance(self._collector, AsyncCollector):
+            self._collector.close()
+        self._collector = None
+        self.players.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.teardown("fit")
 
     def state_dict(self) -> dict[str, Any]:
         rows = None if self._rows is None else {name: batch.tensors() for name, batch in self._rows.items()}
-        ranks: list[Any] = [rows]
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            # Called on every rank, but only what the first one returns is written.
-            ranks = [None] * torch.distributed.get_world_size()
-            on_cpu = None if rows is None else {name: _to_cpu(tensors) for name, tensors in rows.items()}
-            torch.distributed.all_gather_object(ranks, on_cpu)
-        return {"iteration": self.iteration, "position": self.position, "rows": ranks, "shape": self._shape()}
+        ahead = self._collector.state() if isinstance(self._collector, AsyncCollector) else self._to_restore
+        return {
+            "iteration": self.iteration,
+            "position": self.position,
+            "rows": _of_all_ranks(rows and {name: _to_cpu(tensors) for name, tensors in rows.items()}),
+            "ahead": _of_all_ranks(ahead),
+            "shape": self._shape(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.iteration, self.position = state_dict["iteration"], state_dict["position"]
         ranks, trainer = state_dict["rows"], self._trainer()
+        ahead = state_dict.get("ahead", [])
+        if self.overlaps and len(ahead) == trainer.world_size:
+            self._to_restore = ahead[trainer.global_rank]
         if self.position:
             for name, value in self._shape().items():
                 if state_dict["shape"][name] != value:
@@ -279,27 +300,17 @@ class RolloutDataModule(LightningDataModule):
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
         """Episodes played with the current weights."""
-        return self._with_current_weights(lambda: self._player(sampling).play_blocking(specs))
-
-    def _with_current_weights(self, play: Callable[[], T]) -> T:
-        algorithm, engine = self._algorithm(), self._ready_engine()
-        was_training = algorithm.training
-        algorithm.eval()
-        with torch.no_grad(), algorithm.gathered():
-            for name in algorithm.policies:
-                if algorithm.policy(name).served_by is None:
-                    engine.load(name, algorithm.policy(name).network, self._version())
-            result = play()
-        algorithm.train(was_training)
-        return result
+        algorithm = self._algorithm()
+        player = self.players.player(algorithm, sampling)
+        return self.players.with_current_weights(algorithm, self._version(), lambda: player.play_blocking(specs))
 
     def _collect(self) -> dict[str, PolicyBatch]:
         started = time.perf_counter()
         algorithm, (rank, ranks) = self._algorithm(), self.share()
         # Blocks: with strides, environments that take turns in the stream would each land on one rank.
         own = range(rank * self.groups // ranks, (rank + 1) * self.groups // ranks)
-        greedy = self._play_greedily(own) if algorithm.uses_greedy_baseline else []
-        episodes, replaced = self._play_groups(own)
+        collected = self._ready_collector(own).collect(self.iteration, self._version(), own)
+        episodes, replaced, greedy = collected.episodes, collected.replaced, collected.greedy
         if self.save_episodes:
             suffix = f"-rank{rank}" if ranks > 1 else ""
             path = self._run_folder() / "episodes" / f"iteration-{self.iteration:06d}{suffix}.jsonl.gz"
@@ -316,8 +327,9 @@ class RolloutDataModule(LightningDataModule):
         context = self._trainer().precision_plugin.forward_context()
         with torch.no_grad(), context, algorithm.gathered():
             rows = algorithm.prepare(episodes, self.sampling, greedy)
-        seconds = time.perf_counter() - started
+        seconds = collected.seconds or time.perf_counter() - started
         measured = CollectionSums.of(episodes, seconds, self._silent, unused=[*replaced, *greedy])
+        measured.means |= collected.metrics
         if self.resample_rounds:
             measured.sums["rollout/resampled_groups"] = float(len({episode.group for episode in replaced}))
         self._metrics = self._over_ranks(measured).metrics() | algorithm.take_prepared_metrics()
@@ -328,42 +340,50 @@ class RolloutDataModule(LightningDataModule):
         """What all ranks measured together."""
         return functools.reduce(CollectionSums.plus, each_share(self._trainer(), measured))
 
-    def _play_groups(self, groups: Sequence[int]) -> tuple[list[Episode], list[Episode]]:
-        """The episodes of these groups in their order, and those that were played but replaced."""
-        played: dict[int, list[Episode]] = {}
-        replaced: list[Episode] = []
-        due = list(groups)
-        for attempt in range(self.resample_rounds + 1):
-            for group, episodes in zip(due, self._episodes_of_groups(due, attempt), strict=True):
-                replaced += played.get(group, [])
-                played[group] = episodes
-            due = [group for group in due if self._silent(played[group])]
-            if not self._sum_over_ranks(torch.tensor(float(len(due)))):
-                break  # as long as one rank goes on, all gather the weights
-        return [episode for group in groups for episode in played[group]], replaced
-
     def _silent(self, group: Sequence[Episode]) -> bool:
         return self._algorithm().silent(group, self.sampling)
 
-    def _episodes_of_groups(self, groups: Sequence[int], attempt: int) -> list[list[Episode]]:
-        """The episodes of each group: ``group_size`` separate ones, or the paths of its turn tree."""
-        tree, plan = self._algorithm().turn_tree, self._plan()
-        if tree is None:
-            specs = [spec for group in groups for spec in plan.specs(self.iteration, group, attempt)]
-            episodes = iter(self.play(specs, self.sampling))
-            return [[next(episodes) for _ in range(self.group_size)] for _ in groups]
-        roots = [plan.root(self.iteration, group, attempt) for group in groups]
-        player = TreePlayer(self._player(self.sampling), tree, self.group_size)
-        return self._with_current_weights(lambda: player.play_blocking(roots))
+    @property
+    def overlaps(self) -> bool:
+        """Whether episodes are played while the weights change."""
+        return self.mode == "async" and self.max_lag > 0
 
-    def _play_greedily(self, groups: Sequence[int]) -> list[Episode]:
-        """One episode of the task of each group with the most probable token at every step."""
-        plan = self._plan()
-        specs = [replace(plan.root(self.iteration, group), id=f"{self.iteration}-{group}-greedy") for group in groups]
-        return self.play(specs, replace(self.sampling, temperature=0.0, top_p=1.0, top_k=0))
+    def _ready_collector(self, groups: Sequence[int]) -> SyncCollector | AsyncCollector:
+        if self._collector is None:
+            plan = GroupPlan(self.tasks, self.groups, self.group_size, self.resample_rounds + 1, self.seed)
+            if self.overlaps:
+                self._collector = AsyncCollector(
+                    self.players,
+                    self._algorithm(),
+                    plan,
+                    self.sampling,
+                    self.max_lag,
+                    groups,
+                    self._all_iterations(),
+                    self.async_options,
+                )
+                if self._to_restore is not None:
+                    self._collector.load_state(self._to_restore)
+            else:
+                self._collector = SyncCollector(
+                    self.players,
+                    self._algorithm(),
+                    plan,
+                    self.sampling,
+                    lambda number: float(self._sum_over_ranks(torch.tensor(number))),
+                )
+            self._to_restore = None
+        return self._collector
 
-    def _plan(self) -> GroupPlan:
-        return GroupPlan(self.tasks, self.groups, self.group_size, self.resample_rounds + 1, self.seed)
+    def _all_iterations(self) -> int:
+        """Collections of the whole run, as far as the trainer's bounds tell; no more are begun."""
+        trainer = self._trainer()
+        bounds = [sys.maxsize]
+        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+            bounds.append(trainer.max_epochs * self.iterations)
+        if trainer.max_steps >= 0:
+            bounds.append(-(-trainer.max_steps // (self.passes * self.minibatches)))
+        return min(bounds)
 
     def _shuffled_groups(self, pass_number: int) -> Tensor:
         """This rank's group numbers, in the order in which a pass serves them."""
@@ -428,29 +448,14 @@ class RolloutDataModule(LightningDataModule):
     def _run_folder(self) -> Path:
         return Path(self._trainer().default_root_dir)
 
-    def _ready_engine(self) -> Engine:
-        if self._routed is None:
-            engine = self._engine
-            if engine is None:
-                low = "bf16" in str(self._trainer().precision)
-                engine = self._own_engine = InProcessEngine(dtype=torch.bfloat16 if low else None)
-            algorithm = self._algorithm()
-            self._routed = with_served(engine, {name: algorithm.policy(name) for name in algorithm.policies})
-        return self._routed
 
-    def _player(self, sampling: Sampling) -> EpisodePlayer:
-        if sampling not in self._players:
-            seats = {agent: self._seat(agent, sampling) for item in self.environments.values() for agent in item.agents}
-            self._players[sampling] = EpisodePlayer(
-                self.environments, seats, self._ready_engine(), **self._player_options
-            )
-        return self._players[sampling]
-
-    def _seat(self, agent: str, sampling: Sampling) -> Seat:
-        algorithm = self._algorithm()
-        name = algorithm.seat(agent)
-        policy = algorithm.policy(name)
-        return Seat(name, policy.chat, sampling, policy.context_window)
+def _of_all_ranks(value: Any) -> list[Any]:
+    """The values of all ranks; state dicts are asked for on every rank, but only what the first returns is written."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
 
 
 def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

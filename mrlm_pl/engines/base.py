@@ -121,6 +121,16 @@ class Engine(ABC):
             version: number stored in every sample made from now on.
         """
 
+    @property
+    def holds_weights(self) -> bool:
+        """Whether weights stay as they were at :meth:`load` when the module that was loaded changes."""
+        return True
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Whether requests may have an ``offset`` and a ``piece``."""
+        return False
+
     def window(self, policy: str) -> int | None:
         """How many tokens a row of the policy can have, context and sampled ones; None where that is not known."""
         return None

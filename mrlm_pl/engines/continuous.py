@@ -1,4 +1,4 @@
-"""Generation in pieces: calls from many episodes are batched together, and weights may change while a turn is sampled."""
+"""Generation in pieces: calls of many episodes are batched together, and weights may change while a turn is sampled."""
 
 from __future__ import annotations
 
@@ -79,12 +79,14 @@ class ContinuousEngine(Engine):
         rows: turns in a batch at most; those asked for first go first.
 
     Raises:
-        ConfigurationError: a number is below 1.
+        ConfigurationError: a number is below 1, or the engine samples whole turns only.
     """
 
     def __init__(self, engine: Engine, piece: int = 32, rows: int = 256) -> None:
         if piece < 1 or rows < 1:
             raise ConfigurationError(f"piece is {piece} and rows {rows}; both must be 1 or above")
+        if not engine.takes_pieces:
+            raise ConfigurationError(f"{type(engine).__name__} samples whole turns; use it without ContinuousEngine")
         self.engine, self.piece, self.rows = engine, piece, rows
         self.busy_seconds = 0.0
         self._turns: list[_Turn] = []
@@ -144,18 +146,25 @@ class ContinuousEngine(Engine):
 
     async def _find_culprits(self, batch: Sequence[_Turn], asked: Sequence[SampleRequest], error: Exception) -> None:
         """Ask for each piece by itself, so that a request that cannot be answered does not spoil those of others."""
-        if len(batch) == 1:
-            if not batch[0].done.done():
-                batch[0].done.set_exception(error)
-            return
-        for turn, request in zip(batch, asked, strict=True):
-            try:
-                (sample,) = await self.engine.sample([request])
-            except Exception as of_this_one:
-                if not turn.done.done():
-                    turn.done.set_exception(of_this_one)
-            else:
-                self._take(turn, sample)
+        answers: list[Any] = [error]
+        if len(batch) > 1:
+            calls = [self.engine.sample([request]) for request in asked]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+        for turn, answer in zip(batch, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                self._take(turn, answer[0])
+            elif not turn.done.done():
+                turn.done.set_exception(answer)
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the engine does."""
+        return self.engine.holds_weights
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Requests may have an ``offset`` and a ``piece``."""
+        return True
 
     def window(self, policy: str) -> int | None:
         """See :meth:`Engine.window`."""

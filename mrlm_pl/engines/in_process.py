@@ -146,6 +146,16 @@ class InProcessEngine(Engine):
             return []
         return await asyncio.wrap_future(self._open_work().submit(self._sample, list(requests)))
 
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the engine has a copy of the weights."""
+        return self._own_weights
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Requests may have an ``offset`` and a ``piece``."""
+        return True
+
     def window(self, policy: str) -> int | None:
         """How many tokens a row of the policy can have; None while it is not loaded or where the model has no bound."""
         loaded = self._loaded.get(policy)

@@ -50,6 +50,11 @@ class RoutingEngine(Engine):
         """The engine that generates for a policy."""
         return self.elsewhere.get(policy, self.default)
 
+    @property
+    def holds_weights(self) -> bool:
+        """Whether all engines do."""
+        return all(engine.holds_weights for engine in self._engines())
+
     def window(self, policy: str) -> int | None:
         """See :meth:`Engine.window`."""
         return self.engine_of(policy).window(policy)

@@ -15,7 +15,7 @@ from mrlm_pl.data.episode_batch import EpisodeBatch
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
-from mrlm_pl.policy import Policy
+from mrlm_pl.policy import LoRA, Policy
 
 
 def make(model_folder: Path, environment: Any, grpo: dict[str, Any] | None = None, **options: Any):
@@ -243,7 +243,7 @@ def test_the_engine_of_the_module_ends_with_its_stage(model_folder: Path, echo: 
     algorithm, data = make(model_folder, echo(), iterations=1)
     trainer = quiet_trainer()
     trainer.fit(algorithm, data)
-    assert data._own_engine is None
+    assert data.players._own is None
     trainer.validate(algorithm, data, verbose=False)
 
 
@@ -270,3 +270,16 @@ def test_failed_environments_are_closed(model_folder: Path, echo: Any, quiet_tra
     assert failed
     # Each failed episode was begun twice; those that did not fail were closed at the end.
     assert len(closed) == 2 * failed + (len(episodes) - failed)
+
+
+def test_updates_without_any_gradient_pass_also_with_adapters(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    """All rewards are equal, so nothing is learnt; the adapter stays as it was."""
+    algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3, lora=LoRA(rank=2))})
+    data = RolloutDataModule(echo(reward=0.5), groups=2, group_size=2, iterations=2, sampling=Sampling(max_tokens=4))
+    trainer = quiet_trainer(max_epochs=0)
+    trainer.fit(algorithm, data)
+    before = fingerprint(algorithm)
+    quiet_trainer().fit(algorithm, data)
+    assert fingerprint(algorithm) == before

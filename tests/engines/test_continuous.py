@@ -36,6 +36,10 @@ class Watched(Engine):
     def window(self, policy: str) -> int | None:
         return self.engine.window(policy)
 
+    @property
+    def takes_pieces(self) -> bool:
+        return True
+
     def load(self, policy: str, weights: Any, version: int) -> None:
         self.engine.load(policy, weights, version)
 
@@ -73,7 +77,9 @@ def test_turns_in_pieces_are_the_turns_at_once(name: str) -> None:
 def test_calls_that_overlap_share_batches_and_leave_when_they_have_finished() -> None:
     inner = loaded(build("qwen2"))
     engine = ContinuousEngine(inner, piece=4)
-    together(engine, [request([1, 2], 0, max_tokens=4)], [request([3], 1, max_tokens=12), request([4], 2, max_tokens=8)])
+    together(
+        engine, [request([1, 2], 0, max_tokens=4)], [request([3], 1, max_tokens=12), request([4], 2, max_tokens=8)]
+    )
     assert [len(batch) for batch in inner.batches] == [3, 2, 1]
     assert [one.offset for one in inner.batches[1]] == [4, 4]
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from mrlm_pl.cli.main import main
+from mrlm_pl.data import read_episodes
 from mrlm_pl.engines import InProcessEngine, RoutingEngine
 from mrlm_pl.errors import ConfigurationError, PolicyError, RemoteError
 from mrlm_pl.event_loop import EventLoopThread
@@ -100,6 +101,17 @@ def test_a_run_is_the_same_wherever_its_partner_generates(partner: Any, tmp_path
     assert not (tmp_path / "there/policies/partner").exists()
     played = ["--environment", "coordination", "--num-episodes", "4", "--output", str(tmp_path / "report.json")]
     assert main(["eval", "--model", str(tmp_path / "there"), *played]) == 0, "it reads the partner's weights itself"
+
+
+def test_a_partner_elsewhere_plays_while_the_learner_updates(partner: Any, tmp_path: Path) -> None:
+    served = partner()
+    assert main([*arguments(tmp_path / "run", 3, served.target), "--data.mode", "async", "--data.max_lag", "2"]) == 0
+    turns = [
+        turn for episode in read_episodes(tmp_path / "run/episodes") for row in episode.rows() for turn in row.turns
+    ]
+    assert {turn.policy for turn in turns} == {"learner", "partner"}
+    assert len(turns) == 3 * 2 * 4 * 2
+    assert {turn.version for turn in turns if turn.policy == "partner"} == {0}
 
 
 def test_no_weights_are_read_here() -> None:

@@ -1,0 +1,222 @@
+"""Asynchronous against synchronous collection with environments that take their time, in one run.
+
+    python benchmarks/async_rollout.py [--iterations 24] [--rounds 2] [--max-lag 1 2 4] [--json out.json]
+    python benchmarks/async_rollout.py --soak 1000
+
+The environment is the quick-start's, but each answer takes a log-normal time (mean 1 s, sigma of its logarithm 1),
+without blocking anything: what a remote judge or tool costs. GRPO with the built-in model, 8 groups of 8 episodes in a
+collection, 64 episodes at the same time in both modes. Synchronous and asynchronous runs take turns. Printed are
+samples per second of the whole training and their ratios, the reward of the last quarter with its 95 % interval at
+equal samples, and of the asynchronous runs the shares of the lags, the age of groups in the buffer, and the shares of
+time that learner and engine idle. ``--soak`` makes so many updates without any latency and prints the largest lag that
+was recorded in the episodes, and the memory of the process on the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import math
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer, seed_everything
+from mrlm_environments import MathEnvironment
+
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.data import RolloutDataModule, read_episodes
+from mrlm_pl.data.async_collector import AsyncOptions
+from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import Observations, Step
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.losses import Correction
+from mrlm_pl.policy import Policy
+
+GROUPS, MEMBERS = 8, 8
+LATENCIES = random.Random(0)
+
+
+class SlowMath(MathEnvironment):
+    """Problems whose answers are judged after a log-normal time."""
+
+    def __init__(self, mean: float, sigma: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.mean, self.sigma = mean, sigma
+
+    async def reset(self, task: Task) -> Observations:  # type: ignore[override]
+        return super().reset(task)
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        if self.mean:
+            await asyncio.sleep(self.mean * math.exp(LATENCIES.gauss(0.0, self.sigma) - self.sigma**2 / 2))
+        return super().step(actions)
+
+
+class Watch(Callback):
+    """Notes the metrics of every iteration, when it ended and how much memory the process has."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
+        self.began = 0.0
+
+    def on_train_start(self, *arguments: Any) -> None:
+        self.began = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        self.seen.append(found | {"seconds": time.perf_counter() - self.began, "mb": pages * 4096 / 1e6})
+
+
+def train(
+    folder: Path, max_lag: int, iterations: int, seed: int, latency: tuple[float, float]
+) -> list[dict[str, float]]:
+    """The metrics of each iteration of one training run; a lag of 0 is the synchronous one."""
+    seed_everything(seed, verbose=False)
+    LATENCIES.seed(seed)
+    watch = Watch()
+    algorithm = GRPO(
+        {"main": Policy("builtin:tiny", learning_rate=5e-4)},
+        kl_coefficient=0.01,
+        correction=Correction("truncated") if max_lag else Correction(),
+    )
+    data = RolloutDataModule(
+        SlowMath(*latency, difficulty=(1, 1)),
+        groups=GROUPS,
+        group_size=MEMBERS,
+        iterations=iterations,
+        sampling=Sampling(max_tokens=32),
+        mode="async" if max_lag else "sync",
+        max_lag=max_lag,
+        async_options=AsyncOptions(episodes=GROUPS * MEMBERS),
+        seed=seed,
+    )
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+        gradient_clip_val=1.0,
+        default_root_dir=folder,
+        callbacks=[watch],
+    )
+    trainer.fit(algorithm, data)
+    return watch.seen
+
+
+def interval(values: list[float]) -> str:
+    """Mean and 95 % interval."""
+    spread = 1.96 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{statistics.mean(values):.3f} +- {spread:.3f}"
+
+
+def mean(seen: list[dict[str, float]], name: str) -> float:
+    """Mean of a metric over the iterations after the first ones, in which the buffer fills."""
+    return statistics.mean(row[name] for row in seen[len(seen) // 4 :])
+
+
+def sum_rate(seen: list[dict[str, float]], idle: str) -> float:
+    """Samples for each second that was not idle."""
+    ends = [0.0, *(row["seconds"] for row in seen)]
+    busy = sum((1 - row[idle]) * (end - begin) for row, begin, end in zip(seen, ends, ends[1:], strict=False))
+    return len(seen) * GROUPS * MEMBERS / busy
+
+
+def describe(seen: list[dict[str, float]], max_lag: int) -> dict[str, Any]:
+    """What one run showed."""
+    found: dict[str, Any] = {
+        "max_lag": max_lag,
+        "samples_per_second": round(len(seen) * GROUPS * MEMBERS / seen[-1]["seconds"], 2),
+        "reward_of_last_quarter": interval([row["rollout/reward"] for row in seen[-(len(seen) // 4) :]]),
+    }
+    if max_lag:
+        found |= {
+            "lag_shares": [round(mean(seen, f"async/lag_{lag}"), 3) for lag in range(max_lag + 1)],
+            "queue_age_s": round(mean(seen, "async/queue_age"), 2),
+            "learner_idle": round(mean(seen, "async/learner_idle"), 3),
+            "engine_idle": round(mean(seen, "async/engine_idle"), 3),
+            "mixed_turns": round(mean(seen, "async/mixed_turns"), 4),
+            "generate_s": round(1 / sum_rate(seen, "async/engine_idle"), 4),
+            "update_s": round(1 / sum_rate(seen, "async/learner_idle") * GROUPS * MEMBERS, 3),
+        }
+    return found
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Runs of both kinds in turns."""
+    runs = []
+    for number in range(options.rounds):
+        for max_lag in (0, *options.max_lag):
+            folder = Path(tempfile.mkdtemp())
+            seen = train(folder, max_lag, options.iterations, number, (options.mean, options.sigma))
+            runs.append({"round": number, **describe(seen, max_lag)})
+            print(json.dumps(runs[-1]), flush=True)
+    ratios = {}
+    for max_lag in options.max_lag:
+        pairs = [
+            next(r for r in runs if r["round"] == number and r["max_lag"] == max_lag)["samples_per_second"]
+            / next(r for r in runs if r["round"] == number and r["max_lag"] == 0)["samples_per_second"]
+            for number in range(options.rounds)
+        ]
+        ratios[max_lag] = round(statistics.median(pairs), 2)
+    print("async / sync samples per second, median by max_lag:", ratios)
+    return {"runs": runs, "ratios": ratios}
+
+
+def soak(updates: int, max_lag: int) -> dict[str, Any]:
+    """Many updates without latency: is the bound kept, and does the memory stay?"""
+    folder = Path(tempfile.mkdtemp())
+    seen = train(folder, max_lag, updates, 0, (0.0, 1.0))
+    largest = 0
+    episodes = 0
+    for episode in read_episodes(folder / "episodes"):
+        episodes += 1
+        for row in episode.rows():
+            for turn in row.turns:
+                # One update in an iteration, so the optimizer step is the version.
+                largest = max(largest, *(episode.iteration - span.version for span in turn.token_spans()))
+    quarter = len(seen) // 4
+    found = {
+        "updates": len(seen),
+        "episodes": episodes,
+        "bound": max_lag,
+        "largest_lag": largest,
+        "mb_by_quarter": [round(seen[min(n * quarter, len(seen) - 1)]["mb"]) for n in range(1, 5)],
+        "lag_shares": [round(mean(seen, f"async/lag_{lag}"), 3) for lag in range(max_lag + 1)],
+    }
+    print(json.dumps(found))
+    return found
+
+
+def main() -> None:
+    """Compare, or soak."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--iterations", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--max-lag", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--mean", type=float, default=1.0, help="seconds that an answer takes in the mean")
+    parser.add_argument("--sigma", type=float, default=1.0, help="of the logarithm of these seconds")
+    parser.add_argument("--soak", type=int, help="updates to make without latency")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    result = soak(options.soak, options.max_lag[0]) if options.soak else compare(options)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

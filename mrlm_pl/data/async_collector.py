@@ -1,0 +1,312 @@
+"""Collections that are played while the learner updates, never further ahead than a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.data.group_draft import GroupDraft
+from mrlm_pl.data.group_plan import GroupPlan
+from mrlm_pl.data.lags import Lags
+from mrlm_pl.data.players import Players
+from mrlm_pl.data.sync_collector import Collected, greedily, greedy_spec
+from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.event_loop import EventLoopThread
+from mrlm_pl.play import EpisodeSpec
+from mrlm_pl.rollout import EpisodePlayer
+from mrlm_pl.turn_tree import TreePlayer
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 1.0
+_TOLD = 5
+"""Episodes that a message about waiting names at most."""
+
+
+@dataclass(frozen=True)
+class AsyncOptions:
+    """How episodes are played while the learner updates.
+
+    Args:
+        episodes: played at the same time at most; a turn tree counts as one. None: as many as ``max_lag`` lets begin.
+        piece: tokens of a turn that are sampled before other turns may join and new weights may be used.
+        rows: turns that are sampled together at most.
+        over_age: what becomes of groups in a checkpoint that are older than ``max_lag`` allows now: ``drop`` plays
+            them again, ``reweight`` learns from them, which takes a ``correction`` in the algorithm. Both are counted.
+        patience: seconds in which no episode moves before the run ends; the error says what each one waits for.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    episodes: int | None = None
+    piece: int = 32
+    rows: int = 256
+    over_age: Literal["drop", "reweight"] = "drop"
+    patience: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.over_age not in ("drop", "reweight"):
+            raise ConfigurationError(f"over_age is {self.over_age!r}; choose drop or reweight")
+        counts = {"piece": self.piece, "rows": self.rows, "episodes": 1 if self.episodes is None else self.episodes}
+        for name, value in counts.items():
+            if value < 1:
+                raise ConfigurationError(f"data.async_options.{name} is {value}; it must be 1 or above")
+        if not self.patience > 0:
+            raise ConfigurationError(f"data.async_options.patience is {self.patience}; it must be above 0 seconds")
+
+
+@dataclass
+class _Group:
+    """A group that was admitted: the task that plays it, or what came of it before the run was resumed."""
+
+    playing: asyncio.Task[Collected] | None = None
+    collected: Collected | None = None
+    completed: float = field(default_factory=time.monotonic)
+
+    @property
+    def done(self) -> bool:
+        return self.collected is not None
+
+
+class AsyncCollector:
+    """Plays groups on an event loop of its own, while the trainer's thread updates the weights.
+
+    A version of the weights is what an iteration's updates have made of the one before, and the weights that an
+    iteration begins with are published: from then on they sample. A group of iteration k begins when the weights of
+    iteration ``k - max_lag`` are published, not before. Iterations are learnt from in their order, so no token that is
+    learnt from is older than ``max_lag`` versions, nothing has to be thrown away, and which group belongs to which
+    iteration does not depend on timing.
+
+    Args:
+        players: who plays.
+        algorithm: whose policies decide.
+        plan: which episodes there are.
+        sampling: how turns are sampled.
+        max_lag: how many versions old a token may be when it is learnt from; at least 1.
+        groups: numbers of this rank's groups in an iteration.
+        iterations: of the whole run; none after the last is begun.
+        options: see :class:`AsyncOptions`.
+    """
+
+    def __init__(
+        self,
+        players: Players,
+        algorithm: Algorithm,
+        plan: GroupPlan,
+        sampling: Sampling,
+        max_lag: int,
+        groups: Sequence[int],
+        iterations: int,
+        options: AsyncOptions,
+    ) -> None:
+        self.players, self.algorithm, self.plan, self.sampling = players, algorithm, plan, sampling
+        self.max_lag, self.groups, self.iterations, self.options = max_lag, list(groups), iterations, options
+        self.lags = Lags(max_lag, [name for name in algorithm.policies if algorithm.policy(name).trained])
+        self._loop = EventLoopThread()
+        self._engine = players.engine(algorithm)
+        self._pieces: ContinuousEngine | None = None
+        if self._engine.takes_pieces:
+            self._engine = self._pieces = ContinuousEngine(self._engine, options.piece, options.rows)
+        elif isinstance(self._engine, RoutingEngine) and self._engine.default.takes_pieces:
+            # What a server samples, it batches by itself.
+            self._pieces = ContinuousEngine(self._engine.default, options.piece, options.rows)
+            self._engine = RoutingEngine(self._pieces, self._engine.elsewhere)
+        self._training = players.make(algorithm, sampling, self._engine, self._loop)
+        self._greedy: EpisodePlayer | None = None
+        if algorithm.uses_greedy_baseline:
+            self._greedy = players.make(algorithm, greedily(sampling), self._engine, self._loop)
+        self._slots = asyncio.Semaphore(options.episodes) if options.episodes else None
+        self._admitted: dict[tuple[int, int], _Group] = {}
+        self._restored: dict[tuple[int, int], Collected] = {}
+        self._dropped = self._reweighted = 0
+        self._since, self._busy = time.monotonic(), 0.0
+
+    # In the trainer's thread.
+
+    def collect(self, iteration: int, version: int, groups: Sequence[int]) -> Collected:
+        """The episodes of an iteration's groups; waits until all of them are complete.
+
+        The current weights are published first, and the groups that may begin with them do; all ranks ask together.
+
+        Raises:
+            RolloutError: no episode has moved for a long time.
+        """
+        self.players.publish(self.algorithm, version)
+        self.lags.published(iteration, version)
+        began = time.monotonic()
+        self._do(self._admit(iteration))
+        loop, engine = self._loop, self._engine
+        found = engine.compute_during(lambda: loop.submit(self._complete(iteration, groups)))
+        collected = Collected()
+        for group in found:
+            assert group.collected is not None
+            collected.add(group.collected)
+        now = time.monotonic()
+        collected.metrics = self.lags.metrics(iteration, collected.episodes)
+        ages = [now - group.completed for group in found]
+        collected.metrics |= {
+            "async/queue_age": (math.fsum(ages), float(len(ages))),
+            "async/learner_idle": (now - began, now - self._since),
+            "async/groups_in_flight": (float(sum(not group.done for group in self._admitted.values())), 1.0),
+            "async/dropped_groups": (float(self._dropped), 1.0),
+            "async/reweighted_groups": (float(self._reweighted), 1.0),
+        }
+        collected.seconds = now - self._since
+        if self._pieces is not None:
+            idle = collected.seconds - (self._pieces.busy_seconds - self._busy)
+            collected.metrics["async/engine_idle"] = (idle, collected.seconds)
+            self._busy = self._pieces.busy_seconds
+        self._since = now
+        self._dropped = self._reweighted = 0
+        return collected
+
+    def state(self) -> dict[str, Any]:
+        """The groups that are complete and not yet learnt from, as plain values for the checkpoint."""
+        complete = self._restored | self._do(self._snapshot())
+        return {"published": self.lags.state(), "complete": [_plain(*item) for item in sorted(complete.items())]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state` gave; groups that were under way begin anew."""
+        self.lags.load(state["published"])
+        old: set[tuple[int, int]] = set()
+        for iteration, group, *parts in state["complete"]:
+            episodes, replaced, greedy = ([Episode.from_json(text) for text in part] for part in parts)
+            found = Collected(episodes, replaced, greedy)
+            key = (iteration, group)
+            if self.lags.largest(iteration, found.episodes) > self.max_lag:
+                old.add(key)
+                if self.options.over_age == "drop":
+                    continue
+            self._restored[key] = found
+        if self.options.over_age == "drop":
+            self._dropped = len(old)
+        else:
+            self._reweighted = len(old)
+        if old:
+            logger.warning(
+                "%d groups of the checkpoint are older than data.max_lag %d allows and are %s",
+                len(old),
+                self.max_lag,
+                "played again" if self.options.over_age == "drop" else "learnt from all the same",
+            )
+
+    def close(self) -> None:
+        """Stop all episodes and give back what they hold; may be called twice."""
+        if self._loop.closed:
+            return
+        self._do(self._stop())
+        for player in (self._training, self._greedy):
+            if player is not None:
+                player.close()
+        self._loop.close()
+
+    def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._loop.submit(coroutine).result()
+
+    # On the event loop.
+
+    async def _admit(self, iteration: int) -> None:
+        """Begin all groups that may: those of iterations up to ``max_lag`` ahead."""
+        last = max(iteration, min(iteration + self.max_lag, self.iterations - 1))
+        for ahead in range(iteration, last + 1):
+            for number in self.groups:
+                key = (ahead, number)
+                if key in self._admitted:
+                    continue
+                group = self._admitted[key] = _Group(collected=self._restored.pop(key, None))
+                if not group.done:
+                    group.playing = asyncio.get_running_loop().create_task(self._play(group, *key))
+
+    async def _play(self, group: _Group, iteration: int, number: int) -> Collected:
+        draft = GroupDraft(self.plan, iteration, number, lambda found: self.algorithm.silent(found, self.sampling))
+        greedy = None
+        if self._greedy is not None:
+            greedy = asyncio.ensure_future(self._episode(self._greedy, greedy_spec(self.plan, iteration, number)))
+        while draft.due:
+            draft.take(await self._episodes(draft))
+        collected = Collected(draft.episodes, draft.replaced, [] if greedy is None else [await greedy])
+        group.collected, group.completed = collected, time.monotonic()
+        return collected
+
+    async def _episodes(self, draft: GroupDraft) -> list[Episode]:
+        tree = self.algorithm.turn_tree
+        if tree is None:
+            return list(await asyncio.gather(*(self._episode(self._training, spec) for spec in draft.specs())))
+        player = TreePlayer(self._training, tree, self.plan.group_size)
+        async with self._slot():
+            (paths,) = await player.play([draft.root()])
+        return paths
+
+    async def _episode(self, player: EpisodePlayer, spec: EpisodeSpec) -> Episode:
+        async with self._slot():
+            (episode,) = await player.play([spec])
+        return episode
+
+    def _slot(self) -> Any:
+        return contextlib.nullcontext() if self._slots is None else self._slots
+
+    async def _complete(self, iteration: int, numbers: Sequence[int]) -> list[_Group]:
+        """The groups of an iteration when all are done; what fails anywhere is raised at once."""
+        groups = [self._admitted[iteration, number] for number in numbers]
+        moves, moved = self._moves(), time.monotonic()
+        while True:
+            playing = [group.playing for group in self._admitted.values() if group.playing is not None]
+            for task in playing:
+                if task.done():
+                    task.result()
+            missing = {group.playing for group in groups if not group.done and group.playing is not None}
+            if not missing:
+                for number in numbers:
+                    del self._admitted[iteration, number]
+                return groups
+            await asyncio.wait(missing, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if self._moves() != moves:
+                moves, moved = self._moves(), time.monotonic()
+            elif time.monotonic() - moved > self.options.patience:
+                raise RolloutError(
+                    f"the learner waits for {len(missing)} groups of iteration {iteration}, and no episode has moved "
+                    f"for {self.options.patience:g} s: {self._waiting()}; look there, or raise "
+                    "data.async_options.patience"
+                )
+
+    def _moves(self) -> int:
+        return sum(player.moves for player in (self._training, self._greedy) if player is not None)
+
+    def _waiting(self) -> str:
+        """What the episodes wait for that have waited longest."""
+        plays = [
+            play for player in (self._training, self._greedy) if player is not None for play in player.playing.values()
+        ]
+        plays.sort(key=lambda play: play.waits_since)
+        now = time.monotonic()
+        told = [
+            f"episode {play.id} ({play.spec.task.key}) waits for {play.waits_for} for {now - play.waits_since:.0f} s"
+            for play in plays[:_TOLD]
+        ]
+        return ", ".join(told) + (f" and {len(plays) - _TOLD} more" if len(plays) > _TOLD else "")
+
+    async def _snapshot(self) -> dict[tuple[int, int], Collected]:
+        return {key: group.collected for key, group in self._admitted.items() if group.collected is not None}
+
+    async def _stop(self) -> None:
+        tasks = [group.playing for group in self._admitted.values() if group.playing is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _plain(key: tuple[int, int], group: Collected) -> list[Any]:
+    """A complete group as plain values."""
+    parts = (group.episodes, group.replaced, group.greedy)
+    return [*key, *([episode.to_json() for episode in part] for part in parts)]

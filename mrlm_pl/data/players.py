@@ -1,0 +1,113 @@
+"""The engine of a run and the players of its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.engines import Engine, InProcessEngine, Sampling
+from mrlm_pl.environment import Environment
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.event_loop import EventLoopThread
+from mrlm_pl.play import Seat
+from mrlm_pl.remote.served_policies import with_served
+from mrlm_pl.rollout import EpisodePlayer
+
+T = TypeVar("T")
+
+
+class Players:
+    """Makes and keeps a player for each way of sampling, and gives the engine its weights.
+
+    Args:
+        environments: by name.
+        engine: where turns are sampled; None is an in-process engine at the trainer's precision.
+        own_weights: whether the weights may change while turns are sampled.
+        options: of every :class:`~mrlm_pl.rollout.EpisodePlayer`.
+
+    Raises:
+        ConfigurationError: the weights may change meanwhile, but the engine uses them where they are.
+    """
+
+    def __init__(
+        self,
+        environments: Mapping[str, Environment],
+        engine: Engine | None,
+        own_weights: bool,
+        options: Mapping[str, Any],
+    ) -> None:
+        if own_weights and engine is not None and not engine.holds_weights:
+            raise ConfigurationError(
+                f"data.mode async samples while the weights change, but {type(engine).__name__} reads them where they "
+                "are; set `own_weights: true` for it, or leave data.engine out"
+            )
+        self.environments, self._options = dict(environments), dict(options)
+        self._given, self._own_weights = engine, own_weights
+        self._own: InProcessEngine | None = None
+        self._routed: Engine | None = None
+        self._players: dict[Sampling, EpisodePlayer] = {}
+
+    def engine(self, algorithm: Algorithm) -> Engine:
+        """The engine of all policies; made when it is first asked for."""
+        if self._routed is None:
+            engine = self._given
+            if engine is None:
+                low = "bf16" in str(algorithm.trainer.precision)
+                dtype = torch.bfloat16 if low else None
+                engine = self._own = InProcessEngine(dtype=dtype, own_weights=self._own_weights)
+            self._routed = with_served(engine, {name: algorithm.policy(name) for name in algorithm.policies})
+        return self._routed
+
+    def with_current_weights(self, algorithm: Algorithm, version: int, play: Callable[[], T]) -> T:
+        """What ``play`` gives while the weights are whole and the engine has them; all ranks must ask together."""
+        was_training = algorithm.training
+        algorithm.eval()
+        with torch.no_grad(), algorithm.gathered():
+            self._load(algorithm, version)
+            result = play()
+        algorithm.train(was_training)
+        return result
+
+    def publish(self, algorithm: Algorithm, version: int) -> None:
+        """Give the engine the current weights; all ranks must ask together."""
+        with torch.no_grad(), algorithm.gathered():
+            self._load(algorithm, version)
+
+    def _load(self, algorithm: Algorithm, version: int) -> None:
+        engine = self.engine(algorithm)
+        for name in algorithm.policies:
+            if algorithm.policy(name).served_by is None:
+                engine.load(name, algorithm.policy(name).network, version)
+
+    def player(self, algorithm: Algorithm, sampling: Sampling) -> EpisodePlayer:
+        """The player whose calling thread computes for the engine."""
+        if sampling not in self._players:
+            self._players[sampling] = self.make(algorithm, sampling, self.engine(algorithm))
+        return self._players[sampling]
+
+    def make(
+        self, algorithm: Algorithm, sampling: Sampling, engine: Engine, loop: EventLoopThread | None = None
+    ) -> EpisodePlayer:
+        """A new player, which whoever asked for it closes."""
+        seats = {
+            agent: _seat(algorithm, agent, sampling) for item in self.environments.values() for agent in item.agents
+        }
+        return EpisodePlayer(self.environments, seats, engine, **self._options, loop=loop)
+
+    def close(self) -> None:
+        """Close the players and the engine that was made here; may be called twice."""
+        for player in self._players.values():
+            player.close()
+        self._players = {}
+        if self._own is not None:
+            self._own.close()
+        self._own = self._routed = None
+
+
+def _seat(algorithm: Algorithm, agent: str, sampling: Sampling) -> Seat:
+    name = algorithm.seat(agent)
+    policy = algorithm.policy(name)
+    return Seat(name, policy.chat, sampling, policy.context_window)

@@ -1,0 +1,109 @@
+"""Collections that are played while the learner waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.data.group_draft import GroupDraft
+from mrlm_pl.data.group_plan import GroupPlan
+from mrlm_pl.data.players import Players
+from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.play import EpisodeSpec
+from mrlm_pl.turn_tree import TreePlayer
+
+
+@dataclass
+class Collected:
+    """What was played for the groups of an iteration.
+
+    Args:
+        episodes: those that are learnt from, group after group.
+        replaced: others that were played.
+        greedy: one greedy episode of the task of each group, where the algorithm compares with them.
+        metrics: what else is to be logged, as (sum, count) of means by name.
+        seconds: in which so many episodes are played; None: as long as it took to collect them.
+    """
+
+    episodes: list[Episode] = field(default_factory=list)
+    replaced: list[Episode] = field(default_factory=list)
+    greedy: list[Episode] = field(default_factory=list)
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    seconds: float | None = None
+
+    def add(self, other: Collected) -> None:
+        """Append the episodes of another part of the collection."""
+        self.episodes += other.episodes
+        self.replaced += other.replaced
+        self.greedy += other.greedy
+
+
+def greedily(sampling: Sampling) -> Sampling:
+    """The sampling with the most probable token at every step."""
+    return replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
+
+
+def greedy_spec(plan: GroupPlan, iteration: int, group: int) -> EpisodeSpec:
+    """The greedy episode of a group's first task."""
+    return replace(plan.root(iteration, group), id=f"{iteration}-{group}-greedy")
+
+
+class SyncCollector:
+    """Plays all groups of an iteration side by side, with the current weights.
+
+    Args:
+        players: who plays.
+        algorithm: whose policies decide.
+        plan: which episodes there are.
+        sampling: how turns are sampled.
+        over_ranks: the sum of a number over all ranks.
+    """
+
+    def __init__(
+        self,
+        players: Players,
+        algorithm: Algorithm,
+        plan: GroupPlan,
+        sampling: Sampling,
+        over_ranks: Callable[[float], float],
+    ) -> None:
+        self.players, self.algorithm, self.plan, self.sampling = players, algorithm, plan, sampling
+        self.over_ranks = over_ranks
+
+    def collect(self, iteration: int, version: int, groups: Sequence[int]) -> Collected:
+        """The episodes of these groups; every rank must ask, for groups of its own."""
+        collected = Collected()
+        if self.algorithm.uses_greedy_baseline:
+            specs = [greedy_spec(self.plan, iteration, group) for group in groups]
+            collected.greedy = self.play(specs, greedily(self.sampling), version)
+        drafts = [
+            GroupDraft(self.plan, iteration, group, lambda found: self.algorithm.silent(found, self.sampling))
+            for group in groups
+        ]
+        while True:
+            due = [draft for draft in drafts if draft.due]
+            if not self.over_ranks(float(len(due))):
+                break  # as long as one rank goes on, all gather the weights
+            for draft, episodes in zip(due, self._play(due, version), strict=True):
+                draft.take(episodes)
+        for draft in drafts:
+            collected.add(Collected(draft.episodes, draft.replaced))
+        return collected
+
+    def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling, version: int) -> list[Episode]:
+        """These episodes, played with the current weights."""
+        player = self.players.player(self.algorithm, sampling)
+        return self.players.with_current_weights(self.algorithm, version, lambda: player.play_blocking(specs))
+
+    def _play(self, drafts: Sequence[GroupDraft], version: int) -> list[list[Episode]]:
+        """What is due of each group: separate episodes, or the paths of its turn tree."""
+        tree = self.algorithm.turn_tree
+        if tree is None:
+            specs = [draft.specs() for draft in drafts]
+            episodes = iter(self.play([spec for due in specs for spec in due], self.sampling, version))
+            return [[next(episodes) for _ in due] for due in specs]
+        player = TreePlayer(self.players.player(self.algorithm, self.sampling), tree, self.plan.group_size)
+        roots = [draft.root() for draft in drafts]
+        return self.players.with_current_weights(self.algorithm, version, lambda: player.play_blocking(roots))
