@@ -35,6 +35,7 @@ class _Worker:
     actor: Any
     models: dict[str, int] = field(default_factory=dict)  # number of the skeleton that it has built, by policy
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # checksums of the tensors that it has, by policy
+    versions: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -144,11 +145,17 @@ class RayPool(Engine):
         lost = self._on_all(new, "build its model", "build", lambda _: (policy, served.skeleton.data))
         for worker in new:
             worker.models[policy], worker.held[policy] = served.number, {}
-        lost |= self._send(policy, [worker for worker in workers if worker not in lost])
-        ready = [worker for worker in workers if worker not in lost]
+        current = served.snapshot.checksums()
+        behind = [worker for worker in workers if worker not in lost and worker.held[policy] != current]
+        lost |= self._send(policy, behind)
+        ready = [
+            worker
+            for worker in workers
+            if worker not in lost and (worker in behind or worker.versions.get(policy) != served.version)
+        ]
         lost |= self._on_all(ready, "switch to new weights", "switch", lambda _: (policy, served.version))
         for worker in ready:
-            worker.held[policy] = served.snapshot.checksums()
+            worker.held[policy], worker.versions[policy] = current, served.version
         return lost
 
     def _on_all(

@@ -59,14 +59,14 @@ class PoolWorker:
         self._staged[policy] = await asyncio.to_thread(self._receiver.receive, invitation, rank, manifest)
 
     async def switch(self, policy: str, version: int) -> int | None:
-        """Serve with the weights that have been collected; the context window of the policy.
+        """Serve with the weights that have been collected, if any were; the context window of the policy.
 
         Raises:
             EngineError: the weights are not those of the model; the old ones go on serving.
             Exception: the engine cannot load them; no call is answered from then on.
         """
         model, targets = self._built.get(policy) or self._models[policy]
-        staged = self._staged.pop(policy)
+        staged = self._staged.pop(policy, None) or Staged(Manifest((), 1), torch.empty(0, dtype=torch.uint8))
         staged.check(targets)
         absent = sorted(targets.keys() - staged.tensors.keys()) if policy in self._built else []
         if absent:
