@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from mrlm_pl.data import read_episodes
 from mrlm_pl.engines import InProcessEngine, PoolDeadlines, RayPool
+from mrlm_pl.episode import Turn
 from mrlm_pl.errors import EngineError
 from tests.engines.conftest import build, request, run
 
@@ -186,6 +188,21 @@ def test_two_ranks_have_a_pool_each(fit: Any, tmp_path: Path) -> None:
     finished(fit("pool", *options, "--trainer.strategy", "ddp", iterations=3))
     finished(fit("plain", *options, "--trainer.strategy", "ddp", "--data.engine", "InProcessEngine", iterations=3))
     assert weights(tmp_path / "pool") == weights(tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_an_asynchronous_run_samples_in_the_pool(fit: Any, tmp_path: Path) -> None:
+    output = finished(fit("run", "--data.mode", "async", "--data.max_lag", "2", iterations=8))
+    assert "is replaced" not in output
+    sampled = turns(tmp_path / "run")
+    assert {turn.engine for turn in sampled} == {"ray_pool/0", "ray_pool/1"}
+    assert {turn.version for turn in sampled} >= {0, 4}
+
+
+def turns(folder: Path) -> list[Turn]:
+    """All turns that a run has written."""
+    episodes = [one for path in sorted((folder / "episodes").glob("*.gz")) for one in read_episodes(path)]
+    return [turn for one in episodes for rows in one.trajectories.values() for row in rows for turn in row.turns]
 
 
 def test_a_cluster_that_is_not_there_is_told() -> None:
