@@ -66,7 +66,7 @@ class WeightTransfer:
         ConfigurationError: a bucket is too small.
     """
 
-    bucket_bytes: int = 2**26
+    bucket_bytes: int = 2**23
     transport: Transport | None = None
 
     def __post_init__(self) -> None:

@@ -90,7 +90,10 @@ class RayCluster:
     def _remedy(self) -> str:
         if self._asked is None:
             return "look at the free memory and at /dev/shm"
-        return "start it with `ray start --head`, or leave the address out to start Ray on this machine"
+        return (
+            "start it with `ray start --head`; if it wants a token, set RAY_AUTH_MODE=token for the run as well; or "
+            "leave the address out to start Ray on this machine"
+        )
 
     def _live(self) -> None:
         """Start Ray, wait, end it; in a thread of its own."""

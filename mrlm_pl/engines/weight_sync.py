@@ -71,7 +71,7 @@ class WeightSender:
     """
 
     def __init__(
-        self, host: str = "127.0.0.1", bucket_bytes: int = 2**26, seconds: float = 120.0, transport: Transport = "gloo"
+        self, host: str = "127.0.0.1", bucket_bytes: int = 2**23, seconds: float = 120.0, transport: Transport = "gloo"
     ) -> None:
         if bucket_bytes < ALIGNMENT or seconds <= 0:
             raise ConfigurationError(
@@ -125,10 +125,7 @@ class WeightSender:
         except BaseException:
             self._groups.clear()  # who waits for the next bucket then sees the connection closed
             raise
-        failed = {rank: text for rank, text in answers.items() if text}
-        if failed:
-            self._groups.clear()
-        return failed
+        return {rank: text for rank, text in answers.items() if text}
 
     def close(self) -> None:
         """Leave all groups; may be called twice."""

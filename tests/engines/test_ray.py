@@ -201,7 +201,7 @@ def test_an_asynchronous_run_samples_in_the_pool(fit: Any, tmp_path: Path) -> No
 
 def turns(folder: Path) -> list[Turn]:
     """All turns that a run has written."""
-    episodes = [one for path in sorted((folder / "episodes").glob("*.gz")) for one in read_episodes(path)]
+    episodes = read_episodes(folder / "episodes")
     return [turn for one in episodes for rows in one.trajectories.values() for row in rows for turn in row.turns]
 
 
