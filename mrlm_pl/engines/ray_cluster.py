@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -30,12 +31,7 @@ CHECK_SECONDS = 1.0
 _STOP_SECONDS = 20.0
 _FOLDER, _LOCK = "mrlm-ray-", "in_use"
 _OBJECT_STORE_BYTES = 128 * 2**20  # weights do not go through it
-_SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # By itself Ray ends this whole process when the head has been away for a minute; who waits for it is told earlier.
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
-}
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 class RayCluster:
@@ -58,12 +54,15 @@ class RayCluster:
     def __init__(self, address: str | None, cpus: float, seconds: float = 120.0, silence: float = 10.0) -> None:
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)  # read when Ray is imported and started
+        excepthook = sys.excepthook
         try:
             import ray
         except ImportError as error:
             raise ConfigurationError(
                 "a pool of workers needs Ray, which is not installed; `pip install 'mrlm[ray]'`"
             ) from error
+        # Ray's reports to the head before it prints anything: the error of a head that is gone would never be seen.
+        sys.excepthook = excepthook
         self._ray: Any = ray
         self._asked, self._cpus, self._silence = address, cpus, silence
         self._silent_since: float | None = None

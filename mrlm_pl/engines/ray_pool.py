@@ -240,11 +240,20 @@ class RayPool(Engine):
         own = self.resources
         cpus = own.worker["CPU"] * self.workers + own.learner_cpus
         self._cluster = RayCluster(self.address, cpus, self.deadlines.start, self.deadlines.silence)
-        self._cluster.reserve(own.bundles(self.workers, self._cluster.host), own.strategy, self.deadlines.start)
-        transport = self.transfer.between(own)
-        self._sender = WeightSender(self._cluster.host, self.transfer.bucket_bytes, self.deadlines.transfer, transport)
-        actors = [self._actor(place) for place in range(self.workers)]
-        self._pool = [self._started(place, actor) for place, actor in enumerate(actors)]
+        try:
+            self._cluster.reserve(own.bundles(self.workers, self._cluster.host), own.strategy, self.deadlines.start)
+            transport = self.transfer.between(own)
+            self._sender = WeightSender(
+                self._cluster.host, self.transfer.bucket_bytes, self.deadlines.transfer, transport
+            )
+            actors = [self._actor(place) for place in range(self.workers)]
+            self._pool = [self._started(place, actor) for place, actor in enumerate(actors)]
+        except BaseException as error:
+            cluster, self._cluster = self._cluster, None
+            cluster.close()
+            if isinstance(error, WorkerLostError):
+                raise EngineError(f"{error}; look at the load of its machine, or raise deadlines.start") from error
+            raise
 
     def _actor(self, place: int) -> Any:
         from mrlm_pl.engines.ray_worker import PoolWorker

@@ -338,6 +338,19 @@ def test_too_many_lost_workers_end_the_run_with_a_remedy(make_pool: MakePool) ->
         run(pool, request([1]))
 
 
+def test_a_pool_that_cannot_start_begins_anew_when_it_is_asked_again(make_pool: MakePool) -> None:
+    pool, cluster = make_pool(2)
+    model = build("llama")
+    cluster.prepare = lambda actor: actor.kill()
+    with pytest.raises(EngineError, match=r"gone while it should start; .*deadlines.start"):
+        pool.load("p", model, 1)
+    assert cluster.closed
+    cluster.actors.clear()
+    cluster.prepare = lambda actor: None
+    pool.load("p", model, 2)
+    assert run(pool, request([1]))[0].version == 2
+
+
 def test_a_worker_that_does_not_answer_is_replaced(make_pool: MakePool) -> None:
     SlowEngine.go_on.clear()
     made: list[Engine] = []
