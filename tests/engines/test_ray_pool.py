@@ -254,6 +254,44 @@ def test_weights_change_between_two_calls_and_never_within_one(make_pool: MakePo
     assert_same(run(pool, ask), expected(model, [ask], 2))
 
 
+class SlowLoadEngine(InProcessEngine):
+    """Takes new weights only when it may."""
+
+    loading, may, sampling = threading.Event(), threading.Event(), threading.Event()
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        self.loading.set()
+        assert self.may.wait(20)
+        super().load(policy, weights, version)
+
+    async def sample(self, requests: Sequence[Any]) -> list[Sample]:
+        self.sampling.set()
+        return await super().sample(requests)
+
+
+def test_calls_that_come_while_a_worker_switches_are_held_back(make_pool: MakePool) -> None:
+    engine = SlowLoadEngine
+    engine.may.set()
+    pool, _ = make_pool(1, engine=engine, calls=4, deadlines=PoolDeadlines(10, 20, 5, 1))
+    model, ask = build("llama"), request([1, 2, 3], 4, max_tokens=5)
+    pool.load("p", model, 1)
+    changed(model, 1)
+    engine.may.clear()
+    engine.loading.clear()
+    engine.sampling.clear()
+    loading = threading.Thread(target=pool.load, args=("p", model, 2))
+    loading.start()
+    assert engine.loading.wait(10)
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(run(pool, ask)))
+    asking.start()
+    assert not engine.sampling.wait(0.5), "the weights are between two versions"
+    engine.may.set()
+    loading.join(20)
+    asking.join(20)
+    assert_same(answers[0], expected(model, [ask], 2))
+
+
 # Lost workers.
 
 
