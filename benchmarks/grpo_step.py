@@ -46,8 +46,8 @@ WARMUP = 2
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def make_model(folder: Path, size: str) -> None:
-    """Write a random model and a tokenizer of whitespace-separated words whose EOS lies outside the vocabulary."""
+def make_model(folder: Path, size: str, *, knows_eos: bool = False) -> None:
+    """Write a random model and a tokenizer of whitespace-separated words whose EOS the model knows only if told so."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -58,7 +58,7 @@ def make_model(folder: Path, size: str) -> None:
     config = LlamaConfig(
         **options,
         num_key_value_heads=options["num_attention_heads"] // 2,
-        vocab_size=vocabulary,
+        vocab_size=vocabulary + knows_eos,
         tie_word_embeddings=False,
         max_position_embeddings=512,
         bos_token_id=None,

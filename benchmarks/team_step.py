@@ -6,10 +6,11 @@ Two agents with a random Llama model each, from the same folder, in fp32 with Ad
 (``--group``) of each agent in each state, of 32 tokens (``--new-tokens``; no token ends a turn), aligned joint actions,
 so 1, 5 or 21 states at 1, 2 or 3 turns; the next turn's prompt is everything so far and one more word. A step is one
 task: its whole tree, the rewards, the gradients and the optimizer steps: one for each agent here, one for each agent
-and turn there. ``ippo`` (their IAC, a critic for each agent) and ``mappo`` (their MAAC, one critic; here at 1 turn)
-have no trees: a step is one task with 4 decisions of each agent at 1 turn, and 4 tasks with one at more. Each side
-runs as a process of its own, in turns; the first two steps are warm-up. Printed are medians and ratios of wall
-seconds, and the peak memory of the processes beside that of one that only imports torch, transformers and Lightning.
+and turn there. ``ippo`` (their IAC, a critic for each agent) and ``mappo`` (their MAAC, one critic, whose vocabulary
+has the end of a turn, as ours reads it between turns) have no trees: a step is one task with 4 decisions of each agent
+at 1 turn, and 4 tasks with one at more. Each side runs as a process of its own, in turns; the first two steps are
+warm-up. Printed are medians and ratios of wall seconds, and the peak memory of the processes beside that of one that
+only imports torch, transformers and Lightning.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Work:
     algorithm: str
     group: int
     new_tokens: int
+    critic: str
 
     @property
     def tasks_in_step(self) -> int:
@@ -118,8 +120,8 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
         sampling=Sampling(max_tokens=work.new_tokens),
     )
 
-    def model() -> Policy:
-        return Policy(folder, learning_rate=1e-5, chat_template=TEMPLATE, max_forward_tokens=FORWARD_TOKENS)
+    def model(source: str = folder) -> Policy:
+        return Policy(source, learning_rate=1e-5, chat_template=TEMPLATE, max_forward_tokens=FORWARD_TOKENS)
 
     policies = {name: model() for name in Words.agents}
     if work.algorithm == "magrpo":
@@ -127,7 +129,7 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
     elif work.algorithm == "ippo":
         module = IPPO(policies, critics={name: model() for name in Words.agents})
     else:
-        module = MAPPO(policies, critic=model())
+        module = MAPPO(policies, critic=model(work.critic))
     trainer.fit(module, data)
     return report(times)
 
@@ -184,7 +186,7 @@ def run_peer(folder: str, work: Work) -> dict[str, Any]:
         more["num_agents"] = 2
     else:
         settings |= {"critic_learning_rate": 1e-5, "rollout_buffer_size": work.group * work.turns}
-        more["critics"] = [folder] * (2 if work.algorithm == "ippo" else 1)
+        more["critics"] = [folder] * 2 if work.algorithm == "ippo" else [work.critic]
     trainer = trainer_class(
         agents=[folder, folder],
         tokenizer=[AutoTokenizer.from_pretrained(folder) for _ in range(2)],
@@ -204,7 +206,7 @@ def child(python: str, side: str, folder: str, turns: int, options: argparse.Nam
     """Run one side in a process of its own."""
     command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
     command += ["--steps", str(options.steps), "--turns", str(turns), "--algorithm", options.algorithm]
-    command += ["--group", str(options.group), "--new-tokens", str(options.new_tokens)]
+    command += ["--group", str(options.group), "--new-tokens", str(options.new_tokens), "--critic", options.critic]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=offline)
     if result.returncode:
@@ -249,19 +251,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", choices=["ours", "comlrl"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--critic", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         run = run_ours if options.side == "ours" else run_peer
         (turns,) = options.turns
-        work = Work(options.size, turns, options.steps, options.algorithm, options.group, options.new_tokens)
+        amounts = (options.group, options.new_tokens)
+        work = Work(options.size, turns, options.steps, options.algorithm, *amounts, options.critic)
         print(json.dumps(run(options.folder, work)))
         return
-    if options.algorithm == "mappo" and options.turns != [1]:
-        parser.error("mappo is compared with --turns 1: this vocabulary has no end of turn, which its critic reads")
     if not options.peer_python:
         parser.error("--peer-python is needed: `make peers` installs CoMLRL in .venv-peers-multi")
-    folder = tempfile.mkdtemp()
+    folder, options.critic = tempfile.mkdtemp(), tempfile.mkdtemp()
     make_model(Path(folder), options.size)
+    make_model(Path(options.critic), options.size, knows_eos=True)
     alone = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
     rows = []
     for turns in options.turns:

@@ -48,7 +48,7 @@ class PolicyBatch:
         action_mask: [B, T] bool, True where the policy sampled the token.
         old_logp: [B, T] fp32, what the sampler reported, 0 outside the mask.
         groups: [B] int64, number of the group that the row's episode belongs to.
-        prefix_groups: [B] int64; rows with the same label began with the same prompt.
+        prefix_groups: [B] int64; rows with the same label began with the same prompt and are compared with each other.
         episode_tokens: [B] int64, action tokens of the row's episode in the whole collection.
         temperature: [B] fp32, of the sampling; 1 for demonstrations and greedy turns.
         advantages: [B, T] fp32, or None.
@@ -93,13 +93,13 @@ class PolicyBatch:
         return self.token_ids.shape[0]
 
     def inputs(self) -> dict[str, Any]:
-        """The arguments of a policy's forward pass."""
+        """The arguments of a policy's forward pass, which looks for common beginnings among the rows of a group."""
         return {
             "token_ids": self.token_ids,
             "lengths": self.lengths,
             "action_mask": self.action_mask,
             "temperature": self.temperature,
-            "prefix_groups": self.prefix_groups,
+            "prefix_groups": self.groups,
         }
 
     def tensors(self) -> dict[str, Tensor]:

@@ -55,3 +55,43 @@ def test_a_timeout_error_of_the_environment_is_told_as_it_is() -> None:
 
     (result,) = run(EnvironmentCaller(1, 5.0), Call(raises, ()))
     assert str(result.error) == "a tool of mine was late"
+
+
+def test_batches_that_overlap_share_the_threads() -> None:
+    caller = EnvironmentCaller(workers=3, timeout=20.0)
+    lock, counts = threading.Lock(), {"now": 0, "most": 0}
+
+    def busy(number: int) -> int:
+        with lock:
+            counts["now"] += 1
+            counts["most"] = max(counts["most"], counts["now"])
+        time.sleep(0.01)
+        with lock:
+            counts["now"] -= 1
+        return number
+
+    async def play() -> list[list[int]]:
+        batches = [[Call(busy, (10 * batch + n,)) for n in range(5)] for batch in range(4)]
+        found = await asyncio.gather(*(caller.run(calls) for calls in batches))
+        return [[result.value_or_raise() for result in results] for results in found]
+
+    assert asyncio.run(play()) == [[10 * batch + n for n in range(5)] for batch in range(4)]
+    assert counts["most"] == 3
+
+
+def test_a_batch_that_is_cancelled_while_it_waits_leaves_its_turn_to_the_next() -> None:
+    caller = EnvironmentCaller(workers=1, timeout=20.0)
+    hold = threading.Event()
+
+    async def play() -> list[int]:
+        first = asyncio.ensure_future(caller.run([Call(hold.wait, (10.0,))]))
+        await asyncio.sleep(0)
+        gone = asyncio.ensure_future(caller.run([Call(int, (1,))]))
+        kept = asyncio.ensure_future(caller.run([Call(int, (2,))]))
+        await asyncio.sleep(0)
+        gone.cancel()
+        hold.set()
+        await first
+        return [result.value_or_raise() for result in await kept]
+
+    assert asyncio.run(play()) == [2]

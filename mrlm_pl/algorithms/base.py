@@ -23,6 +23,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.held_passes import bounded_together
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
 from mrlm_pl.strategies import data_parallel_rank
 from mrlm_pl.turn_tree import TurnTree
@@ -277,11 +278,12 @@ class Algorithm(MetricLog, ABC):
         shares = []
         # One order on all ranks: the ranks of sharded models go through the layers together. Learners without rows
         # stay in the graph, so that every rank reduces the same gradients.
-        for name, learner in self.learners.items():
-            if name in batch.policies:
-                losses[name] = self.policy_loss(name, batch.policies[name], batch)
-            elif learner.trained:
-                shares.append(self.idle_loss(name))
+        with bounded_together():
+            for name, learner in self.learners.items():
+                if name in batch.policies:
+                    losses[name] = self.policy_loss(name, batch.policies[name], batch)
+                elif learner.trained:
+                    shares.append(self.idle_loss(name))
         if losses:
             shares.append(self.combined(losses, batch))
         loss = torch.stack([share.float() for share in shares]).sum()
@@ -401,6 +403,10 @@ class Algorithm(MetricLog, ABC):
     def sampler_differs(self, sampling: Sampling) -> bool:
         """Whether the sampler's log-probabilities are not the learner's: truncated sampling or reduced precision."""
         return sampling.truncated or str(self.trainer.precision) not in ("32", "32-true", "64-true")
+
+    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
+        """Whether training uses the log-probabilities that the sampler reported."""
+        return True
 
     def from_all_ranks(self, values: Tensor) -> Tensor:
         """``values`` of all ranks, [ranks, ...]; of tensor-parallel ranks, which have the same rows, only the first."""

@@ -180,6 +180,9 @@ class PolicyGradient(Algorithm):
         """Whether pi_old is the learner's at the time of sampling rather than the sampler's."""
         return self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp
 
+    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
+        return not self.recomputes(sampling) or self.correction.kind != "none"
+
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
         if not self.uses_reference and rows.advantages is not None:

@@ -208,7 +208,7 @@ class PPO(Algorithm):
         self._over = False
         temperature = sampling.temperature or 1.0
         tables = rewarded_rows(episodes, dict.fromkeys(self.policies, temperature))
-        recomputed = self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp
+        recomputed = self.recomputes(sampling)
         rows: dict[str, PolicyBatch] = {}
         for name in self.policies:
             if self.policy(name).trained and name in tables:
@@ -216,6 +216,13 @@ class PPO(Algorithm):
             elif self.policy(name).trained:
                 self._take_part(name)
         return rows
+
+    def recomputes(self, sampling: Sampling) -> bool:
+        """Whether pi_old is the learner's at the time of sampling rather than the sampler's."""
+        return self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp
+
+    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
+        return not self.recomputes(sampling) or self.correction.kind != "none"
 
     def _credit(self, name: str, table: RewardedRows, recomputed: bool) -> dict[str, PolicyBatch]:
         """The rows of a policy with all that the loss needs, by name of the learner."""

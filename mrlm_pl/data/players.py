@@ -28,6 +28,9 @@ class Players:
         own_weights: whether the weights may change while turns are sampled.
         options: of every :class:`~mrlm_pl.rollout.EpisodePlayer`.
 
+    Attributes:
+        given: the ``engine``.
+
     Raises:
         ConfigurationError: the weights may change meanwhile, but the engine uses them where they are.
     """
@@ -45,7 +48,7 @@ class Players:
                 "are; set `own_weights: true` for it, or leave data.engine out"
             )
         self.environments, self._options = dict(environments), dict(options)
-        self._given, self._own_weights = engine, own_weights
+        self.given, self._own_weights = engine, own_weights
         self._own: InProcessEngine | None = None
         self._routed: Engine | None = None
         self._players: dict[Sampling, EpisodePlayer] = {}
@@ -53,7 +56,7 @@ class Players:
     def engine(self, algorithm: Algorithm) -> Engine:
         """The engine of all policies; made when it is first asked for."""
         if self._routed is None:
-            engine = self._given
+            engine = self.given
             if engine is None:
                 low = "bf16" in str(algorithm.trainer.precision)
                 dtype = torch.bfloat16 if low else None

@@ -19,6 +19,7 @@ from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.data.async_collector import AsyncCollector, AsyncOptions
 from mrlm_pl.data.collection import CollectionSums
 from mrlm_pl.data.collection_observer import show_collection
+from mrlm_pl.data.engine_check import check_logprobs
 from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.data.group_plan import GroupPlan
 from mrlm_pl.data.players import Players
@@ -175,6 +176,7 @@ class RolloutDataModule(LightningDataModule):
                 "episodes of a task with each other and also learns from equal returns; set data.resample_rounds to 0"
             )
         algorithm.turn_bonus(self.sampling)
+        check_logprobs(self.players.given, algorithm, self.sampling, self.overlaps)
         correction = getattr(algorithm, "correction", None)
         if self.async_options.over_age == "reweight" and (correction is None or correction.kind == "none"):
             raise ConfigurationError(

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mrlm_pl.engines.continuous import ContinuousEngine
     from mrlm_pl.engines.generation import EngineStats
     from mrlm_pl.engines.in_process import InProcessEngine
+    from mrlm_pl.engines.openai_compatible import OpenAICompatible
     from mrlm_pl.engines.pool_settings import PoolDeadlines, PoolResources, WeightTransfer
     from mrlm_pl.engines.ray_pool import RayPool
     from mrlm_pl.engines.routing import RoutingEngine
@@ -20,6 +21,7 @@ __all__ = [
     "EngineStats",
     "FinishReason",
     "InProcessEngine",
+    "OpenAICompatible",
     "PoolDeadlines",
     "PoolResources",
     "RayPool",
@@ -39,6 +41,7 @@ _HOME = {
     "ContinuousEngine": "continuous",
     "EngineStats": "generation",
     "InProcessEngine": "in_process",
+    "OpenAICompatible": "openai_compatible",
     "PoolDeadlines": "pool_settings",
     "PoolResources": "pool_settings",
     "RayPool": "ray_pool",

@@ -135,6 +135,10 @@ class Engine(ABC):
         """How many tokens a row of the policy can have, context and sampled ones; None where that is not known."""
         return None
 
+    def reports_logprobs(self, policy: str) -> bool:
+        """Whether samples of the policy have log-probabilities that can be trained on; else they are 0."""
+        return True
+
     def compute_during(self, start: Callable[[], Future[T]]) -> T:
         """The result of the future that ``start`` gives; until then, the engine may compute in the calling thread."""
         return start().result()

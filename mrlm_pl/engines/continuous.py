@@ -170,6 +170,10 @@ class ContinuousEngine(Engine):
         """See :meth:`Engine.window`."""
         return self.engine.window(policy)
 
+    def reports_logprobs(self, policy: str) -> bool:
+        """See :meth:`Engine.reports_logprobs`."""
+        return self.engine.reports_logprobs(policy)
+
     def load(self, policy: str, weights: Any, version: int) -> None:
         """Make these weights the current ones from the next piece on; see :meth:`Engine.load`."""
         self.engine.load(policy, weights, version)

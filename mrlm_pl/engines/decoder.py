@@ -20,7 +20,10 @@ from mrlm_pl.engines.backend import Backend, Context
 from mrlm_pl.engines.decoder_rows import DecoderRows
 from mrlm_pl.engines.weights import DecoderWeights, LayerWeights
 
-_PREFILL_TOKENS = 8192
+# Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.
+_PREFILL_TOKENS_CPU = 1024
+_PREFILL_TOKENS_ACCELERATOR = 8192
+_ROTATION_SLACK = 1024
 _PADDING_SHARE = 0.25
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -63,7 +66,7 @@ class FusedDecoder(Backend):
         """Cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
         if len(self._cos) < length:
             frequency, scale = self.weights.inverse_frequency, self.weights.rotary_scale
-            angles = torch.outer(torch.arange(length + _PREFILL_TOKENS, device=self.device).float(), frequency)
+            angles = torch.outer(torch.arange(length + _ROTATION_SLACK, device=self.device).float(), frequency)
             dtype = self.weights.embedding.dtype
             cos, sin = angles.cos().mul_(scale).to(dtype), angles.sin().mul_(scale).to(dtype)
             self._cos, self._sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
@@ -107,7 +110,7 @@ class FusedDecoder(Backend):
         w = self.weights
         shape = (len(w.layers), 2, len(contexts), w.kv_heads, max(lengths), w.head_dim)
         shared = torch.zeros(shape, dtype=w.dtype, device=self.device)
-        for chunk in _chunks(contexts):
+        for chunk in _chunks(contexts, self.device):
             chunk_logits, states = self._prefill_chunk([contexts[j] for j in chunk])
             for u, j in enumerate(chunk):
                 shared[:, :, j, :, : lengths[j]] = states[:, :, u, :, : lengths[j]]
@@ -192,14 +195,15 @@ def _add_linear(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Te
     return torch.addmm(x.t(), weight, h.t()).t()
 
 
-def _chunks(contexts: Sequence[Context]) -> Iterator[list[int]]:
+def _chunks(contexts: Sequence[Context], device: torch.device) -> Iterator[list[int]]:
     """Indices of contexts to prefill together: fresh apart from resumed, similar in length, bounded in tokens."""
+    most = _PREFILL_TOKENS_CPU if device.type == "cpu" else _PREFILL_TOKENS_ACCELERATOR
     new = [len(context.token_ids) - context.cached for context in contexts]
     order = sorted(range(len(contexts)), key=lambda j: (contexts[j].cached > 0, new[j]))
     chunk: list[int] = []
     for j in order:
         if chunk:
-            full = (len(chunk) + 1) * new[j] > _PREFILL_TOKENS
+            full = (len(chunk) + 1) * new[j] > most
             padding = 1 - sum(new[c] for c in [*chunk, j]) / ((len(chunk) + 1) * new[j])
             kind = (contexts[chunk[0]].cached > 0) != (contexts[j].cached > 0)
             if full or kind or padding > _PADDING_SHARE:

@@ -59,6 +59,10 @@ class RoutingEngine(Engine):
         """See :meth:`Engine.window`."""
         return self.engine_of(policy).window(policy)
 
+    def reports_logprobs(self, policy: str) -> bool:
+        """See :meth:`Engine.reports_logprobs`."""
+        return self.engine_of(policy).reports_logprobs(policy)
+
     def load(self, policy: str, weights: Any, version: int) -> None:
         """Give the weights to the policy's engine; see :meth:`Engine.load`."""
         self.engine_of(policy).load(policy, weights, version)

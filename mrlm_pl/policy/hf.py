@@ -52,12 +52,13 @@ class Policy(nn.Module):
         gradient_checkpointing: keep one hidden state for each layer and compute the rest again in the backward pass.
         max_forward_tokens: rows are run through the model in chunks of at most this many tokens, each recomputed in
             the backward pass, so that memory does not grow with the batch; None runs all rows at once.
-        served_by: ``HOST:PORT`` of a server that generates for this policy (``mrlm serve --policies``), which has it
-            under the same name. It cannot be trained, and no weights are read here: ``model`` gives the tokenizer.
+        served_by: server that generates for this policy: ``HOST:PORT`` of one that has it under the same name
+            (``mrlm serve --policies``), or ``http://HOST:PORT`` of vLLM, with ``sglang+`` or ``transformers+`` before
+            it of others. It cannot be trained, and no weights are read here: ``model`` gives the tokenizer.
 
     Raises:
         PolicyError: there is no such model, it has no tokenizer, or a value is out of range.
-        ConfigurationError: ``served_by`` is not ``HOST:PORT``.
+        ConfigurationError: ``served_by`` is of neither form.
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class Policy(nn.Module):
                 "random_init_seed"
             )
         if served_by is not None:
-            from mrlm_pl.remote.connection import Address
+            from mrlm_pl.remote.served_policies import check_place
 
-            Address(served_by)  # a mistake is told now
+            check_place(served_by)  # a mistake is told now
         self.served_by = served_by
         self.max_forward_tokens, self.lora, self.gradient_checkpointing = (
             max_forward_tokens,
@@ -219,7 +220,7 @@ class Policy(nn.Module):
             lengths: [B] tokens in each row.
             action_mask: [B, T] True where the policy chose the token.
             temperature: divides the logits.
-            prefix_groups: [B] rows with the same label share the computation of their common prompt.
+            prefix_groups: [B] rows with the same label share the computation of what they begin with in common.
         """
         return self._logprobs(self.model, token_ids, lengths, action_mask, temperature, prefix_groups)
 

@@ -1,9 +1,9 @@
-"""Attention over one packed row of shared prefixes and the rows that continue them, for Hugging Face decoders.
+"""Attention over one packed row of shared segments and the rows that continue them, for Hugging Face decoders.
 
-The decoder sees a single sequence [1, N]: first the prefix of every group, then the own tokens of every row. The
-function registered with transformers cuts that sequence into segments: prefixes attend causally to themselves, a row's
-own tokens attend to the whole prefix of their group and causally to themselves. Everything else in the decoder works
-token by token and needs no change, so adapters, sharding hooks and gradient checkpointing keep working.
+The decoder sees a single sequence [1, N]: first what rows share, level by level, then what each has for itself. The
+function registered with transformers cuts that sequence into its segments: each attends to the whole chain of segments
+that it continues and causally to itself. Everything else in the decoder works token by token and needs no change, so
+adapters, sharding hooks and gradient checkpointing keep working.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ATTENTION_NAME = "mrlm_packed"
 class _Block:
     """Consecutive segments of the packed row, seen as a batch [S, W] of S segments padded to the longest, W tokens."""
 
-    def __init__(self, start: int, lengths: Sequence[int], device: torch.device) -> None:
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths = lengths
         self.width = max(lengths, default=0)
         self.tokens = sum(lengths)
@@ -50,55 +50,78 @@ class _Block:
         return states if self.uniform else states.index_select(0, self._real)
 
 
+class _Level:
+    """The pieces of one level of a packed row, and the chains of pieces of earlier levels that they continue."""
+
+    def __init__(self, segments: Segments, level: int, blocks: Sequence[_Block], device: torch.device) -> None:
+        self.block = blocks[level]
+        chains = segments.ancestors[level]
+        # the pieces of another level in these chains: which level, and the piece of each chain or how many share one
+        self.before: list[tuple[int, Tensor | int]] = []
+        masks = []
+        for earlier in range(level):
+            pieces = [chain[earlier] for chain in chains]
+            if max(pieces) < 0:
+                continue
+            lengths = segments.lengths[earlier]
+            share = len(pieces) // len(lengths)
+            in_order = pieces == [number // share for number in range(len(pieces))] if share else False
+            self.before.append((earlier, share if in_order else torch.tensor(pieces).clamp(min=0).to(device)))
+            length = torch.tensor([lengths[piece] if piece >= 0 else 0 for piece in pieces])
+            masks.append(torch.arange(blocks[earlier].width) < length[:, None])
+        self.mask = self._mask(masks).to(device) if masks else None
+
+    def _mask(self, before: Sequence[Tensor]) -> Tensor:
+        """[1 or S, 1, W, keys] bool: which keys the pieces attend to: their chain, and themselves causally."""
+        width = self.block.width
+        chain = torch.cat(list(before), 1)
+        if chain.all():
+            chain = chain[:1]
+        rows, keys = chain.shape
+        causal = torch.ones(width, width, dtype=torch.bool).tril()
+        return torch.cat([chain[:, None, None].expand(rows, 1, width, keys), causal.expand(rows, 1, width, width)], -1)
+
+    def with_chains(self, states: Sequence[Tensor]) -> Tensor:
+        """States of these pieces behind those of their chains, [S, keys, heads, dim].
+
+        Args:
+            states: by level, [S, W, heads, dim].
+        """
+        own = states[-1]
+        if not self.before:
+            return own
+        return torch.cat([*(_repeated(states[level], pieces) for level, pieces in self.before), own], 1)
+
+
+def _repeated(states: Tensor, pieces: Tensor | int) -> Tensor:
+    """States [S, W, heads, dim] of the given pieces, or each so many times."""
+    if isinstance(pieces, Tensor):
+        return states.index_select(0, pieces)
+    return states.repeat_interleave(pieces, 0)
+
+
 class PackedLayout:
     """The segments of a packed row, prepared once for all layers of a forward pass."""
 
     def __init__(self, segments: Segments, device: torch.device) -> None:
-        self._prefixes = _Block(0, segments.prefix_lengths, device)
-        self._own = _Block(self._prefixes.tokens, segments.own_lengths, device)
-        rows, groups = len(segments.own_lengths), len(segments.prefix_lengths)
-        self._rows_per_prefix = rows // groups
-        if segments.row_prefix == tuple(row // self._rows_per_prefix for row in range(rows)):
-            self._row_prefix = None
-        else:
-            self._row_prefix = torch.tensor(segments.row_prefix, device=device)
-        self._mask = self._own_mask(segments).to(device) if self._prefixes.tokens else None
-
-    def _own_mask(self, segments: Segments) -> Tensor:
-        """[1 or R, 1, own width, prefix width + own width] bool: which keys the own tokens attend to."""
-        prefix_width, width = self._prefixes.width, self._own.width
-        causal = torch.ones(width, width, dtype=torch.bool).tril()
-        if self._prefixes.uniform:
-            in_prefix = torch.ones(1, prefix_width, dtype=torch.bool)
-        else:
-            lengths = torch.tensor([segments.prefix_lengths[prefix] for prefix in segments.row_prefix])
-            in_prefix = torch.arange(prefix_width) < lengths[:, None]
-        rows = in_prefix.shape[0]
-        return torch.cat(
-            [in_prefix[:, None, None].expand(rows, 1, width, prefix_width), causal.expand(rows, 1, width, width)], -1
-        )
-
-    def _for_rows(self, prefix_states: Tensor) -> Tensor:
-        """States per prefix [G, W, heads, dim] repeated for each of its rows, [R, W, heads, dim]."""
-        if self._row_prefix is not None:
-            return prefix_states.index_select(0, self._row_prefix)
-        return prefix_states.repeat_interleave(self._rows_per_prefix, 0)
+        blocks = [_Block(lengths, device) for lengths in segments.lengths]
+        self._levels = [_Level(segments, level, blocks, device) for level in range(len(blocks))]
+        self._sizes = [block.tokens for block in blocks]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """Attention output [N, heads, dim] for queries [N, heads, dim] and keys and values [N, kv heads, dim]."""
-        sizes = [self._prefixes.tokens, self._own.tokens]
-        if not sizes[0]:
-            own_q, own_k, own_v = (self._own.batched(x) for x in (query, key, value))
-            return self._own.flattened(_attention(own_q, own_k, own_v, scaling))
-        (prefix_q, own_q), (prefix_k, own_k), (prefix_v, own_v) = (x.split(sizes) for x in (query, key, value))
-        prefix_q, prefix_k, prefix_v = (self._prefixes.batched(x) for x in (prefix_q, prefix_k, prefix_v))
-        prefix_out = self._prefixes.flattened(_attention(prefix_q, prefix_k, prefix_v, scaling))
-        if not sizes[1]:
-            return prefix_out
-        keys = torch.cat([self._for_rows(prefix_k), self._own.batched(own_k)], 1)
-        values = torch.cat([self._for_rows(prefix_v), self._own.batched(own_v)], 1)
-        own_out = _attention(self._own.batched(own_q), keys, values, scaling, self._mask)
-        return torch.cat([prefix_out, self._own.flattened(own_out)])
+        parts: list[Tensor] = []
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        pieces = (states.split(self._sizes) for states in (query, key, value))
+        for level, own_q, own_k, own_v in zip(self._levels, *pieces, strict=True):
+            keys.append(level.block.batched(own_k))
+            values.append(level.block.batched(own_v))
+            found = _attention(
+                level.block.batched(own_q), level.with_chains(keys), level.with_chains(values), scaling, level.mask
+            )
+            parts.append(level.block.flattened(found))
+        return torch.cat(parts)
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None = None) -> Tensor:

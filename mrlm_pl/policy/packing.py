@@ -1,4 +1,4 @@
-"""How the rows of a batch are laid out for the model: packed behind shared prefixes, or padded, in bounded chunks.
+"""How the rows of a batch are laid out for the model: packed, with what they have in common once, or padded; in chunks.
 
 All arithmetic here is on the host: the layout decides shapes, so it must be known before a kernel starts.
 """
@@ -11,17 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mrlm_pl.policy.row_tree import RowTree, Segment
+
 
 @dataclass(frozen=True)
 class Segments:
-    """Lengths of the pieces of a packed row: every group's prefix, then every row's own tokens, in this order.
+    """The pieces of a packed row, level by level; each continues a chain of pieces of earlier levels.
 
-    ``row_prefix[i]`` is the index of the prefix that the i-th row's own tokens continue.
+    Attributes:
+        lengths: by level, the length of each piece. The last level holds what rows compute by themselves.
+        ancestors: by level, for each piece and each earlier level the number of the piece in its chain, -1 for none.
     """
 
-    prefix_lengths: tuple[int, ...]
-    own_lengths: tuple[int, ...]
-    row_prefix: tuple[int, ...]
+    lengths: tuple[tuple[int, ...], ...]
+    ancestors: tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ class RowPlan:
     """Which tokens of each row the model must see, and which of them it can share with other rows.
 
     A row is fed up to the token before its last action token: later tokens predict nothing that is asked for. Rows
-    without any action token are not fed at all. The rows of a group share their longest common prefix, limited to
-    what stands before the first action token of any of them.
+    without any action token are not fed at all. Rows with the same label compute what they begin with in common once,
+    whether it is an action of theirs or not.
 
     Args:
         token_ids: [B, T] int64, rows padded on the right.
@@ -58,59 +61,19 @@ class RowPlan:
     def __init__(self, token_ids: Tensor, action_mask: Tensor, prefix_groups: Tensor | None) -> None:
         self.token_ids = token_ids.cpu()
         self.action_mask = action_mask.cpu()
-        T = self.token_ids.shape[1]
-        columns = torch.arange(T)
+        columns = torch.arange(self.token_ids.shape[1])
         self.fed_lengths: list[int] = (self.action_mask * columns).amax(1).tolist()
-        active = [row for row, fed in enumerate(self.fed_lengths) if fed]
-        if prefix_groups is None:
-            self.groups = [[row] for row in active]
-        else:
-            members: dict[int, list[int]] = {}
-            labels = prefix_groups.tolist()
-            for row in active:
-                members.setdefault(labels[row], []).append(row)
-            self.groups = list(members.values())
-        self._prefix_lengths = self._common_prefix_lengths()
+        self._labels = prefix_groups
 
-    def _common_prefix_lengths(self) -> list[int]:
-        """Length of the prefix that each group shares; 0 for a group of one."""
-        B, T = self.token_ids.shape
-        reference = torch.arange(B)
-        for rows in self.groups:
-            reference[rows] = rows[0]
-        differs = self.token_ids != self.token_ids[reference]
-        # the first column that differs or is an action token ends the prefix
-        ends = differs | self.action_mask
-        first_end = torch.where(ends.any(1), ends.int().argmax(1), T).tolist()
-        return [min(first_end[row] for row in rows) if len(rows) > 1 else 0 for rows in self.groups]
-
-    def packed_chunks(self, max_tokens: int | None) -> list[list[list[int]]]:
-        """Groups of row indices per chunk, each chunk at most ``max_tokens`` packed tokens where rows allow it.
-
-        A group stays together unless it alone exceeds the budget; then it is split and each part computes the prefix.
-        A single row longer than the budget makes a chunk of its own.
-        """
-        if max_tokens is None:
-            return [self.groups] if self.groups else []
-        units: list[tuple[int, list[int]]] = []
-        for rows, prefix in zip(self.groups, self._prefix_lengths, strict=True):
-            part: list[int] = []
-            cost = prefix
-            for row in rows:
-                own = self.fed_lengths[row] - prefix
-                if part and cost + own > max_tokens:
-                    units.append((cost, part))
-                    part, cost = [], prefix
-                part.append(row)
-                cost += own
-            units.append((cost, part))
-        # neighbours of similar length waste the least padding inside the attention
-        units.sort(key=lambda unit: -max(self.fed_lengths[row] for row in unit[1]))
-        return _fill_chunks(units, max_tokens)
+    def packed(self, max_tokens: int | None, device: torch.device) -> list[ForwardInputs]:
+        """The rows as packed rows of at most ``max_tokens`` tokens, or a single longer one each."""
+        tree = RowTree.of(self.token_ids, self.fed_lengths, self._labels)
+        return [self._pack(tree, leaves, device) for leaves in tree.chunks(max_tokens)]
 
     def padded_chunks(self, max_tokens: int | None) -> list[list[int]]:
         """Row indices per chunk, longest rows first, each chunk at most ``max_tokens`` with padding or a single row."""
-        rows = sorted((row for group in self.groups for row in group), key=lambda row: -self.fed_lengths[row])
+        rows = [row for row, fed in enumerate(self.fed_lengths) if fed]
+        rows.sort(key=lambda row: -self.fed_lengths[row])
         if max_tokens is None:
             return [rows] if rows else []
         chunks: list[list[int]] = []
@@ -121,41 +84,29 @@ class RowPlan:
                 chunks.append([row])
         return chunks
 
-    def pack(self, groups: Sequence[Sequence[int]], device: torch.device) -> ForwardInputs:
-        """One packed row: the prefix of each of these groups, then the own tokens of each of their rows."""
-        shared = {row: prefix for rows, prefix in zip(self.groups, self._prefix_lengths, strict=True) for row in rows}
-        prefix_lengths = [shared[rows[0]] if len(rows) > 1 else 0 for rows in groups]
-        row_prefix = [index for index, rows in enumerate(groups) for _ in rows]
-        rows = [row for members in groups for row in members]
-        row_index = torch.tensor(rows)
-        columns = torch.arange(self.token_ids.shape[1])
-        prefix_of_group = torch.tensor(prefix_lengths)
-        prefix_of_row = prefix_of_group[row_prefix]
-        fed = torch.tensor([self.fed_lengths[row] for row in rows])
+    def _pack(self, tree: RowTree, leaves: range, device: torch.device) -> ForwardInputs:
+        """One packed row: the shared segments of these leaves, level by level, then what each computes by itself."""
+        shared, own = tree.segments(leaves)
+        levels = [*shared, own]
+        pieces = [piece for level in levels for piece in level]
+        start, stop = (torch.tensor([getattr(piece, name) for piece in pieces]) for name in ("start", "stop"))
+        length = stop - start
+        offset = length.cumsum(0) - length
+        position_ids = torch.arange(int(length.sum())) + (start - offset).repeat_interleave(length)
+        leaders = torch.tensor([tree.rows[piece.leaf][0] for piece in pieces])
 
-        in_prefix = columns < prefix_of_group[:, None]
-        in_own = (columns >= prefix_of_row[:, None]) & (columns < fed[:, None])
-        tokens = self.token_ids[row_index]
-        leaders = self.token_ids[[members[0] for members in groups]]
-        prefix_positions = in_prefix.nonzero()[:, 1]
-        own_positions = in_own.nonzero()[:, 1]
-
-        own_lengths = fed - prefix_of_row
-        prefix_starts = prefix_of_group.cumsum(0) - prefix_of_group
-        own_starts = own_lengths.cumsum(0) - own_lengths + int(prefix_of_group.sum())
-        action_row, action_column = self.action_mask[row_index].nonzero(as_tuple=True)
-        position = action_column - 1
-        start, prefix = own_starts[action_row], prefix_of_row[action_row]
-        predictors = torch.where(
-            position < prefix, prefix_starts[row_prefix][action_row] + position, start + position - prefix
-        )
+        rows = torch.tensor([row for leaf in leaves for row in tree.rows[leaf]])
+        place = torch.arange(len(leaves)).repeat_interleave(torch.tensor([len(tree.rows[leaf]) for leaf in leaves]))
+        action_row, action_column = self.action_mask[rows].nonzero(as_tuple=True)
+        token = rows[action_row], action_column
+        predictors = _places(levels, stop, offset - start, place[action_row], action_column - 1)
         return ForwardInputs(
-            input_ids=torch.cat([leaders[in_prefix], tokens[in_own]])[None].to(device),
-            position_ids=torch.cat([prefix_positions, own_positions])[None].to(device),
+            input_ids=self.token_ids[leaders.repeat_interleave(length), position_ids][None].to(device),
+            position_ids=position_ids[None].to(device),
             predictors=predictors.to(device),
-            targets=tokens[action_row, action_column].to(device),
-            destinations=(row_index[action_row] * len(columns) + action_column).to(device),
-            segments=Segments(tuple(prefix_lengths), tuple(own_lengths.tolist()), tuple(row_prefix)),
+            targets=self.token_ids[token].to(device),
+            destinations=(token[0] * self.token_ids.shape[1] + action_column).to(device),
+            segments=_described(levels),
         )
 
     def pad(self, rows: Sequence[int], device: torch.device) -> ForwardInputs:
@@ -176,15 +127,34 @@ class RowPlan:
         )
 
 
-def _fill_chunks(units: list[tuple[int, list[int]]], max_tokens: int) -> list[list[list[int]]]:
-    """Units of (cost, rows) put into chunks in order, each chunk filled up to the budget."""
-    chunks: list[list[list[int]]] = []
-    filled = 0
-    for cost, rows in units:
-        if chunks and filled + cost <= max_tokens:
-            chunks[-1].append(rows)
-            filled += cost
-        else:
-            chunks.append([rows])
-            filled = cost
-    return chunks
+def _described(levels: Sequence[Sequence[Segment]]) -> Segments:
+    return Segments(
+        tuple(tuple(piece.stop - piece.start for piece in level) for level in levels),
+        tuple(
+            tuple((*piece.chain, *[-1] * (depth - len(piece.chain))) for piece in level)
+            for depth, level in enumerate(levels)
+        ),
+    )
+
+
+def _places(levels: Sequence[Sequence[Segment]], stop: Tensor, shift: Tensor, leaf: Tensor, position: Tensor) -> Tensor:
+    """Where in the packed row [n] the tokens at these positions [n] of the n-th leaves are.
+
+    Args:
+        levels: the pieces of the packed row; the last ones are those of the leaves.
+        stop: [pieces] where each ends.
+        shift: [pieces] what is added to a position within it.
+    """
+    first = [0]
+    for level in levels:
+        first.append(first[-1] + len(level))
+    chains = [[*own.chain, *[-1] * (len(levels) - 1 - len(own.chain))] for own in levels[-1]]
+    numbers = torch.tensor(
+        [
+            [*(first[level] + piece if piece >= 0 else -1 for level, piece in enumerate(chain)), first[-2] + number]
+            for number, chain in enumerate(chains)
+        ]
+    )
+    ends = torch.where(numbers >= 0, stop[numbers], 0)
+    depth = (ends[leaf].cummax(1).values <= position[:, None]).sum(1)
+    return position + shift[numbers[leaf, depth]]

@@ -3,7 +3,7 @@
 Three ways lead to the same numbers, chosen from the model's configuration (`forward_path` says which and why):
 
 ``packed``
-    the rows of a group share the computation of their common prefix, nothing is padded (`packing`,
+    what rows with the same label begin with in common is computed once, nothing is padded (`packing`, `row_tree`,
     `packed_attention`), and logits exist for one chunk of action tokens at a time (`chunked_head`);
 ``padded``
     the rows are padded, the logits are chunked;
@@ -26,9 +26,10 @@ from torch.utils.checkpoint import checkpoint
 
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.chunked_head import chunked_log_probs, default_chunk_size, log_probs_from_logits
+from mrlm_pl.policy.held_passes import hold
 from mrlm_pl.policy.packed_attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
 from mrlm_pl.policy.packing import ForwardInputs, RowPlan
-from mrlm_pl.policy.sharding import passes_on_all_ranks
+from mrlm_pl.policy.sharding import is_sharded, passes_on_all_ranks
 
 _log = logging.getLogger(__name__)
 
@@ -128,11 +129,12 @@ def token_logprobs(
         lengths: [B] number of real tokens of each row.
         action_mask: [B, T] bool, True where the policy sampled the token.
         temperature: the sampler's temperature: a number, one per row [B], or one per token [B, T].
-        prefix_groups: [B] labels; rows with the same label compute their common prefix once. It never changes the
-            values, only the work.
+        prefix_groups: [B] labels; rows with the same label compute what any of them begin with in common once. It never
+            changes the values, only the work.
         max_tokens: most tokens in one forward pass. Needing several, they run one after the other and, when gradients
-            are wanted, each is computed again in the backward pass, so that memory is that of one pass. The ranks of a
-            sharded model make equally many passes, some of them idle.
+            are wanted, each is computed again in the backward pass, so that memory is that of one pass. So is one that
+            is too much beside others that wait for the same backward pass (`held_passes`). The ranks of a sharded model
+            make equally many passes, some of them idle.
 
     Raises:
         ValueError: shapes disagree, an action token has no token before it or lies in the padding, or the temperature
@@ -254,6 +256,9 @@ def _evaluate(
     chunks = _chunks(model, plan, path, max_tokens, device)
     passes = passes_on_all_ranks(model, len(chunks))
     recompute = torch.is_grad_enabled() and passes > 1
+    if torch.is_grad_enabled() and passes == 1 and max_tokens is not None and not is_sharded(model):
+        # the ranks of a sharded model must compute again alike, whatever each of them holds
+        recompute = not hold(chunks[0].input_ids.numel(), max_tokens)
     results, destinations = [], []
     for inputs in chunks:
         chosen = temperatures
@@ -286,7 +291,7 @@ def _chunks(
 ) -> list[ForwardInputs]:
     """The inputs of every forward pass."""
     if path.name == "packed":
-        return [plan.pack(groups, device) for groups in plan.packed_chunks(max_tokens)]
+        return plan.packed(max_tokens, device)
     if path.name == "logits":
         bound = default_chunk_size(_base_model(model).get_output_embeddings().weight.shape[0], device)
         max_tokens = bound if max_tokens is None else min(bound, max_tokens)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mrlm_pl.engines.base import Engine
+from mrlm_pl.engines.openai_compatible import OpenAICompatible
 from mrlm_pl.engines.routing import RoutingEngine
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.remote.connection import Address
 from mrlm_pl.remote.policy_service import RemoteEngine
 
 if TYPE_CHECKING:
@@ -18,6 +21,24 @@ logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 300.0
 """How long a server that does not answer is waited for, in which it may be started again."""
+
+KEY_VARIABLE = "MRLM_API_KEY"
+"""Environment variable with the key of servers that speak HTTP, where they want one."""
+
+
+def check_place(place: str) -> None:
+    """Nothing, if a policy's ``served_by`` is ``HOST:PORT`` or ``[DIALECT+]http[s]://HOST:PORT``.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if "://" not in place:
+        Address(place)
+    elif not place.removeprefix("sglang+").removeprefix("transformers+").startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"served_by {place!r} is neither HOST:PORT, nor http://HOST:PORT (vLLM), sglang+http://HOST:PORT or "
+            "transformers+http://HOST:PORT"
+        )
 
 
 def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
@@ -31,9 +52,13 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
         ConfigurationError: a server has no policy of that name, or it has another vocabulary.
         RemoteError: a server does not answer.
     """
-    places = {name: policy.served_by for name, policy in policies.items() if policy.served_by is not None}
-    if not places:
+    served = {name: policy.served_by for name, policy in policies.items() if policy.served_by is not None}
+    if not served:
         return engine
+    over_http: dict[str, Engine] = {
+        name: _over_http(name, place, policies[name]) for name, place in served.items() if "://" in place
+    }
+    places = {name: place for name, place in served.items() if name not in over_http}
     by_address = {address: RemoteEngine(address, seconds=ANSWER_SECONDS) for address in sorted(set(places.values()))}
     for address, remote in by_address.items():
         described = remote.described()
@@ -45,7 +70,21 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
                     f"start it with `mrlm serve --policies '{{{name}: MODEL}}'`"
                 )
             _check_vocabulary(name, policies[name], address, described[name].model, described[name].vocabulary)
-    return RoutingEngine(engine, {name: by_address[address] for name, address in places.items()})
+    return RoutingEngine(engine, over_http | {name: by_address[address] for name, address in places.items()})
+
+
+def _over_http(name: str, place: str, policy: Policy) -> OpenAICompatible:
+    """The engine of a policy that an OpenAI-compatible server has, which is checked."""
+    dialect, _, url = place.rpartition("+")
+    engine = OpenAICompatible(
+        url,
+        dialect or "vllm",  # type: ignore[arg-type]
+        tokenizer=policy.source if dialect == "transformers" else None,
+        api_key_env=KEY_VARIABLE if os.environ.get(KEY_VARIABLE) else None,
+    )
+    engine.check(name)
+    logger.warning("the vocabulary of policy %r at %s cannot be checked; it must be that of its `model`", name, url)
+    return engine
 
 
 def _check_vocabulary(name: str, policy: Policy, address: str, model: str, vocabulary: str) -> None:

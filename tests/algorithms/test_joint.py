@@ -22,7 +22,8 @@ from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, T
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import batch_totals
-from mrlm_pl.policy import Policy
+from mrlm_pl.policy import Policy, row_tree
+from mrlm_pl.policy.packing import RowPlan
 from mrlm_pl.turn_tree import TurnTree
 
 FAMILY = [MAREINFORCE, MAGRPO, MARLOO, MAREMAX, COMA, ATGRPO]
@@ -171,6 +172,22 @@ def test_rows_hold_what_came_before_and_share_a_prompt_within_a_state(model_fold
         prompts.setdefault(int(rows.prefix_groups[place]), set()).add(tuple(ids.tolist()))
     assert all(len(found) == 1 for found in prompts.values())
     assert len(prompts) == 2 * 3
+
+
+def test_an_update_computes_what_the_rows_of_a_tree_have_in_common_once(
+    model_folder: Path, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_tree, "LEAST_SAVING", 1)
+    _, rows = credited(
+        made(MAREINFORCE, model_folder, quiet_trainer()), [path(steps) for pair in TREE for steps in pair]
+    )
+    inputs = rows.inputs()
+    plan = RowPlan(inputs["token_ids"], inputs["action_mask"], inputs["prefix_groups"])
+    (packed,) = plan.packed(None, torch.device("cpu"))
+    # the prompt of two tokens, and for two first decisions of two agents the decision and the token after it; what is
+    # decided last is predicted from these, and read by nobody
+    assert packed.input_ids.shape == (1, 2 + 2 * 2 * 2)
+    assert len(packed.targets) == 12
 
 
 def test_own_rewards_are_kept_apart(model_folder: Path, quiet_trainer: Any) -> None:

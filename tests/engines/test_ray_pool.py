@@ -79,6 +79,15 @@ def test_sessions_stay_and_the_rest_goes_where_least_is() -> None:
     assert spreading.place([request([7]), request([8])]) == [1, 1], "the others are busy"
 
 
+def test_requests_that_have_been_answered_count_no_more() -> None:
+    spreading = Spreading(2)
+    places = spreading.place([request([n]) for n in range(3)])
+    assert places == [0, 1, 0]
+    assert spreading.place([request([3])]) == [1]
+    spreading.done([*places, 1])
+    assert spreading.place([request([4])]) == [0]
+
+
 def test_the_same_context_keeps_together_up_to_an_even_share() -> None:
     requests = [request([group], seed) for group in range(2) for seed in range(4)]
     assert Spreading(2).place(requests) == [0] * 4 + [1] * 4

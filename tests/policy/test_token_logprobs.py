@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mrlm_pl.errors import PolicyError
-from mrlm_pl.policy import chunked_head
+from mrlm_pl.policy import chunked_head, row_tree
+from mrlm_pl.policy.held_passes import bounded_together
 from mrlm_pl.policy.packed_attention import ATTENTION_NAME, packed_attention_forward
 from mrlm_pl.policy.token_logprobs import (
     PACKED_FAMILIES,
@@ -51,6 +53,11 @@ GPT2_SIZES = {
     "eos_token_id": None,
 }
 WINDOWLESS = {"mistral", "mixtral", "phi3", "starcoder2"}
+
+
+@pytest.fixture(autouse=True)
+def everything_is_worth_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_tree, "LEAST_SAVING", 1)
 
 
 def tiny_model(family: str, **changes: Any) -> Any:
@@ -141,6 +148,29 @@ def test_chunks_change_neither_values_nor_gradients(family: str, max_tokens: int
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), whole_gradients)
 
 
+def test_passes_of_one_backward_pass_are_bounded_together() -> None:
+    model, batch = tiny_model("qwen2"), Batch()
+    calls = [0]
+    model.model.register_forward_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+
+    def passes(max_tokens: int | None, together: bool) -> tuple[int, dict[str, Tensor]]:
+        calls[0] = 0
+        with bounded_together() if together else nullcontext():
+            found = [token_logprobs(model, *batch, max_tokens=max_tokens) for _ in range(3)]
+        loss = torch.stack([(logp * batch.weights).sum() for logp in found]).sum()
+        return calls[0], gradients(model, loss)
+
+    fed = 14 + 17 + 9 + 17 + 9 + 11
+    free, expected = passes(None, True)
+    for max_tokens, again in ((3 * fed, 0), (3 * fed - 1, 1), (2 * fed - 1, 2), (fed, 2)):
+        found, got = passes(max_tokens, True)
+        assert found == free == 3
+        assert calls[0] == 3 + again
+        assert_same_gradients(got, expected)
+    passes(fed, False)
+    assert calls[0] == 3, "each may hold one pass when they share no backward pass"
+
+
 @pytest.mark.parametrize("family", ["qwen2", "gpt2", "gemma2"])
 def test_temperature_and_entropy(family: str) -> None:
     model, batch = tiny_model(family), Batch()
@@ -187,6 +217,41 @@ def test_values_come_from_the_state_before_each_token(family: str, max_tokens: i
     got = gradients(model, (alone * batch.weights).sum())
     got.pop("lm_head.weight", None)
     assert_same_gradients(got, wanted)
+
+
+def turn_tree() -> Batch:
+    """Seven rows of a tree: decisions 3 to 6 follow decisions 0 and 1, and 5 and 6 are alike up to their last token."""
+    batch = Batch()
+    ids, mask = batch.token_ids, torch.zeros(7, 20, dtype=torch.bool)
+    ids[1:, :5] = ids[0, :5]
+    for row, before in ((3, 0), (4, 0), (5, 1), (6, 1)):
+        ids[row, :10] = ids[before, :10]
+    ids[4, 10:12], ids[6, 10:19] = ids[3, 10:12], ids[5, 10:19]
+    for row, start, stop in ((0, 5, 10), (1, 5, 10), (2, 5, 8), (3, 12, 20), (4, 12, 17), (5, 12, 19), (6, 12, 20)):
+        mask[row, start:stop] = True
+    batch.action_mask, batch.lengths, batch.groups = mask, torch.full((7,), 20), torch.zeros(7, dtype=torch.int64)
+    return batch
+
+
+@pytest.mark.parametrize("max_tokens", [None, 50, 30])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_the_rows_of_a_turn_tree(family: str, max_tokens: int | None) -> None:
+    model, batch = tiny_model(family), turn_tree()
+    expected = plain_logprobs(model, batch)
+    expected_gradients = gradients(model, (expected * batch.weights).sum())
+    got = token_logprobs(model, *batch, prefix_groups=batch.groups, max_tokens=max_tokens)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
+    unshared = token_logprobs(model, *batch)
+    torch.testing.assert_close(got, unshared, rtol=0, atol=1e-5)
+
+
+def test_prefixes_that_unequally_many_rows_share() -> None:
+    model, batch = tiny_model("llama"), Batch()
+    batch.action_mask[4, 9:17] = True
+    batch.action_mask[1, 15:] = False  # the longest two rows share a prefix, three another, and one has none
+    got = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    torch.testing.assert_close(got, plain_logprobs(model, batch), rtol=0, atol=1e-5)
 
 
 def test_rows_of_equal_shape() -> None:

@@ -1,0 +1,186 @@
+"""Which tokens rows have in common from their beginning on, and where to cut them into chunks.
+
+The rows of a label are the leaves of a tree: what several of them begin with is one segment, computed once. The tree
+is held as an order of its leaves, and for each leaf how many tokens it shares with the one before.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LEAST_SAVING = 32
+"""Tokens that a shared segment must save: each makes the attention's batches smaller and more ragged."""
+CHUNK_COST = 32
+"""What a chunk more costs, in tokens: rows are not kept together at the price of more chunks than this is worth."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens ``start`` to ``stop`` of a leaf, computed once for the leaves that share them.
+
+    ``chain[level]`` is the number of the ancestor segment at that level; the segment's own level is ``len(chain)``.
+    """
+
+    leaf: int
+    start: int
+    stop: int
+    chain: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RowTree:
+    """The rows that must be fed, as the leaves of trees of shared tokens.
+
+    Attributes:
+        rows: of each leaf, the rows it stands for: its own, and those that are contained in its beginning.
+        fed: number of tokens of each leaf.
+        shared: how many of them are computed once with the leaf before.
+    """
+
+    rows: list[list[int]]
+    fed: list[int]
+    shared: list[int]
+
+    @classmethod
+    def of(cls, token_ids: Tensor, fed_lengths: Sequence[int], labels: Tensor | None) -> RowTree:
+        """The tree of rows [B, T] of which the first ``fed_lengths`` tokens count; rows with 0 are left out.
+
+        Rows share nothing unless ``labels`` [B] says that they have the same label. Labels stay in the order of their
+        longest rows: neighbours of similar length waste the least padding inside the attention.
+        """
+        active = [row for row, fed in enumerate(fed_lengths) if fed]
+        if labels is None:
+            active.sort(key=lambda row: -fed_lengths[row])
+            return cls([[row] for row in active], [fed_lengths[row] for row in active], [0] * len(active))
+        order, common = _sorted(token_ids, fed_lengths, labels.tolist(), active)
+        tree = cls([], [], [])
+        least = 0
+        for row, shared in zip(order, common, strict=True):
+            least = min(least, shared)
+            if shared == fed_lengths[row]:
+                tree.rows[-1].append(row)
+                continue
+            tree.rows.append([row])
+            tree.fed.append(fed_lengths[row])
+            tree.shared.append(least)
+            least = fed_lengths[row]
+        tree._keep_worthwhile()
+        return tree
+
+    def _keep_worthwhile(self) -> None:
+        """Share less where a segment would save too little: those who share it begin earlier."""
+        whole = list(self.shared)
+        due = [(0, len(whole), 0)] if whole else []
+        while due:
+            first, last, start = due.pop()
+            if last - first == 1:
+                continue
+            common = min(whole[first + 1 : last])
+            branches = [leaf for leaf in range(first + 1, last) if whole[leaf] == common]
+            if (last - first - 1) * (common - start) < LEAST_SAVING:
+                common = start
+            for leaf in branches:
+                self.shared[leaf] = common
+            due += [(a, b, common) for a, b in itertools.pairwise([first, *branches, last])]
+
+    def chunks(self, max_tokens: int | None) -> list[range]:
+        """Leaves per chunk, each chunk at most ``max_tokens`` tokens or a single leaf.
+
+        Leaves are parted where it costs least: what they shared with the one before is computed again. Of the ways
+        that cost the same, the largest chunk is smallest in the one that is taken.
+        """
+        leaves = len(self.fed)
+        ends = list(itertools.accumulate((f - s for f, s in zip(self.fed, self.shared, strict=True)), initial=0))
+        if max_tokens is None or ends[-1] <= max_tokens:
+            return [range(leaves)] if leaves else []
+        cost, found = self._parted(ends, max_tokens)
+        too_small, enough = 0, max_tokens
+        while enough - too_small > 1:
+            bound = (too_small + enough) // 2
+            other, smaller = self._parted(ends, bound)
+            if other == cost:
+                enough, found = bound, smaller
+            else:
+                too_small = bound
+        return found
+
+    def _parted(self, ends: Sequence[int], max_tokens: int) -> tuple[int, list[range]]:
+        """The cheapest chunks within a bound, and what they cost in tokens that are computed again.
+
+        Args:
+            ends: for each leaf, and the end, how many tokens the leaves before it compute in one chunk.
+            max_tokens: the bound.
+        """
+        leaves = len(self.fed)
+        best, begin = [0], [0]
+        # where the last chunk may begin, the costs increasing: the first is the best
+        starts: deque[int] = deque()
+        for last in range(1, leaves + 1):
+            cost = best[last - 1] + self.shared[last - 1]
+            while starts and best[starts[-1]] + self.shared[starts[-1]] >= cost:
+                starts.pop()
+            starts.append(last - 1)
+            while len(starts) > 1 and ends[last] - ends[starts[0]] + self.shared[starts[0]] > max_tokens:
+                starts.popleft()
+            best.append(best[starts[0]] + self.shared[starts[0]] + CHUNK_COST)
+            begin.append(starts[0])
+        found = []
+        last = leaves
+        while last:
+            found.append(range(begin[last], last))
+            last = begin[last]
+        return best[leaves], found[::-1]
+
+    def segments(self, leaves: range) -> tuple[list[list[Segment]], list[Segment]]:
+        """The shared segments of some consecutive leaves, by level, and what each leaf computes by itself."""
+        levels: list[list[Segment]] = []
+        own = []
+        due: list[tuple[int, int, int, tuple[int, ...]]] = [(leaves.start, leaves.stop, 0, ())]
+        while due:
+            first, last, start, chain = due.pop()
+            if last - first == 1:
+                own.append(Segment(first, start, self.fed[first], chain))
+                continue
+            common = min(self.shared[first + 1 : last])
+            if common > start:
+                if len(chain) == len(levels):
+                    levels.append([])
+                levels[len(chain)].append(Segment(first, start, common, chain))
+                chain = (*chain, len(levels[len(chain)]) - 1)
+            branches = [leaf for leaf in range(first + 1, last) if self.shared[leaf] == common]
+            due += [(a, b, common, chain) for a, b in itertools.pairwise([first, *branches, last])][::-1]
+        return levels, own
+
+
+def _sorted(
+    token_ids: Tensor, fed_lengths: Sequence[int], labels: Sequence[int], rows: list[int]
+) -> tuple[list[int], list[int]]:
+    """Rows such that those with most in common are neighbours, and how much each has in common with the one before.
+
+    A row that is the beginning of others follows them.
+    """
+    longest: dict[int, int] = {}
+    for row in rows:
+        longest[labels[row]] = max(longest.get(labels[row], 0), fed_lengths[row])
+    fed = torch.tensor(fed_lengths)
+    end = torch.iinfo(torch.int32).max
+    ids = token_ids.where(torch.arange(token_ids.shape[1]) < fed[:, None], end)
+    keys = ids.numpy().astype(">u4")
+    rank = {label: place for place, label in enumerate(sorted(longest, key=lambda label: -longest[label]))}
+    order = sorted(rows, key=lambda row: (rank[labels[row]], keys[row].tobytes()))
+    if not order:
+        return [], []
+    sorted_ids = ids[order]
+    differs = sorted_ids[1:] != sorted_ids[:-1]
+    same = torch.where(differs.any(1), differs.int().argmax(1), token_ids.shape[1]).tolist()
+    common = [
+        min(length, fed_lengths[row]) if labels[row] == labels[before] else 0
+        for length, before, row in zip(same, order, order[1:], strict=False)
+    ]
+    return order, [0, *common]
