@@ -161,7 +161,14 @@ class RayCluster:
         self._note_children()
 
     def actor(self, cls: type, bundle: int, arguments: Sequence[Any], calls: int, resources: dict[str, float]) -> Any:
-        """A new actor of the class in a reserved bundle; it has not answered yet."""
+        """A new actor of the class in a reserved bundle; it has not answered yet.
+
+        Raises:
+            EngineError: the cluster is gone.
+        """
+        while self._broken():  # Ray would wait for its head without a word, and then end this process
+            self.check()
+            time.sleep(CHECK_SECONDS / 4)
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         placed = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
