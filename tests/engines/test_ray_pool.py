@@ -119,7 +119,7 @@ def test_a_model_is_rebuilt_from_its_skeleton_and_its_tensors(name: str) -> None
     ids = torch.tensor([[1, 5, 9, 2]])
     with torch.no_grad():
         found, wanted = rebuilt.eval()(input_ids=ids).logits, model(input_ids=ids).logits
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert (rebuilt.get_output_embeddings().weight is rebuilt.get_input_embeddings().weight) == tied
 
