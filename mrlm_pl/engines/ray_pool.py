@@ -103,7 +103,7 @@ class RayPool(Engine):
         self._repairing = ThreadPoolExecutor(1, thread_name_prefix="mrlm-ray-pool")
         self._numbers = itertools.count()
         self._group: tuple[tuple[_Worker, ...], Invitation] | None = None
-        self._closed = False
+        self._closed = self._takes_pieces = False
 
     # Weights.
 
@@ -133,6 +133,11 @@ class RayPool(Engine):
             served.version = version
             for worker, reason in self._update(policy, self._pool).items():
                 self._replace(worker, reason)
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Whether the workers' engine takes ``offset`` and ``piece``; known after the first :meth:`load`."""
+        return self._takes_pieces
 
     def window(self, policy: str) -> int | None:
         """How many tokens a row of the policy can have, as the workers' engine says; None while it is not loaded."""
@@ -263,7 +268,8 @@ class RayPool(Engine):
 
     def _started(self, place: int, actor: Any) -> _Worker:
         name = f"worker {place} of the pool on {self._cluster.address}"
-        self._cluster.wait(self._cluster.call(actor, "describe"), self.deadlines.start, name, "start")
+        found = self._cluster.wait(self._cluster.call(actor, "describe"), self.deadlines.start, name, "start")
+        self._takes_pieces = found["takes_pieces"]
         return _Worker(place, name, actor)
 
     def _replace(self, lost: _Worker, reason: str) -> None:
@@ -356,7 +362,7 @@ class RayPool(Engine):
             raise found from error
 
     def describe(self) -> list[dict[str, Any]]:
-        """Process id (``pid``), ``host`` and ``device`` of each worker.
+        """Process id (``pid``), ``host``, ``device`` and ``takes_pieces`` of each worker.
 
         Raises:
             WorkerLostError: one does not answer.

@@ -42,8 +42,13 @@ class PoolWorker:
         self._changed = asyncio.Condition()
 
     async def describe(self) -> dict[str, Any]:
-        """Process id, host and device; the answer says that the worker is up."""
-        return {"pid": os.getpid(), "host": socket.gethostname(), "device": str(self._device)}
+        """Process id, host and device, and whether the engine takes pieces; the answer says that the worker is up."""
+        return {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "device": str(self._device),
+            "takes_pieces": self._engine.takes_pieces,
+        }
 
     async def build(self, policy: str, skeleton: bytes) -> None:
         """Make the model of a policy, still without weights; the one that serves stays until :meth:`switch`."""
