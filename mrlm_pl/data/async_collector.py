@@ -116,16 +116,8 @@ class AsyncCollector:
         self._loop = EventLoopThread()
         self._engine = players.engine(algorithm)
         self._pieces: ContinuousEngine | None = None
-        if self._engine.takes_pieces:
-            self._engine = self._pieces = ContinuousEngine(self._engine, options.piece, options.rows)
-        elif isinstance(self._engine, RoutingEngine) and self._engine.default.takes_pieces:
-            # What a server samples, it batches by itself.
-            self._pieces = ContinuousEngine(self._engine.default, options.piece, options.rows)
-            self._engine = RoutingEngine(self._pieces, self._engine.elsewhere)
-        self._training = players.make(algorithm, sampling, self._engine, self._loop, crossed=True)
+        self._training: EpisodePlayer | None = None
         self._greedy: EpisodePlayer | None = None
-        if algorithm.uses_greedy_baseline:
-            self._greedy = players.make(algorithm, greedily(sampling), self._engine, self._loop)
         self._slots = asyncio.Semaphore(options.episodes) if options.episodes else None
         self._admitted: dict[tuple[int, int], _Group] = {}
         self._restored: dict[tuple[int, int], Collected] = {}
@@ -145,6 +137,8 @@ class AsyncCollector:
         self.players.begin(self.algorithm, iteration, version)
         self.players.publish(self.algorithm, version)
         self.lags.published(iteration, version)
+        if self._training is None:  # an engine with weights knows whether it takes pieces
+            self._make_players()
         began = time.monotonic()
         self._do(self._admit(iteration))
         loop, engine = self._loop, self._engine
@@ -171,6 +165,18 @@ class AsyncCollector:
         self._since = now
         self._dropped = self._reweighted = 0
         return collected
+
+    def _make_players(self) -> None:
+        options = self.options
+        if self._engine.takes_pieces:
+            self._engine = self._pieces = ContinuousEngine(self._engine, options.piece, options.rows)
+        elif isinstance(self._engine, RoutingEngine) and self._engine.default.takes_pieces:
+            # What a server samples, it batches by itself.
+            self._pieces = ContinuousEngine(self._engine.default, options.piece, options.rows)
+            self._engine = RoutingEngine(self._pieces, self._engine.elsewhere)
+        self._training = self.players.make(self.algorithm, self.sampling, self._engine, self._loop, crossed=True)
+        if self.algorithm.uses_greedy_baseline:
+            self._greedy = self.players.make(self.algorithm, greedily(self.sampling), self._engine, self._loop)
 
     def state(self) -> dict[str, Any]:
         """The groups that are complete and not yet learnt from, as plain values for the checkpoint."""
@@ -207,9 +213,8 @@ class AsyncCollector:
         if self._loop.closed:
             return
         self._do(self._stop())
-        for player in (self._training, self._greedy):
-            if player is not None:
-                player.close()
+        for player in self._players():
+            player.close()
         self._loop.close()
 
     def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -241,12 +246,13 @@ class AsyncCollector:
         return collected
 
     async def _episodes(self, draft: GroupDraft) -> list[Episode]:
-        tree = self.algorithm.turn_tree
+        tree, player = self.algorithm.turn_tree, self._training
+        assert player is not None
         if tree is None:
-            return list(await asyncio.gather(*(self._episode(self._training, spec) for spec in draft.specs())))
-        player = TreePlayer(self._training, tree, self.plan.group_sizes)
+            return list(await asyncio.gather(*(self._episode(player, spec) for spec in draft.specs())))
+        trees = TreePlayer(player, tree, self.plan.group_sizes)
         async with self._slot():
-            (paths,) = await player.play([draft.root()])
+            (paths,) = await trees.play([draft.root()])
         return paths
 
     async def _episode(self, player: EpisodePlayer, spec: EpisodeSpec) -> Episode:
@@ -282,13 +288,14 @@ class AsyncCollector:
                 )
 
     def _moves(self) -> int:
-        return sum(player.moves for player in (self._training, self._greedy) if player is not None)
+        return sum(player.moves for player in self._players())
+
+    def _players(self) -> list[EpisodePlayer]:
+        return [player for player in (self._training, self._greedy) if player is not None]
 
     def _waiting(self) -> str:
         """What the episodes wait for that have waited longest."""
-        plays = [
-            play for player in (self._training, self._greedy) if player is not None for play in player.playing.values()
-        ]
+        plays = [play for player in self._players() for play in player.playing.values()]
         plays.sort(key=lambda play: play.waits_since)
         now = time.monotonic()
         told = [

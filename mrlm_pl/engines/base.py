@@ -128,7 +128,7 @@ class Engine(ABC):
 
     @property
     def takes_pieces(self) -> bool:
-        """Whether requests may have an ``offset`` and a ``piece``."""
+        """Whether requests may have an ``offset`` and a ``piece``; to be asked after the first :meth:`load`."""
         return False
 
     def window(self, policy: str) -> int | None:
