@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from mrlm_pl.algorithms.base import Algorithm
@@ -10,6 +11,8 @@ from mrlm_pl.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mrlm_pl.data.rollout_module import RolloutDataModule
+
+logger = logging.getLogger(__name__)
 
 
 def check_fit(data: RolloutDataModule, algorithm: Algorithm, ranks: int, accumulation: int) -> None:
@@ -45,6 +48,13 @@ def check_fit(data: RolloutDataModule, algorithm: Algorithm, ranks: int, accumul
         raise ConfigurationError(
             f"data.async_options.over_age is reweight, but {name} weighs nothing; give it a "
             "correction (`model.correction: {kind: truncated}`), or choose drop"
+        )
+    if data.overlaps and not algorithm.weighs_sampler(data.sampling):
+        logger.warning(
+            "data.mode is async, and %s takes what weights up to %d versions older have sampled for its own; "
+            "`model.correction: {kind: truncated}` weighs it, where the algorithm has one",
+            name,
+            data.max_lag,
         )
     pieces = ranks * data.minibatches * accumulation
     if data.groups % pieces:

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_environments import CoordinationGame
 
-from mrlm_pl.algorithms import GRPO, MAGRPO, ReMax
+from mrlm_pl.algorithms import GRPO, MAGRPO, REINFORCE, ReMax
 from mrlm_pl.data import RolloutDataModule, read_episodes
 from mrlm_pl.data.async_collector import AsyncOptions
 from mrlm_pl.data.lags import Lags
@@ -401,3 +401,12 @@ def test_validation_is_of_the_current_weights(model_folder: Path, quiet_trainer:
     trainer.fit(algorithm, data)
     assert len(seen) == 3 * 8
     assert all(step == version for step, version in seen)
+
+
+@pytest.mark.parametrize("algorithm", [REINFORCE, GRPO])
+def test_a_loss_that_takes_old_data_for_its_own_is_warned_of(
+    algorithm: Any, model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = RolloutDataModule(Slow(0.0), groups=2, group_size=2, iterations=1, mode="async")
+    quiet_trainer().fit(algorithm({"main": Policy(str(model_folder))}), data)
+    assert ("for its own" in caplog.text) == (algorithm is REINFORCE)
