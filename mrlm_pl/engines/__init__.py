@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from mrlm_pl.engines.generation import EngineStats
     from mrlm_pl.engines.in_process import InProcessEngine
     from mrlm_pl.engines.openai_compatible import OpenAICompatible
+    from mrlm_pl.engines.pool_settings import PoolDeadlines, PoolResources, WeightTransfer
+    from mrlm_pl.engines.ray_pool import RayPool
     from mrlm_pl.engines.routing import RoutingEngine
 
 __all__ = [
@@ -20,10 +22,14 @@ __all__ = [
     "FinishReason",
     "InProcessEngine",
     "OpenAICompatible",
+    "PoolDeadlines",
+    "PoolResources",
+    "RayPool",
     "RoutingEngine",
     "Sample",
     "SampleRequest",
     "Sampling",
+    "WeightTransfer",
 ]
 
 _HOME = {
@@ -36,7 +42,11 @@ _HOME = {
     "EngineStats": "generation",
     "InProcessEngine": "in_process",
     "OpenAICompatible": "openai_compatible",
+    "PoolDeadlines": "pool_settings",
+    "PoolResources": "pool_settings",
+    "RayPool": "ray_pool",
     "RoutingEngine": "routing",
+    "WeightTransfer": "pool_settings",
 }
 
 

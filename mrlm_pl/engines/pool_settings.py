@@ -1,0 +1,104 @@
+"""What a pool of workers is told: what to reserve, how to send weights, how long to wait."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from mrlm_pl.engines.ray_cluster import Strategy
+from mrlm_pl.engines.weight_snapshot import ALIGNMENT
+from mrlm_pl.engines.weight_sync import Transport
+from mrlm_pl.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class PoolResources:
+    """What Ray reserves, all of it at once (a placement group).
+
+    Args:
+        cpus: CPUs of each worker, which is also how many threads it computes with; parts of one are allowed.
+        gpus: GPUs of each worker; with 0.5, two workers share one.
+        learner_cpus: CPUs on the learner's machine that are kept free of what Ray starts.
+        learner_gpus: GPUs likewise. Ray does not tell the learner which; see docs/ray.md.
+        strategy: whether the workers are to be together on few machines (``PACK``) or apart (``SPREAD``); ``STRICT_``
+            makes it a condition.
+
+    Raises:
+        ConfigurationError: an amount is below 0.
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    learner_cpus: float = 0.0
+    learner_gpus: float = 0.0
+    strategy: Strategy = "PACK"
+
+    def __post_init__(self) -> None:
+        for name in ("cpus", "gpus", "learner_cpus", "learner_gpus"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"resources.{name} is {getattr(self, name)}; it must be 0 or above")
+
+    @property
+    def worker(self) -> dict[str, float]:
+        """Ray's bundle for a worker; one of nothing cannot be reserved, so it asks for a trace of a CPU."""
+        return {"CPU": self.cpus or (0.0 if self.gpus else 0.001), "GPU": self.gpus}
+
+    def bundles(self, workers: int, learner_host: str) -> list[dict[str, float]]:
+        """What is reserved for the workers, and last for the learner if anything is."""
+        own = [self.worker] * workers
+        if self.learner_cpus or self.learner_gpus:
+            own.append({"CPU": self.learner_cpus, "GPU": self.learner_gpus, f"node:{learner_host}": 0.001})
+        return own
+
+
+@dataclass(frozen=True)
+class WeightTransfer:
+    """How weights reach the workers.
+
+    Args:
+        bucket_bytes: bytes that are sent at a time.
+        transport: ``gloo`` sends from the CPU's memory, ``nccl`` between GPUs. None is ``nccl`` where the learner and
+            every worker have whole GPUs of their own.
+
+    Raises:
+        ConfigurationError: a bucket is too small.
+    """
+
+    bucket_bytes: int = 2**23
+    transport: Transport | None = None
+
+    def __post_init__(self) -> None:
+        if self.bucket_bytes < ALIGNMENT:
+            raise ConfigurationError(f"transfer.bucket_bytes is {self.bucket_bytes}; it must be {ALIGNMENT} or above")
+
+    def between(self, resources: PoolResources) -> Transport:
+        """The transport to workers with these resources."""
+        whole_gpus = resources.gpus >= 1 and resources.gpus == int(resources.gpus) and torch.cuda.is_available()
+        return self.transport or ("nccl" if whole_gpus else "gloo")
+
+
+@dataclass(frozen=True)
+class PoolDeadlines:
+    """Seconds that things may take.
+
+    Args:
+        start: Ray to start or to be joined, and the workers to be up.
+        sample: a worker to answer a call; one that does not is replaced.
+        transfer: workers to join, to receive one bucket, and to confirm.
+        silence: the head of the cluster to answer again.
+
+    Raises:
+        ConfigurationError: one is not above 0.
+    """
+
+    start: float = 180.0
+    sample: float = 1800.0
+    transfer: float = 120.0
+    silence: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("start", "sample", "transfer", "silence"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(f"deadlines.{name} is {getattr(self, name)}; it must be above 0 and finite")

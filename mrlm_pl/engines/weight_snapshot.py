@@ -1,0 +1,144 @@
+"""What is sent of a model's weights: its tensors as one stream of bytes, their checksums, which of them changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import xxhash
+from torch import Tensor
+
+ALIGNMENT = 16
+"""Bytes: tensors begin at multiples of this in the stream, so that a part of it can be viewed as any dtype."""
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """One tensor of a stream.
+
+    Args:
+        name: of the weight.
+        shape: of the tensor.
+        dtype: as ``torch`` calls it, such as ``bfloat16``.
+        start: its first byte in the stream.
+        size: its bytes.
+        checksum: XXH3 (64 bits) over them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    size: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is sent: the tensors in the order of the stream, which is cut every ``bucket_bytes`` bytes."""
+
+    tensors: tuple[TensorRecord, ...]
+    bucket_bytes: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of the stream."""
+        return self.tensors[-1].start + self.tensors[-1].size if self.tensors else 0
+
+    def buckets(self) -> Iterator[tuple[int, int]]:
+        """First byte and the one after the last of each bucket.
+
+        >>> list(Manifest((TensorRecord("w", (10,), "uint8", 0, 10, 0),), 4).buckets())
+        [(0, 4), (4, 8), (8, 10)]
+        """
+        for start in range(0, self.total, self.bucket_bytes):
+            yield start, min(start + self.bucket_bytes, self.total)
+
+    def at(self, byte: int) -> str:
+        """Name of the tensor that byte of the stream belongs to."""
+        return next((item.name for item in self.tensors if byte < item.start + item.size), "the end")
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes ``[N]`` of a tensor: its own memory where that is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def checksum(data: Tensor) -> int:
+    """XXH3 (64 bits) of a tensor's bytes, whatever its dtype.
+
+    >>> checksum(torch.tensor([97, 98, 99], dtype=torch.uint8)) == xxhash.xxh3_64_intdigest(b"abc")
+    True
+    """
+    return xxhash.xxh3_64_intdigest(as_bytes(data).cpu().numpy().data)
+
+
+@dataclass
+class _Kept:
+    data: Tensor  # its bytes, on the CPU where they are a copy
+    shape: tuple[int, ...]
+    dtype: str
+    checksum: int
+    memory: int
+    changes: int
+
+
+class Snapshot:
+    """The tensors that are served now, so that a receiver can be filled with them while training goes on.
+
+    Tensors that training can change (``requires_grad``) are copied to the CPU; all others are referred to where they
+    are. One of these is looked at again only when its memory or ``torch``'s count of changes in place is another; a
+    change that goes round this count is found by the receiver, as a wrong checksum.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _Kept] = {}
+
+    def take(self, tensors: Mapping[str, Tensor], passing: bool = False) -> None:
+        """Make ``tensors`` the ones that are served; names that are left out are forgotten.
+
+        Args:
+            tensors: by name.
+            passing: their memory may be freed or used for something else, so that all are copied.
+        """
+        self._kept = {name: self._keep(self._kept.get(name), tensor, passing) for name, tensor in tensors.items()}
+
+    def _keep(self, old: _Kept | None, tensor: Tensor, passing: bool) -> _Kept:
+        changes = -1 if tensor.is_inference() else tensor._version
+        fixed = not (tensor.requires_grad or passing) and changes >= 0
+        if old is not None and fixed and (old.memory, old.changes) == (tensor.data_ptr(), changes):
+            return old
+        data = as_bytes(tensor)
+        if not fixed:
+            reuse = old is not None and old.memory == -1 and old.data.shape == data.shape
+            data = old.data.copy_(data) if old is not None and reuse else data.to("cpu", copy=True)
+        memory = tensor.data_ptr() if fixed else -1
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return _Kept(data, tuple(tensor.shape), dtype, checksum(data), memory, changes)
+
+    def checksums(self) -> dict[str, int]:
+        """Checksum of each tensor, by name: what a receiver holds that has them all."""
+        return {name: kept.checksum for name, kept in self._kept.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The bytes ``[N]`` of a tensor."""
+        return self._kept[name].data
+
+    def missing(self, held: Iterable[Mapping[str, int]], bucket_bytes: int) -> Manifest:
+        """The manifest of the tensors that not all of the receivers have.
+
+        Args:
+            held: for each receiver, the checksums of the tensors that it has.
+            bucket_bytes: where the stream is cut.
+        """
+        receivers = list(held)
+        records: list[TensorRecord] = []
+        start = 0
+        for name, kept in self._kept.items():
+            if all(has.get(name) == kept.checksum for has in receivers):
+                continue
+            size = kept.data.numel()
+            records.append(TensorRecord(name, kept.shape, kept.dtype, start, size, kept.checksum))
+            start += -(-size // ALIGNMENT) * ALIGNMENT
+        return Manifest(tuple(records), bucket_bytes)

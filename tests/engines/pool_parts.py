@@ -1,0 +1,110 @@
+"""A stand-in for Ray: workers in this process, each with an event loop in a thread, that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from typing import Any
+
+from mrlm_pl.engines.ray_cluster import WorkerLostError
+from mrlm_pl.errors import EngineError
+from mrlm_pl.event_loop import EventLoopThread
+
+
+class DeadError(Exception):
+    """What a call of a killed worker ends with."""
+
+
+class FakeActor:
+    """A worker in a thread."""
+
+    def __init__(self, made: Any, place: int) -> None:
+        self.worker, self.place, self.alive = made, place, True
+        self.loop = EventLoopThread()
+        self.calls: list[str] = []
+        self.before: Callable[[str], None] = lambda method: None
+        self.waiting: list[Future[Any]] = []
+
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.calls.append(method)
+        self.before(method)
+        if not self.alive:
+            future.set_exception(DeadError())
+            return future
+        self.waiting.append(future)
+        self.loop.submit(self._run(future, method, arguments))
+        return future
+
+    async def _run(self, future: Future[Any], method: str, arguments: Sequence[Any]) -> None:
+        try:
+            result = await getattr(self.worker, method)(*arguments)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if not future.done():
+                future.set_exception(error)
+        else:
+            if not future.done():
+                future.set_result(result)
+
+    def kill(self) -> None:
+        self.alive = False
+        for future in self.waiting:
+            if not future.done():
+                future.set_exception(DeadError())
+
+
+class FakeCluster:
+    """What a pool uses of :class:`~mrlm_pl.engines.ray_cluster.RayCluster`."""
+
+    host = "127.0.0.1"
+    address = "here"
+
+    def __init__(self) -> None:
+        self.actors: list[FakeActor] = []
+        self.reserved: tuple[Any, ...] = ()
+        self.gone = self.closed = False
+        self.prepare: Callable[[FakeActor], None] = lambda actor: None
+
+    def reserve(self, *reserved: Any) -> None:
+        self.reserved = reserved
+
+    def actor(self, cls: type, bundle: int, arguments: Sequence[Any], calls: int, resources: Any) -> FakeActor:
+        actor = FakeActor(cls(*arguments), bundle)
+        self.prepare(actor)
+        self.actors.append(actor)
+        return actor
+
+    def kill(self, actor: FakeActor) -> None:
+        actor.kill()
+
+    def call(self, actor: FakeActor, method: str, *arguments: Any) -> Future[Any]:
+        return actor.call(method, *arguments)
+
+    def wait(self, future: Future[Any], seconds: float, who: str, does: str) -> Any:
+        if not wait_for([future], timeout=seconds).done:
+            raise WorkerLostError(f"{who} did not {does} within {seconds:g} s")
+        try:
+            return future.result()
+        except Exception as error:
+            raise self.translated(error, who, does) from error
+
+    def translated(self, error: Exception, who: str, does: str) -> Exception:
+        return WorkerLostError(f"{who} is gone while it should {does}") if isinstance(error, DeadError) else error
+
+    def check(self) -> None:
+        if self.gone:
+            raise EngineError("the cluster is gone")
+
+    def close(self) -> None:
+        self.closed = True
+        for actor in self.actors:
+            actor.kill()
+            actor.loop.close()
+
+    def of(self, place: int) -> FakeActor:
+        """The worker that is at a place now."""
+        return [actor for actor in self.actors if actor.place == place][-1]

@@ -1,0 +1,213 @@
+"""The pool under Ray itself: real worker processes, real kills, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mrlm_pl.data import read_episodes
+from mrlm_pl.engines import InProcessEngine, PoolDeadlines, RayPool
+from mrlm_pl.episode import Turn
+from mrlm_pl.errors import EngineError
+from tests.engines.conftest import build, request, run
+
+ROOT = Path(__file__).parents[2]
+FIT = [sys.executable, "-m", "mrlm_pl.cli.main", "fit", "--config", "configs/ray_pool.yaml"]
+SHORT = {
+    "--data.groups": "4",
+    "--data.group_size": "8",
+    "--trainer.callbacks": "null",
+    "--trainer.enable_progress_bar": "false",
+    "--trainer.accelerator": "cpu",
+}
+
+
+def descendants(parent: int) -> dict[int, str]:
+    """Command lines of all processes below one, by process id."""
+    found = subprocess.run(
+        ["ps", "-e", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.split(None, 2) for line in found.splitlines()]
+    parents = {int(row[0]): int(row[1]) for row in rows}
+    lines = {int(row[0]): row[2] if len(row) > 2 else "" for row in rows}
+    below: dict[int, str] = {}
+    for pid in parents:
+        above = pid
+        while above in parents and above != parent:
+            above = parents[above]
+        if above == parent and pid != parent:
+            below[pid] = lines[pid]
+    return {pid: line for pid, line in below.items() if not line.startswith("ps ")}
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def eventually(holds: Callable[[], Any], seconds: float) -> Any:
+    """What ``holds`` gives as soon as it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.05)
+    return found
+
+
+def workers_of(parent: int) -> list[int]:
+    """Process ids of the pool's workers below a process."""
+    return [pid for pid, line in descendants(parent).items() if line.startswith("ray::PoolWorker")]
+
+
+def test_workers_answer_like_the_learner_also_after_one_was_killed() -> None:
+    pytest.importorskip("ray")
+    model, pool, alone = build("qwen2"), RayPool(2), InProcessEngine()
+    requests = [request([3 + n, 9, 4], n, temperature=float(n), max_tokens=8) for n in range(2)]
+    try:
+        for version in (1, 2, 3):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.01)
+            pool.load("p", model, version)
+            alone.load("p", model, version)
+            if version == 3:
+                os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
+            wanted = [run(alone, item)[0] for item in requests]
+            found = run(pool, *requests)
+            assert [(item.token_ids, item.version) for item in found] == [(item.token_ids, version) for item in wanted]
+            for one, other in zip(found, wanted, strict=True):
+                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
+        assert pool.replaced == 1
+        below = descendants(os.getpid())
+        assert any("gcs_server" in line for line in below.values()), below
+    finally:
+        alone.close()
+        pool.close()
+    eventually(lambda: not any(alive(pid) for pid in below), 20)
+
+
+# Runs of the command line.
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts short runs with a pool of two; all are ended with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(folder: str, *arguments: str, iterations: int = 6) -> subprocess.Popen[str]:
+        options = {**SHORT, "--data.iterations": str(iterations), "--trainer.default_root_dir": str(tmp_path / folder)}
+        flat = [word for option in options.items() for word in option]
+        started.append(
+            subprocess.Popen(
+                [*FIT, *flat, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output[-3000:]
+    return output
+
+
+def collections(folder: Path) -> int:
+    return len(list((folder / "episodes").glob("*.gz")))
+
+
+def running(process: subprocess.Popen[str], folder: Path, count: int = 2) -> None:
+    """Waits until a run has written some collections."""
+    eventually(lambda: collections(folder) >= count or process.poll() is not None, 300)
+    assert process.poll() is None, process.communicate()[0][-3000:]
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "policies/main/model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_killed_workers_do_not_change_the_weights(fit: Any, tmp_path: Path) -> None:
+    finished(fit("whole", iterations=10))
+    process = fit("killed", iterations=10)
+    for count in (2, 5):
+        running(process, tmp_path / "killed", count)
+        os.kill(workers_of(process.pid)[-1], signal.SIGKILL)
+    assert "is replaced" in finished(process)
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+def test_a_killed_head_ends_the_run_with_the_remedy(part: str, fit: Any, tmp_path: Path) -> None:
+    process = fit("run", iterations=500)
+    running(process, tmp_path / "run")
+    below = descendants(process.pid)
+    killed = next(pid for pid, line in below.items() if line.split()[0].endswith(f"/{part}"))
+    os.kill(killed, signal.SIGKILL)
+    started = time.monotonic()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode not in (0, None)
+    assert time.monotonic() - started < 60
+    assert "Ray at " in output
+    assert "--ckpt_path last" in output
+    eventually(lambda: not any(alive(pid) for pid in below), 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_a_run_that_is_stopped(number: signal.Signals, fit: Any, tmp_path: Path) -> None:
+    process = fit("run", iterations=500)
+    running(process, tmp_path / "run")
+    below = descendants(process.pid)
+    assert len(workers_of(process.pid)) == 2
+    process.send_signal(number)
+    process.communicate(timeout=120)
+    eventually(lambda: not any(alive(pid) for pid in below), 90)
+
+
+@pytest.mark.slow
+def test_two_ranks_have_a_pool_each(fit: Any, tmp_path: Path) -> None:
+    options = ("--data.engine.workers", "1", "--trainer.devices", "2")
+    finished(fit("pool", *options, "--trainer.strategy", "ddp", iterations=3))
+    finished(fit("plain", *options, "--trainer.strategy", "ddp", "--data.engine", "InProcessEngine", iterations=3))
+    assert weights(tmp_path / "pool") == weights(tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_an_asynchronous_run_samples_in_the_pool(fit: Any, tmp_path: Path) -> None:
+    output = finished(fit("run", "--data.mode", "async", "--data.max_lag", "2", iterations=8))
+    assert "is replaced" not in output
+    sampled = turns(tmp_path / "run")
+    assert {turn.engine for turn in sampled} == {"ray_pool/0", "ray_pool/1"}
+    assert {turn.version for turn in sampled} >= {0, 4}
+
+
+def turns(folder: Path) -> list[Turn]:
+    """All turns that a run has written."""
+    episodes = read_episodes(folder / "episodes")
+    return [turn for one in episodes for rows in one.trajectories.values() for row in rows for turn in row.turns]
+
+
+def test_a_cluster_that_is_not_there_is_told() -> None:
+    pytest.importorskip("ray")
+    pool = RayPool(address="127.0.0.1:1", deadlines=PoolDeadlines(start=20))
+    with pytest.raises(EngineError, match=r"Ray at 127.0.0.1:1 .*ray start --head"):
+        pool.load("p", build("llama"), 1)
+    pool.close()
