@@ -43,7 +43,8 @@ class AsyncOptions:
         rows: turns that are sampled together at most.
         over_age: what becomes of groups in a checkpoint that are older than ``max_lag`` allows now: ``drop`` plays
             them again, ``reweight`` learns from them, which takes a ``correction`` in the algorithm. Both are counted.
-        patience: seconds in which no episode moves and no piece is sampled before the run ends; the error says what each one waits for.
+        patience: seconds in which no episode moves and no piece is sampled before the run ends; the error says what
+            each one waits for.
 
     Raises:
         ConfigurationError: a value out of range.
