@@ -20,7 +20,7 @@ from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.environment import Environment, Observations
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, PolicyError
-from mrlm_pl.event_loop import EventLoopThread
+from mrlm_pl.event_loop import END_SECONDS, EventLoopThread
 from mrlm_pl.hosting import STARTUP_SECONDS, EnvironmentHosts
 from mrlm_pl.play import Decision, EpisodeSpec, Play, Seat
 from mrlm_pl.seeding import derive_seed
@@ -159,7 +159,8 @@ class EpisodePlayer:
             if waiting:
                 loop = self._loop or EventLoopThread()
                 self._loop = loop
-                stack.callback(lambda: loop.submit(self._close(waiting)).result())
+                deadline = self.caller.timeout + END_SECONDS
+                stack.callback(lambda: loop.submit(self._close(waiting)).result(deadline))
             for environment in environments:
                 if environment not in waiting:
                     stack.callback(environment.close)

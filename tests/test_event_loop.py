@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -42,3 +43,28 @@ def test_errors_come_back_and_closing_cancels_what_runs() -> None:
     loop.close()
     assert ended.is_set()
     assert running.cancelled()
+
+
+def test_what_does_not_end_is_told_and_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("mrlm_pl.event_loop.END_SECONDS", 0.2)
+
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                continue
+
+    async def blocking() -> None:
+        time.sleep(2)
+
+    for coroutine, name in ((stubborn(), "stubborn"), (blocking(), "blocks the event loop")):
+        caplog.clear()
+        loop = EventLoopThread()
+        loop.submit(coroutine)
+        time.sleep(0.05)
+        started = time.monotonic()
+        loop.close()
+        assert time.monotonic() - started < 1.5
+        assert name in caplog.text
+        assert loop.closed

@@ -43,7 +43,8 @@ class AsyncOptions:
         rows: turns that are sampled together at most.
         over_age: what becomes of groups in a checkpoint that are older than ``max_lag`` allows now: ``drop`` plays
             them again, ``reweight`` learns from them, which takes a ``correction`` in the algorithm. Both are counted.
-        patience: seconds in which no episode moves before the run ends; the error says what each one waits for.
+        patience: seconds in which no episode moves and no piece is sampled before the run ends; the error says what
+            each one waits for.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -181,11 +182,23 @@ class AsyncCollector:
     def state(self) -> dict[str, Any]:
         """The groups that are complete and not yet learnt from, as plain values for the checkpoint."""
         complete = self._restored | self._do(self._snapshot())
-        return {"published": self.lags.state(), "complete": [_plain(*item) for item in sorted(complete.items())]}
+        found = [_plain(key, group) for key, group in sorted(complete.items(), key=lambda item: item[0])]
+        return {"published": self.lags.state(), "complete": found, "made_with": self._made_with()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state` gave; groups that were under way begin anew."""
+        """Take over what :meth:`state` gave; groups that were under way begin anew.
+
+        So do all, with a warning, when what the groups were played with is not what it is now.
+        """
         self.lags.load(state["published"])
+        now = self._made_with()
+        changed = sorted(name for name in now if state["made_with"].get(name) != now[name])
+        if changed and state["complete"]:
+            self._dropped = len(state["complete"])
+            logger.warning(
+                "%d groups of the checkpoint are played again: %s changed", self._dropped, ", ".join(changed)
+            )
+            return
         old: set[tuple[int, int]] = set()
         for iteration, group, counts, *parts in state["complete"]:
             episodes, replaced, greedy = ([Episode.from_json(text) for text in part] for part in parts)
@@ -208,14 +221,32 @@ class AsyncCollector:
                 "played again" if self.options.over_age == "drop" else "learnt from all the same",
             )
 
+    def _made_with(self) -> dict[str, str]:
+        """What decides which episodes a group has, and what is learnt from them, as text."""
+        plan, agents = self.plan, {agent for item in self.players.environments.values() for agent in item.agents}
+        return {
+            "data.environment": repr(dict(zip(plan.tasks.sources, plan.tasks.shares, strict=True))),
+            "data.groups": repr(plan.groups),
+            "data.group_size": repr(dict(plan.group_sizes)),
+            "data.failed_members": repr((plan.rules.failed_members, plan.rules.member_rounds)),
+            "data.resample_rounds": repr(plan.attempts - 1),
+            "data.sampling": repr(self.sampling),
+            "data.seed": repr(plan.seed),
+            "model.seats": repr({agent: self.algorithm.seat(agent) for agent in sorted(agents)}),
+            "the turn tree": repr(self.algorithm.turn_tree),
+            "the greedy baseline": repr(self.algorithm.uses_greedy_baseline),
+        }
+
     def close(self) -> None:
         """Stop all episodes and give back what they hold; may be called twice."""
         if self._loop.closed:
             return
-        self._do(self._stop())
-        for player in self._players():
-            player.close()
-        self._loop.close()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._loop.close)
+            for player in self._players():
+                stack.callback(player.close)
+            # First: those of a group that has failed still play, and must not find their environments closed.
+            stack.callback(self._loop.cancel_all)
 
     def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._loop.submit(coroutine).result()
@@ -287,8 +318,10 @@ class AsyncCollector:
                     "data.async_options.patience"
                 )
 
-    def _moves(self) -> int:
-        return sum(player.moves for player in self._players())
+    def _moves(self) -> tuple[int, int]:
+        """What grows as long as anything goes on: what episodes have done, and pieces of turns."""
+        played = sum(player.moves for player in self._players())
+        return played, 0 if self._pieces is None else self._pieces.batches
 
     def _players(self) -> list[EpisodePlayer]:
         return [player for player in (self._training, self._greedy) if player is not None]
@@ -306,12 +339,6 @@ class AsyncCollector:
 
     async def _snapshot(self) -> dict[tuple[int, int], Collected]:
         return {key: group.collected for key, group in self._admitted.items() if group.collected is not None}
-
-    async def _stop(self) -> None:
-        tasks = [group.playing for group in self._admitted.values() if group.playing is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _plain(key: tuple[int, int], group: Collected) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import sys
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ from mrlm_pl.data.stale_snapshots import StaleSnapshots
 from mrlm_pl.data.streams import EvaluationStream, TrainingStream
 from mrlm_pl.data.sync_collector import SyncCollector
 from mrlm_pl.data.task_settings import TaskSettings, worth
+from mrlm_pl.data.trainer_bounds import batches_in_all, batches_served
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
@@ -214,10 +216,12 @@ class RolloutDataModule(LightningDataModule):
         return EvaluationStream(self, "test")
 
     def teardown(self, stage: str) -> None:
-        if isinstance(self._collector, AsyncCollector):
-            self._collector.close()
-        self._collector = None
-        self.players.close()
+        collector, self._collector = self._collector, None
+        try:
+            if isinstance(collector, AsyncCollector):
+                collector.close()
+        finally:
+            self.players.close()
 
     def on_exception(self, exception: BaseException) -> None:
         self.teardown("fit")
@@ -239,11 +243,9 @@ class RolloutDataModule(LightningDataModule):
         self.iteration, self.position = state_dict["iteration"], state_dict["position"]
         self.tasks.load(state_dict.get("tasks"))
         ranks, trainer = state_dict["rows"], self._trainer()
-        ahead = state_dict.get("ahead", [])
         if self.stale is not None:
             self.stale.load_state(state_dict.get("stale"))
-        if self.overlaps and len(ahead) == trainer.world_size:
-            self._to_restore = ahead[trainer.global_rank]
+        self._to_restore = self._own_part([item for item in state_dict.get("ahead", []) if item is not None])
         if self.position:
             for name, value in self._shape().items():
                 if state_dict["shape"].get(name, value) != value:
@@ -263,6 +265,25 @@ class RolloutDataModule(LightningDataModule):
             return
         rows = ranks[trainer.global_rank] if self.position else None
         self._rows = None if rows is None else {name: PolicyBatch(**tensors) for name, tensors in rows.items()}
+
+    def _own_part(self, ahead: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        """Of the groups that ranks have played ahead, which may have been others, those that are this rank's now."""
+        groups = {(item[0], item[1]): item for part in ahead for item in part["complete"]}
+        if groups and not self.overlaps:
+            logger.warning(
+                "%d groups of the checkpoint, which an asynchronous run has played ahead, are played again", len(groups)
+            )
+        if not ahead or not self.overlaps:
+            return None
+        # Numbers that there are no longer come along, to be told of where the groups are taken up.
+        last, here = self.groups - 1, self._own_groups()
+        own = [item for (_, number), item in sorted(groups.items()) if min(number, last) in here]
+        return {**ahead[0], "complete": own}
+
+    def _own_groups(self) -> range:
+        # Blocks: with strides, environments that take turns in the stream would each land on one rank.
+        rank, ranks = self.share()
+        return range(rank * self.groups // ranks, (rank + 1) * self.groups // ranks)
 
     def _shape(self) -> dict[str, Any]:
         """What decides how a collection is served."""
@@ -325,8 +346,7 @@ class RolloutDataModule(LightningDataModule):
     def _collect(self) -> dict[str, PolicyBatch]:
         started = time.perf_counter()
         algorithm, (rank, ranks) = self._algorithm(), self.share()
-        # Blocks: with strides, environments that take turns in the stream would each land on one rank.
-        own = range(rank * self.groups // ranks, (rank + 1) * self.groups // ranks)
+        own = self._own_groups()
         self.tasks.plan_until(self.iteration, self._furthest(), self.groups)
         collected = self._ready_collector(own).collect(self.iteration, self._version(), own)
         episodes, replaced, greedy = collected.episodes, collected.replaced, collected.greedy
@@ -421,14 +441,15 @@ class RolloutDataModule(LightningDataModule):
         return max(self.iteration, min(self.iteration + self.max_lag * self.overlaps, self._all_iterations() - 1))
 
     def _all_iterations(self) -> int:
-        """Collections of the whole run, as far as the trainer's bounds tell; no more are begun."""
-        trainer = self._trainer()
-        bounds = [sys.maxsize]
-        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-            bounds.append(trainer.max_epochs * self.iterations)
-        if trainer.max_steps >= 0:
-            bounds.append(-(-trainer.max_steps // (self.passes * self.minibatches)))
-        return min(bounds)
+        """Number of the collection after the last one, as far as the trainer's bounds tell; no more are begun.
+
+        A trainer counts from 0, and the data may have been in another one before.
+        """
+        trainer, pieces = self._trainer(), self.pieces_per_iteration
+        in_all = batches_in_all(trainer)
+        if math.isinf(in_all):
+            return sys.maxsize
+        return self.iteration - round(batches_served(trainer) / pieces) + math.ceil(in_all / pieces)
 
     def _shuffled_groups(self, pass_number: int) -> Tensor:
         """This rank's group numbers, in the order in which a pass serves them."""

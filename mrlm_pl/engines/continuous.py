@@ -88,7 +88,7 @@ class ContinuousEngine(Engine):
         if not engine.takes_pieces:
             raise ConfigurationError(f"{type(engine).__name__} samples whole turns; use it without ContinuousEngine")
         self.engine, self.piece, self.rows = engine, piece, rows
-        self.busy_seconds = 0.0
+        self.busy_seconds, self.batches = 0.0, 0
         self._turns: list[_Turn] = []
         self._numbers = itertools.count()
         self._runner: asyncio.Task[None] | None = None
@@ -136,6 +136,7 @@ class ContinuousEngine(Engine):
                 continue
             finally:
                 self.busy_seconds += time.perf_counter() - started
+                self.batches += 1
             for turn, sample in zip(batch, samples, strict=True):
                 self._take(turn, sample)
 

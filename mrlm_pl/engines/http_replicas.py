@@ -25,6 +25,7 @@ SHOWN_CHARACTERS = 500
 """Of a server's message that an error shows."""
 
 _PASSING = (408, 429, 500, 502, 503, 504)
+_ABSENT = (502, 503, 504)  # what a proxy says while there is no server, which may have other weights afterwards
 _jitter = random.Random()  # of the length of pauses alone, so that many requests do not come back at the same moment
 
 
@@ -227,7 +228,7 @@ class Replicas:
             async with self._opened().request(
                 verb, url, json=body, headers=self._headers(), timeout=aiohttp.ClientTimeout(total=seconds)
             ) as reply:
-                status, text = reply.status, await reply.text()
+                status, text = reply.status, (await reply.read()).decode(errors="replace")
         except (asyncio.TimeoutError, aiohttp.ClientError, OSError) as error:
             replica.note_failure(now(), gone=True)
             late = isinstance(error, asyncio.TimeoutError)
@@ -235,6 +236,7 @@ class Replicas:
             raise PassingError(f"{verb} {url}: {what}") from error
         if status in _PASSING:
             replica.note_failure(now(), gone=False)
+            replica.ready = replica.ready and status not in _ABSENT
             raise PassingError(f"{verb} {url}: status {status}: {_message(text)}")
         if status >= 400:
             raise RefusalError(status, f"{whom}: {verb} {url}: status {status}: {_message(text)}{self._remedy(status)}")

@@ -15,7 +15,7 @@ import torch
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.http_replicas import HttpStats, PassingError, RefusalError, Replica, Replicas, Terms
 from mrlm_pl.engines.server_check import ServerFacts, check_server, check_weights, probe_request
-from mrlm_pl.engines.server_dialects import Drawn, ended_by_stop
+from mrlm_pl.engines.server_dialects import Drawn, ended_by_stop, read_reply
 from mrlm_pl.engines.text_dialect import TransformersDialect, dialect_of
 from mrlm_pl.engines.weight_folders import write_version
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
@@ -139,7 +139,11 @@ class OpenAICompatible(Engine):
         )
 
         def read(reply: Any, replica: Replica) -> Sample:
-            drawn = self.dialect.read(reply, request)
+            drawn = read_reply(self.dialect, reply, request)
+            if len(drawn.token_ids) > limit:
+                raise RemoteError(
+                    f"{replica.url} sampled {len(drawn.token_ids)} tokens, and {limit} were asked for at most"
+                )
             if served.folder and drawn.version not in ("", served.label):
                 replica.ready = False
                 raise PassingError(
@@ -306,8 +310,11 @@ class OpenAICompatible(Engine):
         body = self.dialect.body(request, self._model_of(policy, facts), request.sampling.max_tokens, 0)
         for replica in self._replicas.all:
             if replica.ready:
-                reply = await self._replicas.once(replica, self.dialect.path, body, f"policy {policy!r}")
-                found[replica.url] = self.dialect.read(reply, request)
+                try:
+                    reply = await self._replicas.once(replica, self.dialect.path, body, f"policy {policy!r}")
+                    found[replica.url] = read_reply(self.dialect, reply, request)
+                except PassingError as error:  # it is busy with episodes; the next weights are compared again
+                    logger.warning("the weights of %s were not compared: %s", replica.url, error)
         return found
 
     async def _known(self) -> ServerFacts:

@@ -66,6 +66,8 @@ class RayCluster:
         self._ray: Any = ray
         self._asked, self._cpus, self._silence = address, cpus, silence
         self._silent_since: float | None = None
+        self._answered: float | None = None
+        self._looking = threading.Lock()
         self._stop, self._ready = threading.Event(), threading.Event()
         self._failure: BaseException | None = None
         self._folder: Path | None = None
@@ -230,12 +232,17 @@ class RayCluster:
         Raises:
             EngineError: it has been silent for too long.
         """
-        if not self._broken():
-            self._silent_since = None
-            return
-        now = time.monotonic()
-        self._silent_since = self._silent_since or now
-        if self._own or now - self._silent_since >= self._silence:
+        with self._looking:  # who waits for many calls asks from many threads
+            now = time.monotonic()
+            fresh = self._answered is not None and now - self._answered < CHECK_SECONDS / 2
+            if fresh and not self._ended():
+                return
+            if not self._broken():
+                self._answered, self._silent_since = time.monotonic(), None
+                return
+            self._answered = None
+            self._silent_since = since = self._silent_since or now
+        if self._own or now - since >= self._silence:
             raise self.lost()
 
     def lost(self) -> EngineError:
@@ -246,9 +253,12 @@ class RayCluster:
             "it is not started by the run itself; `--ckpt_path last` goes on from the last checkpoint"
         )
 
+    def _ended(self) -> bool:
+        return any(process.poll() is not None for process in self._own)
+
     def _broken(self) -> bool:
         """Whether a process that was started here has ended, or the head takes no connection."""
-        if any(process.poll() is not None for process in self._own):
+        if self._ended():
             return True
         host, _, port = str(self.address).rpartition(":")
         try:

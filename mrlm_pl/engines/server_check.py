@@ -69,7 +69,7 @@ async def check_server(
         asked = _Asked(replicas, replica, dialect, choose(models))
         await asked.check_tokens()
         scaled, cut = await asked.is_scaled(), await asked.is_cut()
-    except (RefusalError, KeyError, IndexError, TypeError) as error:
+    except (RefusalError, LookupError, AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"{replica.url} does not answer as {dialect.name} does ({error}); check url and data.engine.dialect"
         ) from error

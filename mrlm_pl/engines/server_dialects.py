@@ -246,6 +246,19 @@ def _part(reply: Any, key: str | int) -> Any:
         raise RemoteError(f"the server's reply has no {key!r}: {str(reply)[:200]}") from error
 
 
+def read_reply(dialect: Dialect, reply: Any, request: SampleRequest) -> Drawn:
+    """The tokens of a reply, whatever it may be.
+
+    Raises:
+        RemoteError: it is not of the protocol.
+        Exception: see :meth:`Dialect.read`.
+    """
+    try:
+        return dialect.read(reply, request)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RemoteError(f"not a reply of {dialect.name}: {str(reply)[:200]}") from error
+
+
 def ended_by_stop(drawn: Drawn, request: SampleRequest) -> bool:
     """Whether a stop token of the request ends the tokens.
 

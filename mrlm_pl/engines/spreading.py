@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from mrlm_pl.engines.base import SampleRequest
@@ -9,6 +10,8 @@ from mrlm_pl.engines.base import SampleRequest
 
 class Spreading:
     """Places requests on ``places`` engines. What is placed where depends on the calls alone, never on time.
+
+    Several threads may call: episodes that are trained on and those of a validation have event loops of their own.
 
     Args:
         places: how many engines there are.
@@ -19,6 +22,7 @@ class Spreading:
         self._busy = [0] * places
         self._sessions: dict[str, int] = {}
         self._homes = [0] * places
+        self._lock = threading.Lock()
 
     def place(self, requests: Sequence[SampleRequest]) -> list[int]:
         """The place of each request; :meth:`done` is to be called with them when they have been answered.
@@ -26,6 +30,10 @@ class Spreading:
         A session stays where it was first. Other requests go where the fewest requests and then the fewest sessions
         are; those with the same context keep together, so that it is computed once, up to an even share of the call.
         """
+        with self._lock:
+            return self._place(requests)
+
+    def _place(self, requests: Sequence[SampleRequest]) -> list[int]:
         share = -(-len(requests) // self._places)
         given = [0] * self._places
         contexts: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -48,13 +56,15 @@ class Spreading:
 
     def done(self, places: Sequence[int]) -> None:
         """The requests of these places have been answered, or never will be."""
-        for place in places:
-            self._busy[place] -= 1
+        with self._lock:
+            for place in places:
+                self._busy[place] -= 1
 
     def release(self, session_prefix: str) -> set[int]:
         """Forget the sessions whose key begins with ``session_prefix``; the places where they were."""
-        gone = [item for item in self._sessions if item.startswith(session_prefix)]
-        places = [self._sessions.pop(session) for session in gone]
-        for place in places:
-            self._homes[place] -= 1
+        with self._lock:
+            gone = [item for item in self._sessions if item.startswith(session_prefix)]
+            places = [self._sessions.pop(session) for session in gone]
+            for place in places:
+                self._homes[place] -= 1
         return set(places)

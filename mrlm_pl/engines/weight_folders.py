@@ -43,7 +43,8 @@ def write_version(
         if target.exists():
             shutil.rmtree(target)
         part.rename(target)
-        for old in sorted(home.glob("version-*"))[:-KEPT]:
+        # By age, not by number: another run may have left greater ones here.
+        for old in sorted(home.glob("version-*"), key=lambda folder: folder.stat().st_mtime_ns)[:-KEPT]:
             if old != target:
                 shutil.rmtree(old, ignore_errors=True)
     except OSError as error:

@@ -19,6 +19,10 @@ LEAST_SAVING = 32
 CHUNK_COST = 32
 """What a chunk more costs, in tokens: rows are not kept together at the price of more chunks than this is worth."""
 
+MOST_READ = 8
+"""How many times its bound a chunk may have in tokens of its rows. Each row reads its whole beginning: its keys and
+values are copied for it, and so are the states that predict its actions, whoever has computed them."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -63,12 +67,12 @@ class RowTree:
         least = 0
         for row, shared in zip(order, common, strict=True):
             least = min(least, shared)
-            if shared == fed_lengths[row]:
+            if shared == fed_lengths[row] and len(tree.rows[-1]) < MOST_READ:
                 tree.rows[-1].append(row)
                 continue
             tree.rows.append([row])
             tree.fed.append(fed_lengths[row])
-            tree.shared.append(least)
+            tree.shared.append(min(least, fed_lengths[row] - 1))
             least = fed_lengths[row]
         tree._keep_worthwhile()
         return tree
@@ -92,30 +96,40 @@ class RowTree:
     def chunks(self, max_tokens: int | None) -> list[range]:
         """Leaves per chunk, each chunk at most ``max_tokens`` tokens or a single leaf.
 
+        Nor do the rows of a chunk have more than ``MOST_READ`` times as many tokens, what they share counted for each.
+
         Leaves are parted where it costs least: what they shared with the one before is computed again. Of the ways
         that cost the same, the largest chunk is smallest in the one that is taken.
         """
         leaves = len(self.fed)
         ends = list(itertools.accumulate((f - s for f, s in zip(self.fed, self.shared, strict=True)), initial=0))
-        if max_tokens is None or ends[-1] <= max_tokens:
+        read = list(
+            itertools.accumulate((f * len(rows) for f, rows in zip(self.fed, self.rows, strict=True)), initial=0)
+        )
+        if max_tokens is None or (ends[-1] <= max_tokens and read[-1] <= MOST_READ * max_tokens):
             return [range(leaves)] if leaves else []
-        cost, found = self._parted(ends, max_tokens)
+        most_read = MOST_READ * max_tokens
+        cost, found = self._parted(ends, read, max_tokens, most_read)
         too_small, enough = 0, max_tokens
         while enough - too_small > 1:
             bound = (too_small + enough) // 2
-            other, smaller = self._parted(ends, bound)
+            other, smaller = self._parted(ends, read, bound, most_read)
             if other == cost:
                 enough, found = bound, smaller
             else:
                 too_small = bound
         return found
 
-    def _parted(self, ends: Sequence[int], max_tokens: int) -> tuple[int, list[range]]:
-        """The cheapest chunks within a bound, and what they cost in tokens that are computed again.
+    def _parted(
+        self, ends: Sequence[int], read: Sequence[int], max_tokens: int, most_read: int
+    ) -> tuple[int, list[range]]:
+        """The cheapest chunks within bounds, and what they cost in tokens that are computed again.
 
         Args:
             ends: for each leaf, and the end, how many tokens the leaves before it compute in one chunk.
-            max_tokens: the bound.
+            read: likewise, how many tokens the rows of the leaves before it have.
+            max_tokens: bound of what a chunk computes.
+            most_read: bound of what its rows have.
         """
         leaves = len(self.fed)
         best, begin = [0], [0]
@@ -126,7 +140,10 @@ class RowTree:
             while starts and best[starts[-1]] + self.shared[starts[-1]] >= cost:
                 starts.pop()
             starts.append(last - 1)
-            while len(starts) > 1 and ends[last] - ends[starts[0]] + self.shared[starts[0]] > max_tokens:
+            while len(starts) > 1 and (
+                ends[last] - ends[starts[0]] + self.shared[starts[0]] > max_tokens
+                or read[last] - read[starts[0]] > most_read
+            ):
                 starts.popleft()
             best.append(best[starts[0]] + self.shared[starts[0]] + CHUNK_COST)
             begin.append(starts[0])

@@ -131,7 +131,8 @@ def token_logprobs(
         temperature: the sampler's temperature: a number, one per row [B], or one per token [B, T].
         prefix_groups: [B] labels; rows with the same label compute what any of them begin with in common once. It never
             changes the values, only the work.
-        max_tokens: most tokens in one forward pass. Needing several, they run one after the other and, when gradients
+        max_tokens: most tokens in one forward pass; its rows, with what they share counted for each, have at most
+            ``row_tree.MOST_READ`` times as many. Needing several, they run one after the other and, when gradients
             are wanted, each is computed again in the backward pass, so that memory is that of one pass. So is one that
             is too much beside others that wait for the same backward pass (`held_passes`). The ranks of a sharded model
             make equally many passes, some of them idle.

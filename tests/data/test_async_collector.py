@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -410,3 +411,120 @@ def test_a_loss_that_takes_old_data_for_its_own_is_warned_of(
     data = RolloutDataModule(Slow(0.0), groups=2, group_size=2, iterations=1, mode="async")
     quiet_trainer().fit(algorithm({"main": Policy(str(model_folder))}), data)
     assert ("for its own" in caplog.text) == (algorithm is REINFORCE)
+
+
+def test_groups_are_played_again_when_what_they_were_played_with_has_changed(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    algorithm, data = make(model_folder, Slow(0.0), mode="async", max_lag=1, iterations=3)
+    trainer = quiet_trainer(callbacks=[WaitForAll(), keep], enable_checkpointing=True)
+    trainer.fit(algorithm, data)
+    folder = Path(trainer.default_root_dir) / "episodes"
+
+    warm = Sampling(temperature=0.5, max_tokens=6)
+    for options in ({"mode": "async", "sampling": warm, "group_size": 2}, {"mode": "sync"}):
+        for path in folder.iterdir():
+            path.unlink()
+        caplog.clear()
+        algorithm, data = make(model_folder, Slow(0.0), iterations=3, **options)
+        metrics = Metrics()
+        quiet_trainer(callbacks=[metrics]).fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
+        assert "4 groups of the checkpoint" in caplog.text
+        assert "played again" in caplog.text
+        if options["mode"] == "async":
+            assert "data.group_size, data.sampling changed" in caplog.text
+            assert metrics.seen[0]["async/dropped_groups"] == 4
+            again = list(read_episodes(folder))
+            assert len(again) == 2 * 4 * 2, "none of the larger groups of the checkpoint"
+
+
+def test_groups_are_shared_out_anew_when_there_are_other_ranks(model_folder: Path, quiet_trainer: Any) -> None:
+    _, data = make(model_folder, Slow(0.0), mode="async", iterations=3)
+    played = [[5, number, ["episode"], [], []] for number in range(4)]
+    parts = [{"published": [[4], [4]], "made_with": {}, "complete": played[:2]}]
+    parts.append(parts[0] | {"complete": played[2:]})
+    data.share = lambda: (1, 4)  # type: ignore[method-assign]
+    assert data._own_part(parts) == parts[0] | {"complete": [played[1]]}
+    data.share = lambda: (0, 1)  # type: ignore[method-assign]
+    assert data._own_part(parts) == parts[0] | {"complete": played}
+
+
+def test_nobody_finds_the_environment_closed_when_another_episode_ends_the_run(
+    model_folder: Path, quiet_trainer: Any
+) -> None:
+    class Fragile(Slow):
+        steps = 0
+        found_closed = 0
+        closed = False
+
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            Fragile.steps += 1
+            if Fragile.steps == 1:
+                step = super(Slow, self).step(actions)
+                return Step(step.observations, {"agent": float("nan")}, {}, step.done, step.stop_reason)
+            await asyncio.sleep(0.3)
+            Fragile.found_closed += self.closed
+            return super(Slow, self).step(actions)
+
+        async def close(self) -> None:  # type: ignore[override]
+            self.closed = True
+            await asyncio.sleep(1.0)
+
+    algorithm, data = make(model_folder, Fragile(), mode="async", groups=1)
+    with pytest.raises(NonFiniteError):
+        quiet_trainer().fit(algorithm, data)
+    assert Fragile.found_closed == 0
+
+
+def test_a_long_turn_is_no_standstill(model_folder: Path, quiet_trainer: Any) -> None:
+    class Lengthy(InProcessEngine):
+        """Ends no turn early, and takes its time."""
+
+        async def sample(self, requests: Any) -> Any:
+            await asyncio.sleep(0.1)
+            return await super().sample([replace(request, stop_ids=()) for request in requests])
+
+    algorithm, data = make(
+        model_folder,
+        Slow(0.0),
+        mode="async",
+        iterations=1,
+        engine=Lengthy(own_weights=True),
+        sampling=Sampling(max_tokens=32),
+        async_options=AsyncOptions(piece=1, patience=0.6),
+    )
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    assert all(turn.stop - turn.start == 32 for e in episodes_of(trainer) for row in e.rows() for turn in row.turns)
+
+
+def test_a_second_fit_plays_ahead_as_well_and_no_further_than_it_goes(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, Slow(0.0), mode="async", max_lag=1, iterations=4)
+    ends = []
+
+    class Ends(Callback):
+        def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+            ends.append(trainer.datamodule._collector.iterations)
+
+    quiet_trainer(callbacks=[Ends()]).fit(algorithm, data)
+    quiet_trainer(callbacks=[Ends()], limit_train_batches=2, max_epochs=2).fit(algorithm, data)
+    quiet_trainer(callbacks=[Ends()], max_steps=3).fit(algorithm, data)
+    assert ends == [4] * 4 + [8] * 4 + [11] * 3
+
+
+def test_what_cannot_be_closed_keeps_nothing_else_open(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, EchoEnvironment(), mode="async")
+    trainer = quiet_trainer(callbacks=[CloseFails()])
+    with pytest.raises(OSError, match="cannot be closed"):
+        trainer.fit(algorithm, data)
+    assert data.players._own is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "mrlm-event-loop"]
+
+
+class CloseFails(Callback):
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        def close() -> None:
+            raise OSError("cannot be closed")
+
+        trainer.datamodule._collector._training.close = close

@@ -381,6 +381,68 @@ def test_a_server_that_was_started_again_gets_the_weights_before_it_is_asked(
     assert back.version == "p-7"
 
 
+def test_a_server_that_is_busy_when_weights_are_compared_does_not_end_the_run(
+    model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path
+) -> None:
+    server = serve()
+    server.development = True
+    remote = engine(server, weights_folder=str(tmp_path))
+    remote.load("p", changed(model, 0.0), 0)
+    server.faults = [(429, {"error": {"message": "too much to do"}})]
+    remote.load("p", changed(model, 1.0), 1)
+    assert not server.faults
+    assert run(remote, request((5,)))[0].version == 1
+
+
+def test_a_server_that_a_proxy_missed_gets_the_weights_again(
+    model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path
+) -> None:
+    server = serve()
+    server.development = True
+    remote = engine(server, weights_folder=str(tmp_path))
+    remote.load("p", changed(model, 1.0), 1)
+    server.model, server.faults = model, [(502, {})]  # started again behind a proxy, whose connections stay
+    asked = request((5, 9, 2), temperature=0.0)
+    [found] = run(remote, asked)
+    own = InProcessEngine()
+    own.load("p", changed(model, 1.0), 1)
+    [expected] = asyncio.run(own.sample([asked]))
+    own.close()
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "choice", [None, "text", {"token_ids": ["a"], "prompt_token_ids": [5], "logprobs": 3, "finish_reason": "stop"}]
+)
+def test_a_reply_of_something_else_is_an_error_that_shows_it(
+    choice: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
+) -> None:
+    server = serve()
+    remote = engine(server)
+    run(remote, request((5,)))
+    server.faults = [(200, {"choices": [choice]})]
+    with pytest.raises(RemoteError, match="not a reply of vllm"):
+        run(remote, request((5,)))
+
+
+def test_more_tokens_than_asked_for_are_refused(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
+) -> None:
+    server = serve()
+    remote = engine(server)
+    run(remote, request((5,)))
+    server.faults = [(server.sample(server.asked("/v1/completions")[-1] | {"max_tokens": 9}))]
+    with pytest.raises(RemoteError, match="sampled 9 tokens, and 4 were asked for"):
+        run(remote, request((5,)))
+
+
+def test_folders_of_another_run_do_not_push_out_those_in_use(tmp_path: Path) -> None:
+    small = build("llama")
+    for version in (100, 104, 0, 4):
+        write_version(tmp_path, "p", small, version)
+    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["version-00000000", "version-00000004"]
+
+
 def test_a_trained_policy_without_a_way_for_its_weights_is_refused(
     model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from mrlm_pl.engines import Engine, InProcessEngine, PoolDeadlines, PoolResources, RayPool, Sample, WeightTransfer
 from mrlm_pl.engines import ray_pool as ray_pool_module
+from mrlm_pl.engines.ray_cluster import RayCluster
 from mrlm_pl.engines.skeleton import Skeleton, rebuild
 from mrlm_pl.engines.spreading import Spreading
 from mrlm_pl.errors import ConfigurationError, EngineError
@@ -100,6 +102,49 @@ def test_released_sessions_are_forgotten() -> None:
     assert spreading.release("e/") == set()
     spreading.done(spreading.place([request([3], session="g/1")]))
     assert spreading.place([request([2], session="f/1"), request([3], session="g/1")]) == [1, 0]
+
+
+def test_two_event_loops_may_place_requests_at_the_same_time() -> None:
+    spreading = Spreading(2)
+    failed: list[BaseException] = []
+
+    def play(name: str) -> None:
+        try:
+            for number in range(300):
+                asked = [request([n], session=f"{name}{number}-{n}/a") for n in range(8)]
+                spreading.done(spreading.place(asked))
+                if number >= 20:
+                    spreading.release(f"{name}{number - 20}-")
+        except BaseException as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=play, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed
+    assert spreading._busy == [0, 0]
+
+
+def test_the_head_is_asked_once_for_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = RayCluster.__new__(RayCluster)
+    cluster.address, cluster._own, cluster._silence = "head:1", [], 0.0
+    cluster._answered, cluster._silent_since, cluster._looking = None, None, threading.Lock()
+    asked: list[int] = []
+    monkeypatch.setattr(cluster, "_broken", lambda: bool(asked.append(1)))
+    for _ in range(50):
+        cluster.check()
+    assert len(asked) == 1
+    cluster._answered = 0.0
+    monkeypatch.setattr(cluster, "_broken", lambda: True)
+    with pytest.raises(EngineError, match="head:1 has not answered"):
+        cluster.check()
 
 
 # Models.

@@ -131,3 +131,19 @@ def test_longer_labels_come_first_and_contained_rows_ride_along() -> None:
     tokens = torch.tensor([[1, 2, 3, 0], [7, 8, 9, 9], [7, 8, 9, 9], [7, 8, 0, 0], [5, 0, 0, 0]])
     tree = RowTree.of(tokens, [2, 4, 4, 2, 0], torch.tensor([0, 1, 1, 1, 0]))
     assert tree == RowTree([[1, 2, 3], [0]], [4, 2], [0, 0])
+
+
+@pytest.mark.parametrize("copies", [1, 200])
+def test_what_rows_share_counts_for_each_of_them_in_the_bound(copies: int) -> None:
+    """Keys are copied for each leaf, and hidden states for each row: few tokens can be computed for very many rows."""
+    common = torch.arange(100).expand(200, 100)
+    ends = torch.arange(200)[:, None].expand(200, 3) if copies == 1 else torch.zeros(200, 3, dtype=torch.int64)
+    tokens = torch.cat([common, ends], 1)
+    actions = torch.zeros(200, 103, dtype=torch.bool)
+    actions[:, 100:] = True
+    places = []
+    for inputs in RowPlan(tokens, actions, torch.zeros(200, dtype=torch.int64)).packed(800, CPU):
+        assert inputs.input_ids.shape[1] <= 800
+        assert len(set((inputs.destinations // 103).tolist())) * 102 <= row_tree.MOST_READ * 800
+        places += inputs.destinations.tolist()
+    assert sorted(places) == actions.flatten().nonzero().flatten().tolist()
