@@ -25,6 +25,7 @@ _PREFILL_TOKENS_CPU = 1024
 _PREFILL_TOKENS_ACCELERATOR = 8192
 _ROTATION_SLACK = 1024
 _PADDING_SHARE = 0.25
+_FEW_ROWS = 8
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -181,6 +182,7 @@ def _linear(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if h.device.type != "cpu":
         return F.linear(h, weight, bias)
+    h = _row_major_if_few(h)
     if bias is None:
         return torch.mm(weight, h.t()).t()
     return torch.addmm(bias[:, None], weight, h.t()).t()
@@ -192,7 +194,16 @@ def _add_linear(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Te
         return x + _linear(h, weight, bias)
     if h.device.type != "cpu":
         return torch.addmm(x, h, weight.t())
-    return torch.addmm(x.t(), weight, h.t()).t()
+    return torch.addmm(x.t(), weight, _row_major_if_few(h).t()).t()
+
+
+def _row_major_if_few(h: Tensor) -> Tensor:
+    """``h`` ``[N, in]`` as the CPU's matrix product reads it fastest.
+
+    For 2 to 8 rows in float32 it has a kernel that takes a third of the time (measured with widths of 256 to 1376, by
+    the memory's bandwidth then), if each row's features lie side by side; above that the layout makes no difference.
+    """
+    return h.contiguous() if h.dtype == torch.float32 and 2 <= len(h) <= _FEW_ROWS else h
 
 
 def _chunks(contexts: Sequence[Context], device: torch.device) -> Iterator[list[int]]:
