@@ -115,21 +115,24 @@ def test_episodes_are_played_while_the_learner_updates(model_folder: Path, quiet
             return found
 
     class Update(Callback):
-        """An update that lasts until an episode has been stepped meanwhile, or three seconds."""
+        """An update that lasts until an episode has been stepped meanwhile, or none is under way."""
 
         overlapped = 0
 
-        def on_train_batch_end(self, *arguments: Any) -> None:
-            before, began = Noting.steps, time.monotonic()
-            while Noting.steps == before and time.monotonic() - began < 3:
+        def on_train_batch_start(self, *arguments: Any) -> None:
+            self.before = Noting.steps
+
+        def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+            groups = trainer.datamodule._collector._admitted
+            while Noting.steps == self.before and not all(group.done for group in list(groups.values())):
                 time.sleep(0.005)
-            self.overlapped += Noting.steps > before
+            self.overlapped += Noting.steps > self.before
 
     algorithm, data = make(model_folder, Noting(0.3), mode="async", max_lag=1, iterations=4)
     update = Update()
     quiet_trainer(callbacks=[update]).fit(algorithm, data)
     # The first two iterations begin together, and during the last update nothing is left to be played.
-    assert update.overlapped == 2
+    assert update.overlapped >= 2
 
 
 def test_members_get_the_tasks_and_seeds_of_the_synchronous_run(model_folder: Path, quiet_trainer: Any) -> None:

@@ -71,6 +71,7 @@ def workers_of(parent: int) -> list[int]:
     return [pid for pid, line in descendants(parent).items() if line.startswith("ray::PoolWorker")]
 
 
+@pytest.mark.slow
 def test_workers_answer_like_the_learner_also_after_one_was_killed() -> None:
     pytest.importorskip("ray")
     model, pool, alone = build("qwen2"), RayPool(2), InProcessEngine()
