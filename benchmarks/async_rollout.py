@@ -28,8 +28,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer, seed_everything
+from few_values import mean_and_half
+from lightning.pytorch import Callback, seed_everything
 from mrlm_environments import MathEnvironment
+from quiet_trainer import quiet_trainer
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule, read_episodes
@@ -99,27 +101,15 @@ def train(
         async_options=AsyncOptions(episodes=GROUPS * MEMBERS),
         seed=seed,
     )
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        gradient_clip_val=1.0,
-        default_root_dir=folder,
-        callbacks=[watch],
-    )
+    trainer = quiet_trainer(max_epochs=1, gradient_clip_val=1.0, default_root_dir=folder, callbacks=[watch])
     trainer.fit(algorithm, data)
     return watch.seen
 
 
-def interval(values: list[float]) -> str:
-    """Mean and 95 % interval."""
-    spread = 1.96 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return f"{statistics.mean(values):.3f} +- {spread:.3f}"
+def last_rewards(seen: list[dict[str, float]]) -> str:
+    """Mean reward of the last quarter of the iterations, at most ten, with its 95 % interval."""
+    last = seen[-min(10, len(seen) // 4) :]
+    return "{:.3f} +- {:.3f}".format(*mean_and_half([row["rollout/reward"] for row in last]))
 
 
 def mean(seen: list[dict[str, float]], name: str) -> float:
@@ -139,7 +129,7 @@ def describe(seen: list[dict[str, float]], max_lag: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "max_lag": max_lag,
         "samples_per_second": round(len(seen) * GROUPS * MEMBERS / seen[-1]["seconds"], 2),
-        "reward_of_last_quarter": interval([row["rollout/reward"] for row in seen[-(len(seen) // 4) :]]),
+        "reward_of_last_quarter": last_rewards(seen),
     }
     if max_lag:
         found |= {

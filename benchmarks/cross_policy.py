@@ -17,18 +17,18 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import statistics
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning
+from few_values import mean_and_half
 from lightning.pytorch import Callback
+from quiet_trainer import quiet_trainer
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.cross_policy import CrossPolicy
@@ -45,7 +45,6 @@ ARMS: dict[str, CrossPolicy | None] = {
     "trajectory": CrossPolicy(share=0.25, refresh=10, unit="trajectory"),
     "several": CrossPolicy(share=0.25, refresh=10, snapshots=3),
 }
-T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 EPISODES = 512
 """Of the evaluation after a run."""
 
@@ -81,33 +80,13 @@ def run(arm: str, seed: int, iterations: int) -> dict[str, float]:
     )
     measure, started = Measure(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            max_epochs=1,
-            default_root_dir=folder,
-            gradient_clip_val=1.0,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[measure],
-        )
+        trainer = quiet_trainer(max_epochs=1, default_root_dir=folder, gradient_clip_val=1.0, callbacks=[measure])
         trainer.fit(algorithm, data)
     last = measure.seen[-10:]
     found = {**measure.after, "seconds": time.perf_counter() - started}
     for name in ("rollout/entropy", "rollout/stale_turns", "rollout/stale_age", "train/clip_fraction"):
         found[name] = statistics.fmean(metrics.get(name, 0.0) for metrics in last)
     return found
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half of its 95 % interval; the half is NaN for one value."""
-    if len(values) < 2:
-        return values[0], math.nan
-    half = T_975[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values), half
 
 
 def main() -> None:
@@ -130,11 +109,11 @@ def main() -> None:
                 options.json.write_text(json.dumps(rows, indent=1) + "\n")
     for arm, found in rows.items():
         for name in ("success", "reward"):
-            mean, half = interval([row[name] for row in found])
+            mean, half = mean_and_half([row[name] for row in found])
             line = f"{arm:<11} {name:<8} {mean:.3f} +- {half:.3f}"
             if arm != "none" and "none" in rows:
                 paired = [row[name] - before[name] for row, before in zip(found, rows["none"], strict=True)]
-                line += "   against none {:+.3f} +- {:.3f}".format(*interval(paired))
+                line += "   against none {:+.3f} +- {:.3f}".format(*mean_and_half(paired))
             print(line)
 
 

@@ -79,6 +79,7 @@ def run_ours(algorithm: str, folder: str, size: str, steps: int) -> dict[str, An
     """Losses, step times and memory of this project."""
     import lightning
     import torch
+    from quiet_trainer import quiet_trainer
 
     from mrlm_pl.algorithms import DPO, SFT
     from mrlm_pl.data import PreferenceDataModule, TrajectoryDataModule
@@ -95,16 +96,7 @@ def run_ours(algorithm: str, folder: str, size: str, steps: int) -> dict[str, An
             times.append(time.perf_counter())
             losses.append(float(trainer.callback_metrics["train/loss"]))
 
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tempfile.mkdtemp(),
-        callbacks=[Clock()],
-    )
+    trainer = quiet_trainer(max_epochs=steps, default_root_dir=tempfile.mkdtemp(), callbacks=[Clock()])
     policies = {"main": Policy(folder, learning_rate=LEARNING_RATE)}
     if algorithm == "dpo":
         trainer.fit(DPO(policies), PreferenceDataModule(str(source), batch_size=EXAMPLES))

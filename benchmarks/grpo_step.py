@@ -90,6 +90,7 @@ def run_ours(folder: str, size: str, steps: int, precision: str) -> dict[str, An
     """Step times and memory of this project."""
     import lightning
     import torch
+    from quiet_trainer import quiet_trainer
 
     from mrlm_pl.algorithms import GRPO
     from mrlm_pl.data import RolloutDataModule
@@ -118,16 +119,9 @@ def run_ours(folder: str, size: str, steps: int, precision: str) -> dict[str, An
         def on_train_batch_end(self, *args: Any) -> None:
             times.append(time.perf_counter())
 
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        precision=precision,  # type: ignore[arg-type]
+    trainer = quiet_trainer(
         max_steps=steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
+        precision=precision,
         gradient_clip_val=1.0,
         default_root_dir=tempfile.mkdtemp(),
         callbacks=[Clock()],

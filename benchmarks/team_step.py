@@ -63,6 +63,7 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
     """Step times and memory of this project."""
     import lightning
     import torch
+    from quiet_trainer import quiet_trainer
 
     from mrlm_pl.algorithms import IPPO, MAGRPO, MAPPO
     from mrlm_pl.data import RolloutDataModule
@@ -99,18 +100,7 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
         def on_train_batch_end(self, *args: Any) -> None:
             times.append(time.perf_counter())
 
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_steps=work.steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        default_root_dir=tempfile.mkdtemp(),
-        callbacks=[Clock()],
-    )
+    trainer = quiet_trainer(max_steps=work.steps, default_root_dir=tempfile.mkdtemp(), callbacks=[Clock()])
     groups = work.tasks_in_step
     data = RolloutDataModule(
         Words(),

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,8 +24,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from few_values import T_975, mean_and_half
+
 TINY = "{model: builtin:tiny, learning_rate: 1.0e-3}"
-T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 EPISODES = 512
 
 
@@ -157,10 +156,9 @@ EXPERIMENTS = {
 
 def over_seeds(values: Sequence[float]) -> dict[str, Any]:
     """Mean and 95 % interval over seeds."""
-    mean = statistics.fmean(values)
+    mean, half = mean_and_half(values)
     if len(values) < 2:
         return {"mean": round(mean, 3)}
-    half = T_975[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
     return {"mean": round(mean, 3), "ci95": [round(mean - half, 3), round(mean + half, 3)]}
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as LateError
+from contextlib import suppress
 from typing import Any, TypeVar
+
+from mrlm_pl.errors import RolloutError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 1.0
 END_SECONDS = 10.0
 """What was cancelled has to end; who waits for it at the end of a run waits no longer than this."""
 
@@ -28,6 +33,48 @@ class EventLoopThread:
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """The future of a coroutine that now runs on the loop; cancelling it cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def submit_watched(self, coroutine: Coroutine[Any, Any, T], seconds: float, advice: str) -> Future[T]:
+        """Like :meth:`submit`; the future fails with a ``RolloutError`` when something blocks the loop for so long.
+
+        Nothing that runs on the loop could tell: whatever calls a function that waits, instead of awaiting it, stops
+        all deadlines there.
+
+        Args:
+            seconds: in which the loop has to turn.
+            advice: the end of the error's message.
+        """
+        running, watched, over = self.submit(coroutine), Future[T](), threading.Event()
+
+        def finish(done: Future[T]) -> None:
+            with suppress(InvalidStateError):  # it had been given up on
+                try:
+                    watched.set_result(done.result())
+                except (Exception, CancelledError) as error:
+                    watched.set_exception(error)
+            over.set()
+
+        def watch() -> None:
+            while not over.wait(_LOOK_SECONDS):
+                turned = threading.Event()
+                self._loop.call_soon_threadsafe(turned.set)
+                if not turned.wait(seconds) and not over.is_set():
+                    with suppress(InvalidStateError):
+                        watched.set_exception(
+                            RolloutError(f"the event loop has stood still for {seconds:g} s {self._place()}; {advice}")
+                        )
+                    return
+
+        running.add_done_callback(finish)
+        threading.Thread(target=watch, name="mrlm-event-loop-watch", daemon=True).start()
+        return watched
+
+    def _place(self) -> str:
+        """Where the loop's thread is."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if frame is None:
+            return "(its thread has ended)"
+        return f"in {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
     @property
     def closed(self) -> bool:

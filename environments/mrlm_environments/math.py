@@ -133,12 +133,29 @@ class MathEnvironment(SingleAgentEnvironment):
         }
 
 
-def _task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+def worked_problem(row: Mapping[str, Any], number: int, where: str) -> dict[str, Any]:
+    """``question``, ``answer`` (the number behind ``####``) and ``solution`` of a row with GSM8K's fields.
+
+    Args:
+        row: has ``question`` and ``answer``.
+        number: of the row, for the message.
+        where: what the row is of, for the message.
+
+    Raises:
+        DataError: they are no texts, or the answer does not end in ``#### N``.
+
+    >>> worked_problem({"question": "2+2?", "answer": "2+2=4\n#### 4"}, 1, "math data")["answer"]
+    '4'
+    """
     question, solution = row["question"], row["answer"]
     answer = extract_answer(solution) if isinstance(solution, str) and "####" in solution else None
     if not isinstance(question, str) or answer is None or number_value(answer) is None:
         raise DataError(
-            f"math data {source!r}, row {number}: the question is {question!r:.80} and the answer "
+            f"{where}, row {number}: the question is {question!r:.80} and the answer "
             f"{solution!r:.80}; they must be texts, and the answer must end in '#### N'"
         )
     return {"question": question, "answer": answer, "solution": solution}
+
+
+def _task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+    return worked_problem(row, number, f"math data {source!r}")

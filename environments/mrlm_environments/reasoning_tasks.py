@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
+from mrlm_environments.math import worked_problem
 from mrlm_environments.math_problems import KINDS, MAX_DIFFICULTY, generate_problem
 from mrlm_environments.reasoning_answers import FORMATS, Format
 from mrlm_environments.reasoning_inferences import generate_inference, inference_row
 from mrlm_pl.data.rows import read_split
 from mrlm_pl.environment import DatasetTasks, SeededTasks, TaskSource
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.number_answers import extract_answer, number_value
 
 logger = logging.getLogger(__name__)
 FIELDS: Mapping[Format, tuple[str, ...]] = {"math": ("question", "answer"), "nli": ("premise", "hypothesis", "label")}
@@ -102,11 +102,5 @@ def _form_of(row: Mapping[str, Any], number: int, source: str) -> Format:
 
 
 def _math_row(row: Mapping[str, Any], number: int, source: str) -> dict[str, Any]:
-    question, solution = row["question"], row["answer"]
-    answer = extract_answer(solution) if isinstance(solution, str) and "####" in solution else None
-    if not isinstance(question, str) or answer is None or number_value(answer) is None:
-        raise DataError(
-            f"collaborative_reasoning data {source!r}, row {number}: the question is {question!r:.80} and the answer "
-            f"{solution!r:.80}; they must be texts, and the answer must end in '#### N'"
-        )
-    return {"format": "math", "question": question, "answer": answer, "solution": solution, "key": question}
+    problem = worked_problem(row, number, f"collaborative_reasoning data {source!r}")
+    return {"format": "math", **problem, "key": problem["question"]}

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -142,8 +143,7 @@ class AsyncCollector:
             self._make_players()
         began = time.monotonic()
         self._do(self._admit(iteration))
-        loop, engine = self._loop, self._engine
-        found = engine.compute_during(lambda: loop.submit(self._complete(iteration, groups)))
+        found = self._engine.compute_during(lambda: self._watched(iteration, groups))
         collected = Collected()
         for group in found:
             assert group.collected is not None
@@ -166,6 +166,10 @@ class AsyncCollector:
         self._since = now
         self._dropped = self._reweighted = 0
         return collected
+
+    def _watched(self, iteration: int, groups: Sequence[int]) -> Future[list[_Group]]:
+        advice = "an async environment must await what it waits for; or raise data.async_options.patience"
+        return self._loop.submit_watched(self._complete(iteration, groups), self.options.patience, advice)
 
     def _make_players(self) -> None:
         options = self.options

@@ -127,6 +127,9 @@ class ContinuousEngine(Engine):
             started = time.perf_counter()
             try:
                 samples = await self.engine.sample(asked)
+                if len(samples) != len(asked):
+                    name = type(self.engine).__name__
+                    raise EngineError(f"{name} gave {len(samples)} samples for {len(asked)} requests")
             except asyncio.CancelledError:
                 for turn in self._turns:
                     turn.done.cancel()
@@ -152,10 +155,10 @@ class ContinuousEngine(Engine):
             calls = [self.engine.sample([request]) for request in asked]
             answers = await asyncio.gather(*calls, return_exceptions=True)
         for turn, answer in zip(batch, answers, strict=True):
-            if not isinstance(answer, BaseException):
+            if not isinstance(answer, BaseException) and len(answer) == 1:
                 self._take(turn, answer[0])
             elif not turn.done.done():
-                turn.done.set_exception(answer)
+                turn.done.set_exception(answer if isinstance(answer, BaseException) else error)
 
     @property
     def holds_weights(self) -> bool:

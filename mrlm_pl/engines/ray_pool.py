@@ -16,6 +16,7 @@ from torch import nn
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.in_process import InProcessEngine
+from mrlm_pl.engines.parts import sampled_in_parts
 from mrlm_pl.engines.pool_settings import PoolDeadlines, PoolResources, WeightTransfer
 from mrlm_pl.engines.ray_cluster import CHECK_SECONDS, RayCluster, WorkerLostError
 from mrlm_pl.engines.spreading import Spreading
@@ -320,20 +321,10 @@ class RayPool(Engine):
                 "the pool has no weights; call load() first" if not self._closed else "the pool is closed"
             )
         places = self._spreading.place(requests)
-        numbers = {place: [n for n, item in enumerate(places) if item == place] for place in dict.fromkeys(places)}
-        asked = [
-            asyncio.ensure_future(self._ask(place, [requests[n] for n in items])) for place, items in numbers.items()
-        ]
         try:
-            answers = await asyncio.gather(*asked)
+            return await sampled_in_parts(requests, places, self._ask)
         finally:
             self._spreading.done(places)
-            for task in asked:
-                task.cancel()
-        found: dict[int, Sample] = {}
-        for items, samples in zip(numbers.values(), answers, strict=True):
-            found.update(zip(items, samples, strict=True))
-        return [found[n] for n in range(len(requests))]
 
     async def _ask(self, place: int, requests: list[SampleRequest]) -> list[Sample]:
         """The samples of a place, from as many workers after each other as it takes."""

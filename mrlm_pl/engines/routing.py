@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.engines.parts import sampled_in_parts
 
 T = TypeVar("T")
 
@@ -29,22 +29,8 @@ class RoutingEngine(Engine):
         Raises:
             Exception: what the first engine that fails raises; what the others still do is cancelled.
         """
-        parts: dict[Engine, list[int]] = {}
-        for number, request in enumerate(requests):
-            parts.setdefault(self.engine_of(request.policy), []).append(number)
-        asked = [
-            asyncio.ensure_future(engine.sample([requests[number] for number in numbers]))
-            for engine, numbers in parts.items()
-        ]
-        try:
-            answers = await asyncio.gather(*asked)
-        finally:
-            for task in asked:
-                task.cancel()
-        found: dict[int, Sample] = {}
-        for numbers, samples in zip(parts.values(), answers, strict=True):
-            found.update(zip(numbers, samples, strict=True))
-        return [found[number] for number in range(len(requests))]
+        places = [self.engine_of(request.policy) for request in requests]
+        return await sampled_in_parts(requests, places, lambda engine, own: engine.sample(own))
 
     def engine_of(self, policy: str) -> Engine:
         """The engine that generates for a policy."""

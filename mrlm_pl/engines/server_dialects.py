@@ -98,27 +98,34 @@ class Dialect(ABC):
         """
 
 
+def _drawing(request: SampleRequest) -> dict[str, Any]:
+    """How tokens are drawn, in the words that vLLM and SGLang share."""
+    sampling = request.sampling
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        # Left out, these are what the model's generation config says.
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": list(request.stop_ids),
+    }
+
+
 class VllmDialect(Dialect):
     """vLLM's OpenAI-compatible server."""
 
     name, path = "vllm", "/v1/completions"
 
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
-        sampling = request.sampling
         return {
             "model": model,
             "prompt": list(request.token_ids),
             "max_tokens": limit,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k or -1,
-            # Left out, these are what the model's generation config says.
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
+            **_drawing(request),
             "seed": seed,
-            "stop_token_ids": list(request.stop_ids),
             "ignore_eos": True,  # a turn ends at the request's stop tokens and at no others
             "add_special_tokens": False,
             "skip_special_tokens": False,
@@ -166,21 +173,12 @@ class SglangDialect(Dialect):
     seed_bits = 31
 
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
-        sampling = request.sampling
         return {
             "input_ids": list(request.token_ids),
             "sampling_params": {
                 "max_new_tokens": limit,
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "top_k": sampling.top_k or -1,
-                # Left out, these are what the model's generation config says.
-                "min_p": 0.0,
-                "repetition_penalty": 1.0,
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
+                **_drawing(request),
                 "sampling_seed": seed,
-                "stop_token_ids": list(request.stop_ids),
                 "skip_special_tokens": False,
             },
             "return_logprob": True,

@@ -532,3 +532,19 @@ class CloseFails(Callback):
             raise OSError("cannot be closed")
 
         trainer.datamodule._collector._training.close = close
+
+
+def test_an_environment_that_blocks_the_event_loop_is_found(model_folder: Path, quiet_trainer: Any) -> None:
+    class Blocks(Slow):
+        blocked = False
+
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            if not Blocks.blocked:
+                Blocks.blocked = True
+                time.sleep(6.0)  # not awaited: no deadline on the loop can see it
+            return await super().step(actions)
+
+    algorithm, data = make(model_folder, Blocks(0.0), mode="async", async_options=AsyncOptions(patience=1.0))
+    with pytest.raises(RolloutError, match=r"event loop has stood still for 1 s in step .*test_async_collector.py:\d+"):
+        quiet_trainer().fit(algorithm, data)
+    assert data._collector is None

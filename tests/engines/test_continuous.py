@@ -189,3 +189,13 @@ def test_the_waiting_thread_computes() -> None:
     waited: Future[int] = Future()
     waited.set_result(3)
     assert ContinuousEngine(InProcessEngine()).compute_during(lambda: waited) == 3
+
+
+def test_an_engine_that_gives_too_few_samples_is_told() -> None:
+    class Short(Watched):
+        async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+            return (await super().sample(requests))[1:]
+
+    inner = Short(loaded(build("qwen2")).engine)
+    with pytest.raises(EngineError, match=r"Short gave \d samples for \d requests"):
+        together(ContinuousEngine(inner), [request([1], 0), request([2], 1)])
