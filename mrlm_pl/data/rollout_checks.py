@@ -1,13 +1,15 @@
-"""Whether an algorithm can learn from the collections that a rollout data module is set to make."""
+"""Whether an algorithm can learn from the collections that a rollout data module is set to make, and has made."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.data.engine_check import check_logprobs
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError, RolloutError
 
 if TYPE_CHECKING:
     from mrlm_pl.data.rollout_module import RolloutDataModule
@@ -62,3 +64,19 @@ def check_fit(data: RolloutDataModule, algorithm: Algorithm, ranks: int, accumul
             f"data.groups is {data.groups}, which {ranks} ranks x {data.minibatches} minibatches x "
             f"{accumulation} accumulation steps cannot share evenly; make it a multiple of {pieces}"
         )
+
+
+def check_played(episodes: Sequence[Episode], iteration: int) -> None:
+    """Tell of failed episodes.
+
+    Raises:
+        RolloutError: all have failed; on one rank this ends the whole run, since the launcher stops the others.
+    """
+    failed = [episode for episode in episodes if episode.failed]
+    if len(failed) == len(episodes):
+        raise RolloutError(
+            f"all {len(episodes)} episodes of iteration {iteration} failed; the first: {failed[0].error}; "
+            f"try `mrlm check-env {failed[0].task.environment}`"
+        )
+    if failed:
+        logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(episodes), failed[0].error)

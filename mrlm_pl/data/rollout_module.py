@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,20 +25,22 @@ from mrlm_pl.data.collection_observer import show_collection
 from mrlm_pl.data.curriculum import SuccessRateCurriculum
 from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.data.group_plan import FailedMembers, GroupPlan, GroupRules, check_failure_rule
+from mrlm_pl.data.pieces import Cut, rows_of_piece
 from mrlm_pl.data.players import Players
-from mrlm_pl.data.rollout_checks import check_fit
+from mrlm_pl.data.rollout_checks import check_fit, check_played
+from mrlm_pl.data.rollout_state import of_all_ranks, own_groups_ahead, rows_from_state, rows_to_state
 from mrlm_pl.data.run_tasks import RunTasks
 from mrlm_pl.data.stale_snapshots import StaleSnapshots
 from mrlm_pl.data.streams import EvaluationStream, TrainingStream
-from mrlm_pl.data.sync_collector import SyncCollector
+from mrlm_pl.data.sync_collector import Collected, SyncCollector
 from mrlm_pl.data.task_settings import TaskSettings, worth
+from mrlm_pl.data.termination import ended_by_sigterm
 from mrlm_pl.data.trainer_bounds import batches_in_all, batches_served
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, summarize
-from mrlm_pl.losses import BatchTotals, batch_totals
 from mrlm_pl.play import EpisodeSpec
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.strategies import data_parallel_rank, each_share
@@ -227,13 +229,12 @@ class RolloutDataModule(LightningDataModule):
         self.teardown("fit")
 
     def state_dict(self) -> dict[str, Any]:
-        rows = None if self._rows is None else {name: batch.tensors() for name, batch in self._rows.items()}
         ahead = self._collector.state() if isinstance(self._collector, AsyncCollector) else self._to_restore
         return {
             "iteration": self.iteration,
             "position": self.position,
-            "rows": _of_all_ranks(rows and {name: _to_cpu(tensors) for name, tensors in rows.items()}),
-            "ahead": _of_all_ranks(ahead),
+            "rows": of_all_ranks(rows_to_state(self._rows)),
+            "ahead": of_all_ranks(ahead),
             "stale": None if self.stale is None else self.stale.state(),
             "shape": self._shape(),
             "tasks": self.tasks.state(),
@@ -245,7 +246,8 @@ class RolloutDataModule(LightningDataModule):
         ranks, trainer = state_dict["rows"], self._trainer()
         if self.stale is not None:
             self.stale.load_state(state_dict.get("stale"))
-        self._to_restore = self._own_part([item for item in state_dict.get("ahead", []) if item is not None])
+        ahead = state_dict.get("ahead", [])
+        self._to_restore = own_groups_ahead(ahead, self.groups, self._own_groups(), self.overlaps)
         if self.position:
             for name, value in self._shape().items():
                 if state_dict["shape"].get(name, value) != value:
@@ -263,22 +265,7 @@ class RolloutDataModule(LightningDataModule):
             )
             self.iteration, self.position, self._rows = self.iteration + 1, 0, None
             return
-        rows = ranks[trainer.global_rank] if self.position else None
-        self._rows = None if rows is None else {name: PolicyBatch(**tensors) for name, tensors in rows.items()}
-
-    def _own_part(self, ahead: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """Of the groups that ranks have played ahead, which may have been others, those that are this rank's now."""
-        groups = {(item[0], item[1]): item for part in ahead for item in part["complete"]}
-        if groups and not self.overlaps:
-            logger.warning(
-                "%d groups of the checkpoint, which an asynchronous run has played ahead, are played again", len(groups)
-            )
-        if not ahead or not self.overlaps:
-            return None
-        # Numbers that there are no longer come along, to be told of where the groups are taken up.
-        last, here = self.groups - 1, self._own_groups()
-        own = [item for (_, number), item in sorted(groups.items()) if min(number, last) in here]
-        return {**ahead[0], "complete": own}
+        self._rows = rows_from_state(ranks[trainer.global_rank]) if self.position else None
 
     def _own_groups(self) -> range:
         # Blocks: with strides, environments that take turns in the stream would each land on one rank.
@@ -299,25 +286,24 @@ class RolloutDataModule(LightningDataModule):
     # The stream.
 
     @property
-    def pieces_per_iteration(self) -> int:
-        """Lightning batches that one collection is served as."""
-        return self.passes * self.minibatches * self._accumulation()
+    def cut(self) -> Cut:
+        """How a collection is cut into Lightning batches."""
+        return Cut(self.passes, self.minibatches, self._accumulation())
 
     def next_batch(self) -> Batch:
         """The next piece; collects a rollout when the last one is used up."""
         if self._rows is None:
             self._rows = self._collect()
-        per_pass, accumulation = self.minibatches * self._accumulation(), self._accumulation()
-        pass_number, piece = divmod(self.position, per_pass)
-        order = self._shuffled_groups(pass_number).chunk(per_pass)
-        first = piece - piece % accumulation
-        if self._algorithm().collection_over:
+        cut, algorithm, ranks = self.cut, self._algorithm(), self.share()[1]
+        if algorithm.collection_over:
             # The stream keeps its length, which schedules and the other ranks rely on; these pieces change nothing.
-            batch = Batch({}, {}, accumulation * self.share()[1])
+            batch = Batch({}, {}, cut.accumulation * ranks)
         else:
-            batch = self._batch(order[piece], torch.cat(order[first : first + accumulation]))
+            piece, update = cut.groups_at(self.position, self._shuffled_groups)
+            policies, totals = rows_of_piece(algorithm, self._rows, piece, update, self._sum_over_ranks)
+            batch = Batch(policies, totals, cut.accumulation * ranks, self._metrics)
         self.position += 1
-        if self.position == self.pieces_per_iteration:
+        if self.position == cut.pieces:
             self._rows, self.position, self.iteration = None, 0, self.iteration + 1
         self._metrics = {}
         return batch
@@ -345,32 +331,39 @@ class RolloutDataModule(LightningDataModule):
 
     def _collect(self) -> dict[str, PolicyBatch]:
         started = time.perf_counter()
-        algorithm, (rank, ranks) = self._algorithm(), self.share()
         own = self._own_groups()
         self.tasks.plan_until(self.iteration, self._furthest(), self.groups)
-        collected = self._ready_collector(own).collect(self.iteration, self._version(), own)
-        episodes, replaced, greedy = collected.episodes, collected.replaced, collected.greedy
+        with ended_by_sigterm(self._trainer()):
+            collected = self._ready_collector(own).collect(self.iteration, self._version(), own)
         if self.save_episodes:
-            suffix = f"-rank{rank}" if ranks > 1 else ""
-            path = self._run_folder() / "episodes" / f"iteration-{self.iteration:06d}{suffix}.jsonl.gz"
-            write_episodes(path, [*episodes, *replaced, *greedy])
-        played = [*episodes, *replaced]
-        failed = [episode for episode in played if episode.failed]
-        if len(failed) == len(played):
-            # On one rank this ends the whole run: the launcher stops the others.
-            raise RolloutError(
-                f"all {len(played)} episodes of iteration {self.iteration} failed; the first: {failed[0].error}; "
-                f"try `mrlm check-env {failed[0].task.environment}`"
-            )
-        if failed:
-            logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(played), failed[0].error)
+            self._save(collected)
+        played = [*collected.episodes, *collected.replaced]
+        check_played(played, self.iteration)
+        rows = self._prepared(collected)
+        measured = self._measured(collected, own, collected.seconds or time.perf_counter() - started)
+        prepared = self._algorithm().take_prepared_metrics()
+        self._metrics = measured.metrics() | prepared | self.tasks.learn(measured.successes)
+        show_collection(self._trainer(), played)
+        return rows
+
+    def _save(self, collected: Collected) -> None:
+        rank, ranks = self.share()
+        suffix = f"-rank{rank}" if ranks > 1 else ""
+        path = self._run_folder() / "episodes" / f"iteration-{self.iteration:06d}{suffix}.jsonl.gz"
+        write_episodes(path, [*collected.episodes, *collected.replaced, *collected.greedy])
+
+    def _prepared(self, collected: Collected) -> dict[str, PolicyBatch]:
+        """The rows that are learnt from."""
+        algorithm, scales = self._algorithm(), self.tasks.reward_scales
         context = self._trainer().precision_plugin.forward_context()
         with torch.no_grad(), context, algorithm.gathered():
-            scales = self.tasks.reward_scales
-            rows = algorithm.prepare(worth(episodes, scales), self.sampling, worth(greedy, scales))
-        seconds = collected.seconds or time.perf_counter() - started
+            return algorithm.prepare(worth(collected.episodes, scales), self.sampling, worth(collected.greedy, scales))
+
+    def _measured(self, collected: Collected, groups: Sequence[int], seconds: float) -> CollectionSums:
+        """What all ranks measured together of a collection, which took this one so many seconds."""
+        episodes, unused = collected.episodes, [*collected.replaced, *collected.greedy]
         several = self.tasks.several
-        measured = CollectionSums.of(episodes, seconds, self._silent, [*replaced, *greedy], by_task=several)
+        measured = CollectionSums.of(episodes, seconds, self._silent, unused, by_task=several)
         measured.means |= collected.metrics
         if self.stale is not None:
             measured.means |= self.stale.metrics(episodes, self._version())
@@ -379,16 +372,9 @@ class RolloutDataModule(LightningDataModule):
         measured.sums |= {f"rollout/{name}": collected.counts[name] for name in told if told[name]}
         if several:
             first = self.iteration * self.groups
-            planned = Counter(self.tasks.stream.picked(first + group)[0] for group in own)
+            planned = Counter(self.tasks.stream.picked(first + group)[0] for group in groups)
             measured.sums |= {f"rollout/{name}/groups": float(planned[name]) for name in self.environments}
-        measured.successes = success_counts(played)
-        measured = self._over_ranks(measured)
-        self._metrics = measured.metrics() | algorithm.take_prepared_metrics() | self.tasks.learn(measured.successes)
-        show_collection(self._trainer(), played)
-        return rows
-
-    def _over_ranks(self, measured: CollectionSums) -> CollectionSums:
-        """What all ranks measured together."""
+        measured.successes = success_counts([*episodes, *collected.replaced])
         return functools.reduce(CollectionSums.plus, each_share(self._trainer(), measured))
 
     def _silent(self, group: Sequence[Episode]) -> bool:
@@ -445,7 +431,7 @@ class RolloutDataModule(LightningDataModule):
 
         A trainer counts from 0, and the data may have been in another one before.
         """
-        trainer, pieces = self._trainer(), self.pieces_per_iteration
+        trainer, pieces = self._trainer(), self.cut.pieces
         in_all = batches_in_all(trainer)
         if math.isinf(in_all):
             return sys.maxsize
@@ -456,28 +442,6 @@ class RolloutDataModule(LightningDataModule):
         rank, ranks = self.share()
         generator = torch.Generator().manual_seed(derive_seed("shuffle", self.seed, self.iteration, pass_number, rank))
         return torch.randperm(self.groups // ranks, generator=generator)
-
-    def _batch(self, piece: Tensor, update: Tensor) -> Batch:
-        """The rows of a piece, with the size of the whole update that it is part of."""
-        assert self._rows is not None
-        algorithm = self._algorithm()
-        policies: dict[str, PolicyBatch] = {}
-        totals: dict[str, BatchTotals] = {}
-        for name in algorithm.learners:
-            rows = self._rows.get(name)
-            size = torch.zeros(3, dtype=torch.float64)
-            if rows is not None:
-                in_update = torch.isin(rows.groups.cpu(), update).to(rows.groups.device)
-                size = batch_totals(rows.action_mask[in_update], rows.episode_tokens[in_update]).to_tensor()
-                useful = algorithm.rows_with_gradient(rows)
-                chosen = useful[torch.isin(rows.groups[useful].cpu(), piece).to(useful.device)]
-                if chosen.numel():
-                    policies[name] = rows.select(chosen)
-            size = self._sum_over_ranks(size)
-            if size[0] > 0:
-                totals[name] = BatchTotals.from_tensor(size)
-        _, ranks = self.share()
-        return Batch(policies, totals, self._accumulation() * ranks, self._metrics)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         if self.share()[1] == 1:
@@ -513,16 +477,3 @@ class RolloutDataModule(LightningDataModule):
 
     def _run_folder(self) -> Path:
         return Path(self._trainer().default_root_dir)
-
-
-def _of_all_ranks(value: Any) -> list[Any]:
-    """The values of all ranks; state dicts are asked for on every rank, but only what the first returns is written."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [value]
-    values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return values
-
-
-def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.cpu() for name, value in tensors.items()}

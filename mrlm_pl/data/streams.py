@@ -24,7 +24,7 @@ class TrainingStream:
         self.data = data
 
     def __len__(self) -> int:
-        return self.data.iterations * self.data.pieces_per_iteration
+        return self.data.iterations * self.data.cut.pieces
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(len(self)):

@@ -442,17 +442,6 @@ def test_groups_are_played_again_when_what_they_were_played_with_has_changed(
             assert len(again) == 2 * 4 * 2, "none of the larger groups of the checkpoint"
 
 
-def test_groups_are_shared_out_anew_when_there_are_other_ranks(model_folder: Path, quiet_trainer: Any) -> None:
-    _, data = make(model_folder, Slow(0.0), mode="async", iterations=3)
-    played = [[5, number, ["episode"], [], []] for number in range(4)]
-    parts = [{"published": [[4], [4]], "made_with": {}, "complete": played[:2]}]
-    parts.append(parts[0] | {"complete": played[2:]})
-    data.share = lambda: (1, 4)  # type: ignore[method-assign]
-    assert data._own_part(parts) == parts[0] | {"complete": [played[1]]}
-    data.share = lambda: (0, 1)  # type: ignore[method-assign]
-    assert data._own_part(parts) == parts[0] | {"complete": played}
-
-
 def test_nobody_finds_the_environment_closed_when_another_episode_ends_the_run(
     model_folder: Path, quiet_trainer: Any
 ) -> None:

@@ -1,0 +1,101 @@
+"""SIGTERM while episodes are collected."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from mrlm_pl.data.termination import ended_by_sigterm
+from mrlm_pl.environment import Observations, Step
+from mrlm_pl.episode import Message, Task
+from tests.conftest import EchoEnvironment
+from tests.data.test_rollout_module import make
+
+
+class Signals(EchoEnvironment):
+    """Its last step takes long, and sends the signal to the run when it begins."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.sent = threading.Event()
+
+    def __deepcopy__(self, memo: Any) -> Signals:
+        return self
+
+    async def reset(self, task: Task) -> Observations:  # type: ignore[override]
+        return super().reset(task)
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        if not self.sent.is_set():
+            self.sent.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(600.0)
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_it_ends_a_run_that_waits_for_episodes(
+    mode: Literal["sync", "async"], model_folder: Path, quiet_trainer: Any
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    # Left alone, the steps would be too late and the run end with that.
+    algorithm, data = make(model_folder, Signals(), mode=mode, iterations=3, step_timeout=10.0, retries=0)
+    trainer = quiet_trainer()
+    with pytest.raises(SIGTERMException):
+        trainer.fit(algorithm, data)
+    assert data._collector is None
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_checkpoint_of_that_moment_goes_on_there(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
+    class OnlyLater(Signals):
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            if trainer.global_step == 1:
+                return await super().step(actions)
+            return EchoEnvironment.step(self, actions)
+
+    algorithm, data = make(model_folder, OnlyLater(), iterations=3)
+    trainer = quiet_trainer(
+        callbacks=[ModelCheckpoint(tmp_path, filename="end", save_on_exception=True)], enable_checkpointing=True
+    )
+    with pytest.raises(SIGTERMException):
+        trainer.fit(algorithm, data)
+    [saved] = tmp_path.glob("*.ckpt")
+    state = torch.load(saved, weights_only=False)["RolloutDataModule"]
+    assert (state["iteration"], state["position"], state["rows"]) == (1, 0, [None])
+
+
+class Trainers:
+    world_size, received_sigterm = 1, False
+
+
+def test_several_processes_wait_for_the_batch() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        several = Trainers()
+        several.world_size = 2
+        with ended_by_sigterm(several):  # type: ignore[arg-type]
+            signal.raise_signal(signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+        with pytest.raises(SIGTERMException), ended_by_sigterm(Trainers()):  # type: ignore[arg-type]
+            signal.raise_signal(signal.SIGTERM)
+        assert len(seen) == 2, "the trainer's own handler has been called"
+        late = Trainers()
+        late.received_sigterm = True
+        with pytest.raises(SIGTERMException), ended_by_sigterm(late):  # type: ignore[arg-type]
+            pytest.fail("the collection began")
+        signal.raise_signal(signal.SIGTERM)
+        assert len(seen) == 3, "after the block its handler is there again"
+    finally:
+        signal.signal(signal.SIGTERM, before)
