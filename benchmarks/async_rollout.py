@@ -2,6 +2,7 @@
 
     python benchmarks/async_rollout.py [--iterations 24] [--rounds 2] [--max-lag 1 2 4] [--json out.json]
     python benchmarks/async_rollout.py --soak 1000
+    python benchmarks/async_rollout.py --workers 1 2 4 [--token-seconds 0.02] [--iterations 8] [--max-lag 2]
 
 The environment is the quick-start's, but each answer takes a log-normal time (mean 1 s, sigma of its logarithm 1),
 without blocking anything: what a remote judge or tool costs. GRPO with the built-in model, 8 groups of 8 episodes in a
@@ -9,13 +10,17 @@ collection, 64 episodes at the same time in both modes. Synchronous and asynchro
 samples per second of the whole training and their ratios, the reward of the last quarter with its 95 % interval at
 equal samples, and of the asynchronous runs the shares of the lags, the age of groups in the buffer, and the shares of
 time that learner and engine idle. ``--soak`` makes so many updates without any latency and prints the largest lag that
-was recorded in the episodes, and the memory of the process on the way.
+was recorded in the episodes, and the memory of the process on the way. ``--workers`` runs with pools of so many workers
+under Ray, each of which generates as a device would that makes one token after the other in a stated time and takes no
+CPU for it: this machine's cores would not do for more workers.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
+import itertools
 import json
 import logging
 import math
@@ -24,7 +29,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +41,8 @@ from quiet_trainer import quiet_trainer
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule, read_episodes
 from mrlm_pl.data.async_collector import AsyncOptions
-from mrlm_pl.engines import Sampling
+from mrlm_pl.engines import Engine, InProcessEngine, RayPool, Sample, SampleRequest, Sampling
+from mrlm_pl.engines.pool_settings import PoolResources
 from mrlm_pl.environment import Observations, Step
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.losses import Correction
@@ -62,6 +68,19 @@ class SlowMath(MathEnvironment):
         return super().step(actions)
 
 
+class Device(InProcessEngine):
+    """Takes a stated time for every token, beside what it takes by itself."""
+
+    def __init__(self, token_seconds: float) -> None:
+        super().__init__()
+        self.token_seconds = token_seconds
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        samples = await super().sample(requests)
+        await asyncio.sleep(self.token_seconds * sum(len(sample.token_ids) for sample in samples))
+        return samples
+
+
 class Watch(Callback):
     """Notes the metrics of every iteration, when it ended and how much memory the process has."""
 
@@ -79,7 +98,7 @@ class Watch(Callback):
 
 
 def train(
-    folder: Path, max_lag: int, iterations: int, seed: int, latency: tuple[float, float]
+    folder: Path, max_lag: int, iterations: int, seed: int, latency: tuple[float, float], engine: Engine | None = None
 ) -> list[dict[str, float]]:
     """The metrics of each iteration of one training run; a lag of 0 is the synchronous one."""
     seed_everything(seed, verbose=False)
@@ -99,6 +118,7 @@ def train(
         mode="async" if max_lag else "sync",
         max_lag=max_lag,
         async_options=AsyncOptions(episodes=GROUPS * MEMBERS),
+        engine=engine,
         seed=seed,
     )
     trainer = quiet_trainer(max_epochs=1, gradient_clip_val=1.0, default_root_dir=folder, callbacks=[watch])
@@ -165,6 +185,24 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     return {"runs": runs, "ratios": ratios}
 
 
+def scale(options: argparse.Namespace) -> dict[str, Any]:
+    """Runs with pools of several sizes."""
+    runs = []
+    for workers, max_lag in itertools.product(options.workers, (0, *options.max_lag)):
+        device = functools.partial(Device, options.token_seconds)
+        pool = RayPool(workers, engine=device, resources=PoolResources(cpus=0.5))
+        latency = (options.mean, options.sigma)
+        seen = train(Path(tempfile.mkdtemp()), max_lag, options.iterations, 0, latency, pool)
+        tokens = mean(seen, "rollout/response_tokens")
+        # Ray starts in the first iteration.
+        seconds = seen[-1]["seconds"] - seen[0]["seconds"]
+        rate = round((len(seen) - 1) * GROUPS * MEMBERS / seconds, 2)
+        runs.append({"workers": workers, "max_lag": max_lag, "samples_per_second": rate})
+        runs[-1]["turn_s"] = round(options.token_seconds * tokens, 3)
+        print(json.dumps(runs[-1]), flush=True)
+    return {"runs": runs}
+
+
 def soak(updates: int, max_lag: int) -> dict[str, Any]:
     """Many updates without latency: is the bound kept, and does the memory stay?"""
     folder = Path(tempfile.mkdtemp())
@@ -199,11 +237,16 @@ def main() -> None:
     parser.add_argument("--mean", type=float, default=1.0, help="seconds that an answer takes in the mean")
     parser.add_argument("--sigma", type=float, default=1.0, help="of the logarithm of these seconds")
     parser.add_argument("--soak", type=int, help="updates to make without latency")
+    parser.add_argument("--workers", type=int, nargs="+", help="sizes of pools under Ray")
+    parser.add_argument("--token-seconds", type=float, default=0.02, help="that a worker of a pool takes for a token")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    result = soak(options.soak, options.max_lag[0]) if options.soak else compare(options)
+    if options.soak:
+        result = soak(options.soak, options.max_lag[0])
+    else:
+        result = scale(options) if options.workers else compare(options)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -9,6 +9,7 @@ extended: the conversation then begins a new row, and counts it.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,7 @@ MAX_REMEMBERED = 256
 """Sets of tools of which a chat format remembers whether its template describes them."""
 
 _SENTINEL = "\u241f0\u241f"
+logger = logging.getLogger(__name__)
 
 
 class ChatFormat:
@@ -55,6 +57,7 @@ class ChatFormat:
         self.template = template or tokenizer.chat_template or PLAIN_TEMPLATE
         self._extra_stop_ids = tuple(extra_stop_ids)
         self._describes: dict[str, bool] = {}
+        self._lost_told = False
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generation_prompt: bool
@@ -65,6 +68,7 @@ class ChatFormat:
     def describes_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         """Whether the template tells the model of its tools, in a form whose calls can be read."""
         if self.call_form is None:
+            self._tell_of_lost_description()
             return False
         key = json.dumps(tools)  # every conversation asks, and nearly all of a run have the same tools
         if key not in self._describes:
@@ -73,6 +77,22 @@ class ChatFormat:
             text = self.render([Message("user", "x")], tools, generation_prompt=True)
             self._describes[key] = all(tool["function"]["name"] in text for tool in tools)
         return self._describes[key]
+
+    def _tell_of_lost_description(self) -> None:
+        """Warn once where the template names tools but writes no call: they are then in the prompt twice."""
+        if self._lost_told:
+            return
+        self._lost_told = True
+        try:
+            text = self._applied([Message("user", "x").to_chat()], [PROBE_TOOL], True)
+        except Exception:  # templates raise errors of their own classes
+            return
+        if PROBE_TOOL["function"]["name"] in text:  # type: ignore[index]
+            logger.warning(
+                "the chat template of %s names the tools, but writes no `tool_calls` of an assistant in a form that can "
+                "be read back; the tools and the form of calls are described once more before the first message",
+                self.tokenizer.name_or_path or "the policy",
+            )
 
     def heard(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> Message:
         """A sampled turn as the assistant's message: its text, and its tool calls in the template's own form.

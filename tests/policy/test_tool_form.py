@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mrlm_pl.episode import Message, ToolCall
-from mrlm_pl.policy.chat import ChatFormat, Conversation
+from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.policy.tool_form import CallForm, JSONForm, TaggedForm
 from mrlm_pl.tools import requested_calls
@@ -219,3 +221,25 @@ def test_calls_that_are_marked_by_special_tokens_are_read_and_the_marks_are_no_t
     assert message == Message("assistant", calls, (ToolCall("call00000", "add", {"a": 1}),))
     ids = talk.chat.encode("no end")
     assert talk.act(ids, [-1.0] * len(ids)).content == "no end"
+
+
+def test_a_template_that_names_the_tools_but_writes_no_calls_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    chat = ChatFormat(build_tokenizer(), HEAD + SAID + "<|end|>" + TAIL)
+    assert not any(chat.describes_tools([ADD]) for _ in range(2))
+    assert [record.getMessage().partition(",")[0].split(" of ")[0] for record in caplog.records] == [
+        "the chat template"
+    ]
+    caplog.clear()
+    assert not ChatFormat(build_tokenizer(), PLAIN_TEMPLATE).describes_tools([ADD])
+    assert not caplog.records, "this one says nothing of tools"
+
+
+@pytest.mark.parametrize("name", ["tiny_five_recipe", "tiny_tools_recipe"])
+def test_recipes_tell_of_tools_in_their_own_template(name: str) -> None:
+    settings = yaml.safe_load((Path(__file__).parents[2] / f"configs/{name}.yaml").read_text())
+    template = settings["model"]["init_args"]["policies"]["main"]["chat_template"]
+    chat = ChatFormat(build_tokenizer(), template)
+    assert chat.describes_tools([ADD])
+    assert chat.call_form == JSONForm("<tool_call>")
+    shown = chat.render([Message("user", "1+1?"), Message("tool", "2")], [ADD], generation_prompt=True)
+    assert shown == "<|system|>add <|end|><|user|>1+1?<|end|><|tool|>2<|end|><|assistant|>"
