@@ -7,12 +7,12 @@
 The environment is the quick-start's, but each answer takes a log-normal time (mean 1 s, sigma of its logarithm 1),
 without blocking anything: what a remote judge or tool costs. GRPO with the built-in model, 8 groups of 8 episodes in a
 collection, 64 episodes at the same time in both modes. Synchronous and asynchronous runs take turns. Printed are
-samples per second of the whole training and their ratios, the reward of the last quarter with its 95 % interval at
-equal samples, and of the asynchronous runs the shares of the lags, the age of groups in the buffer, and the shares of
-time that learner and engine idle. ``--soak`` makes so many updates without any latency and prints the largest lag that
-was recorded in the episodes, and the memory of the process on the way. ``--workers`` runs with pools of so many workers
-under Ray, each of which generates as a device would that makes one token after the other in a stated time and takes no
-CPU for it: this machine's cores would not do for more workers.
+samples per second of the whole training and their ratios, the reward of the last quarter and its differences at equal
+samples (95 % interval over rounds, each with a seed of its own), and of the asynchronous runs the shares of the lags,
+the age of groups in the buffer, and the shares of time that learner and engine idle. ``--soak`` makes so many updates
+without any latency and prints the largest lag that was recorded in the episodes, and the memory of the process on the
+way. ``--workers`` runs with pools of so many workers under Ray, each of which generates as a device would that makes
+one token after the other in a stated time and takes no CPU for it: the cores of a small machine do not do for more.
 """
 
 from __future__ import annotations
@@ -126,10 +126,9 @@ def train(
     return watch.seen
 
 
-def last_rewards(seen: list[dict[str, float]]) -> str:
-    """Mean reward of the last quarter of the iterations, at most ten, with its 95 % interval."""
-    last = seen[-min(10, len(seen) // 4) :]
-    return "{:.3f} +- {:.3f}".format(*mean_and_half([row["rollout/reward"] for row in last]))
+def last_reward(seen: list[dict[str, float]]) -> float:
+    """Mean reward of the last quarter of the iterations."""
+    return statistics.mean(row["rollout/reward"] for row in seen[-max(1, len(seen) // 4) :])
 
 
 def mean(seen: list[dict[str, float]], name: str) -> float:
@@ -149,7 +148,7 @@ def describe(seen: list[dict[str, float]], max_lag: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "max_lag": max_lag,
         "samples_per_second": round(len(seen) * GROUPS * MEMBERS / seen[-1]["seconds"], 2),
-        "reward_of_last_quarter": last_rewards(seen),
+        "reward_of_last_quarter": round(last_reward(seen), 3),
     }
     if max_lag:
         found |= {
@@ -173,16 +172,17 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
             seen = train(folder, max_lag, options.iterations, number, (options.mean, options.sigma))
             runs.append({"round": number, **describe(seen, max_lag)})
             print(json.dumps(runs[-1]), flush=True)
-    ratios = {}
+    found: dict[str, Any] = {"runs": runs, "ratios": {}, "reward_differences": {}}
+    synchronous = [run for run in runs if not run["max_lag"]]
     for max_lag in options.max_lag:
-        pairs = [
-            next(r for r in runs if r["round"] == number and r["max_lag"] == max_lag)["samples_per_second"]
-            / next(r for r in runs if r["round"] == number and r["max_lag"] == 0)["samples_per_second"]
-            for number in range(options.rounds)
-        ]
-        ratios[max_lag] = round(statistics.median(pairs), 2)
-    print("async / sync samples per second, median by max_lag:", ratios)
-    return {"runs": runs, "ratios": ratios}
+        pairs = list(zip([run for run in runs if run["max_lag"] == max_lag], synchronous, strict=True))
+        ratios = [one["samples_per_second"] / other["samples_per_second"] for one, other in pairs]
+        found["ratios"][max_lag] = round(statistics.median(ratios), 2)
+        differences = [one["reward_of_last_quarter"] - other["reward_of_last_quarter"] for one, other in pairs]
+        found["reward_differences"][max_lag] = "{:+.3f} +- {:.3f}".format(*mean_and_half(differences))
+    print("async / sync samples per second, median by max_lag:", found["ratios"])
+    print("async - sync reward at equal samples, by max_lag:", found["reward_differences"])
+    return found
 
 
 def scale(options: argparse.Namespace) -> dict[str, Any]:

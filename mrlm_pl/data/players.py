@@ -10,7 +10,7 @@ import torch
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.cross_policy import CrossPolicy
 from mrlm_pl.data.stale_snapshots import StaleSnapshots
-from mrlm_pl.engines import Engine, InProcessEngine, Sampling
+from mrlm_pl.engines import Engine, InProcessEngine, RoutingEngine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.event_loop import EventLoopThread
@@ -126,12 +126,14 @@ class Players:
         return Seat(name, policy.chat, sampling, policy.context_window, cross_policy)
 
     def close(self) -> None:
-        """Close the players and the engine that was made here; may be called twice."""
+        """Close the players and the engines that were made here; may be called twice."""
         for player in self._players.values():
             player.close()
         self._players = {}
         if self._stale is not None:
             self._stale.close()
+        if isinstance(self._routed, RoutingEngine):
+            self._routed.close_elsewhere()
         if self._own is not None:
             self._own.close()
         self._own = self._routed = None

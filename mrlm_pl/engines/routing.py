@@ -67,5 +67,11 @@ class RoutingEngine(Engine):
         for engine in self._engines():
             engine.close()
 
+    def close_elsewhere(self) -> None:
+        """Close all engines but the default one; may be called twice."""
+        for engine in dict.fromkeys(self.elsewhere.values()):
+            if engine is not self.default:
+                engine.close()
+
     def _engines(self) -> list[Engine]:
         return list(dict.fromkeys([self.default, *self.elsewhere.values()]))
