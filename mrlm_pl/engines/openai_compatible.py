@@ -18,6 +18,7 @@ from mrlm_pl.engines.server_check import ServerFacts, check_server, check_weight
 from mrlm_pl.engines.server_dialects import Drawn, ended_by_stop, read_reply
 from mrlm_pl.engines.text_dialect import TransformersDialect, dialect_of
 from mrlm_pl.engines.weight_folders import write_version
+from mrlm_pl.engines.weight_snapshot import checksum
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
 from mrlm_pl.event_loop import EventLoopThread
 
@@ -26,11 +27,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Served:
-    """What is known of one policy: the version of its weights, and, if it is trained, their label and folder."""
+    """What is known of one policy: the version of its weights; if it is trained, their label, folder and checksums."""
 
     version: int
     label: str = ""
     folder: str = ""
+    checksums: tuple[int, ...] = ()
 
 
 class OpenAICompatible(Engine):
@@ -213,7 +215,10 @@ class OpenAICompatible(Engine):
         if known is not None and not trained:
             known.version = version
             return
-        served = _Served(version, f"{policy}-{version}")
+        checksums = tuple(checksum(value) for value in weights.state_dict().values()) if trained else ()
+        if known is not None and (known.version, known.checksums) == (version, checksums):
+            return  # another part of the same evaluation
+        served = _Served(version, f"{policy}-{version}", checksums=checksums)
         if trained:
             self._check_can_train(policy)
             served.folder = str(self._written(policy, weights, version))

@@ -89,8 +89,8 @@ class ChatFormat:
             return
         if PROBE_TOOL["function"]["name"] in text:  # type: ignore[index]
             logger.warning(
-                "the chat template of %s names the tools, but writes no `tool_calls` of an assistant in a form that can be "
-                "read back; the tools and the form of calls are described once more before the first message",
+                "the chat template of %s names the tools, but writes no `tool_calls` of an assistant in a form that "
+                "can be read back; the tools and the form of calls are described again before the first message",
                 self.tokenizer.name_or_path or "the policy",
             )
 

@@ -342,6 +342,19 @@ def test_trained_weights_reach_the_server_and_samples_carry_their_version(
         assert server.version == "p-5"
 
 
+def test_the_same_weights_are_written_once(
+    model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path
+) -> None:
+    server = serve(FakeVllm)
+    server.development = True
+    remote = engine(server, weights_folder=str(tmp_path))
+    reloads = []
+    for weights, version in ((changed(model, 0.3), 1), (changed(model, 0.3), 1), (changed(model, 0.6), 1), (changed(model, 0.6), 2)):
+        remote.load("p", weights, version)
+        reloads.append(sum(path == "/collective_rpc" for _, path, _, _ in server.log))
+    assert reloads == [1, 1, 2, 3]
+
+
 def test_new_weights_wait_for_the_requests_under_way(
     model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path
 ) -> None:
