@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import StrategyRegistry
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from mrlm_pl.algorithms import Algorithm
 from mrlm_pl.cli.consolidate import METADATA
@@ -230,7 +231,7 @@ def warn_of_emulated_bf16(trainer: Namespace) -> None:
 
 
 def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = None) -> int:
-    """Exit status 0 after the stage has run.
+    """Exit status 0 after the stage has run, 143 when SIGTERM has ended it.
 
     Raises:
         ConfigurationError: a mistake in the options or files, or a combination that the trainer refuses.
@@ -243,6 +244,10 @@ def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = Non
         RunCommand(stage, arguments, resume=resume)
     except MisconfigurationException as error:
         raise ConfigurationError(str(error)) from error
+    except SIGTERMException:
+        remedy = "; `--ckpt_path last` goes on from the last checkpoint" if stage == "fit" else ""
+        print(f"mrlm: SIGTERM has ended {stage}{remedy}", file=sys.stderr)
+        return 128 + signal.SIGTERM  # what a shell says of a process that a signal has ended
     return 0
 
 

@@ -5,11 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.data import read_episodes
 
@@ -278,3 +281,15 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(fit, monkeyp
     fit("--ckpt_path", "last", "--checkpoint.every_n_train_steps", "1")
     assert outcome("runs/toy")["weight"] == FINAL
     assert [path.name for path in Path("runs/toy/checkpoints").iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.parametrize(("stage", "remedy"), [("fit", "--ckpt_path last"), ("validate", "")])
+def test_a_run_that_a_signal_ends_has_not_succeeded(
+    stage: str, remedy: str, monkeypatch: pytest.MonkeyPatch, mrlm: Callable[..., tuple[int, str, str]]
+) -> None:
+    def end(*arguments: Any, **options: Any) -> None:
+        raise SIGTERMException
+
+    monkeypatch.setattr("mrlm_pl.cli.lightning_cli.RunCommand", end)
+    status, _, told = mrlm(stage, "--config", "configs/quickstart.yaml")
+    assert (status, f"SIGTERM has ended {stage}" in told, remedy in told) == (143, True, True)

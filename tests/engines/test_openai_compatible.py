@@ -349,7 +349,12 @@ def test_the_same_weights_are_written_once(
     server.development = True
     remote = engine(server, weights_folder=str(tmp_path))
     reloads = []
-    for weights, version in ((changed(model, 0.3), 1), (changed(model, 0.3), 1), (changed(model, 0.6), 1), (changed(model, 0.6), 2)):
+    for weights, version in (
+        (changed(model, 0.3), 1),
+        (changed(model, 0.3), 1),
+        (changed(model, 0.6), 1),
+        (changed(model, 0.6), 2),
+    ):
         remote.load("p", weights, version)
         reloads.append(sum(path == "/collective_rpc" for _, path, _, _ in server.log))
     assert reloads == [1, 1, 2, 3]
