@@ -7,12 +7,13 @@
 The environment is the quick-start's, but each answer takes a log-normal time (mean 1 s, sigma of its logarithm 1),
 without blocking anything: what a remote judge or tool costs. GRPO with the built-in model, 8 groups of 8 episodes in a
 collection, 64 episodes at the same time in both modes. Synchronous and asynchronous runs take turns. Printed are
-samples per second of the whole training and their ratios, the reward of the last quarter and its differences at equal
-samples (95 % interval over rounds, each with a seed of its own), and of the asynchronous runs the shares of the lags,
-the age of groups in the buffer, and the shares of time that learner and engine idle. ``--soak`` makes so many updates
-without any latency and prints the largest lag that was recorded in the episodes, and the memory of the process on the
-way. ``--workers`` runs with pools of so many workers under Ray, each of which generates as a device would that makes
-one token after the other in a stated time and takes no CPU for it: the cores of a small machine do not do for more.
+samples per second of the whole training and their ratios, the reward of the last weights on 512 held-out tasks and its
+differences at equal samples (95 % interval over rounds, each with a seed of its own), and of the asynchronous runs the
+shares of the lags, the age of groups in the buffer, and the shares of time that learner and engine idle. ``--soak``
+makes so many updates without any latency and prints the largest lag that was recorded in the episodes, and the memory
+of the process on the way. ``--workers`` runs with pools of so many workers under Ray, each of which generates as a
+device would that makes one token after the other in a stated time and takes no CPU for it: the cores of a small machine
+do not do for more.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ from mrlm_pl.losses import Correction
 from mrlm_pl.policy import Policy
 
 GROUPS, MEMBERS = 8, 8
+EPISODES = 512
+"""Of the evaluation after a run."""
 LATENCIES = random.Random(0)
 
 
@@ -63,7 +66,7 @@ class SlowMath(MathEnvironment):
         return super().reset(task)
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
-        if self.mean:
+        if self.mean and not Watch.trained:
             await asyncio.sleep(self.mean * math.exp(LATENCIES.gauss(0.0, self.sigma) - self.sigma**2 / 2))
         return super().step(actions)
 
@@ -82,14 +85,24 @@ class Device(InProcessEngine):
 
 
 class Watch(Callback):
-    """Notes the metrics of every iteration, when it ended and how much memory the process has."""
+    """Notes the metrics of every iteration, its end and the memory of the process; evaluates the last weights."""
+
+    trained = False
+    """Whether the run is over, so that answers take no time any longer."""
 
     def __init__(self) -> None:
+        self.reward = math.nan
         self.seen: list[dict[str, float]] = []
         self.began = 0.0
 
     def on_train_start(self, *arguments: Any) -> None:
         self.began = time.perf_counter()
+        Watch.trained = False
+
+    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
+        Watch.trained = True
+        report = trainer.datamodule.evaluate(MathEnvironment.name, split="test", episodes=EPISODES)
+        self.reward = report.mean_reward
 
     def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
         found = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -99,8 +112,8 @@ class Watch(Callback):
 
 def train(
     folder: Path, max_lag: int, iterations: int, seed: int, latency: tuple[float, float], engine: Engine | None = None
-) -> list[dict[str, float]]:
-    """The metrics of each iteration of one training run; a lag of 0 is the synchronous one."""
+) -> Watch:
+    """What was seen of one training run; a lag of 0 is the synchronous one."""
     seed_everything(seed, verbose=False)
     LATENCIES.seed(seed)
     watch = Watch()
@@ -123,12 +136,7 @@ def train(
     )
     trainer = quiet_trainer(max_epochs=1, gradient_clip_val=1.0, default_root_dir=folder, callbacks=[watch])
     trainer.fit(algorithm, data)
-    return watch.seen
-
-
-def last_reward(seen: list[dict[str, float]]) -> float:
-    """Mean reward of the last quarter of the iterations."""
-    return statistics.mean(row["rollout/reward"] for row in seen[-max(1, len(seen) // 4) :])
+    return watch
 
 
 def mean(seen: list[dict[str, float]], name: str) -> float:
@@ -143,12 +151,13 @@ def sum_rate(seen: list[dict[str, float]], idle: str) -> float:
     return len(seen) * GROUPS * MEMBERS / busy
 
 
-def describe(seen: list[dict[str, float]], max_lag: int) -> dict[str, Any]:
+def describe(watch: Watch, max_lag: int) -> dict[str, Any]:
     """What one run showed."""
+    seen = watch.seen
     found: dict[str, Any] = {
         "max_lag": max_lag,
         "samples_per_second": round(len(seen) * GROUPS * MEMBERS / seen[-1]["seconds"], 2),
-        "reward_of_last_quarter": round(last_reward(seen), 3),
+        "reward_after": round(watch.reward, 3),
     }
     if max_lag:
         found |= {
@@ -169,8 +178,8 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     for number in range(options.rounds):
         for max_lag in (0, *options.max_lag):
             folder = Path(tempfile.mkdtemp())
-            seen = train(folder, max_lag, options.iterations, number, (options.mean, options.sigma))
-            runs.append({"round": number, **describe(seen, max_lag)})
+            watch = train(folder, max_lag, options.iterations, number, (options.mean, options.sigma))
+            runs.append({"round": number, **describe(watch, max_lag)})
             print(json.dumps(runs[-1]), flush=True)
     found: dict[str, Any] = {"runs": runs, "ratios": {}, "reward_differences": {}}
     synchronous = [run for run in runs if not run["max_lag"]]
@@ -178,7 +187,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         pairs = list(zip([run for run in runs if run["max_lag"] == max_lag], synchronous, strict=True))
         ratios = [one["samples_per_second"] / other["samples_per_second"] for one, other in pairs]
         found["ratios"][max_lag] = round(statistics.median(ratios), 2)
-        differences = [one["reward_of_last_quarter"] - other["reward_of_last_quarter"] for one, other in pairs]
+        differences = [one["reward_after"] - other["reward_after"] for one, other in pairs]
         found["reward_differences"][max_lag] = "{:+.3f} +- {:.3f}".format(*mean_and_half(differences))
     print("async / sync samples per second, median by max_lag:", found["ratios"])
     print("async - sync reward at equal samples, by max_lag:", found["reward_differences"])
@@ -192,7 +201,7 @@ def scale(options: argparse.Namespace) -> dict[str, Any]:
         device = functools.partial(Device, options.token_seconds)
         pool = RayPool(workers, engine=device, resources=PoolResources(cpus=0.5))
         latency = (options.mean, options.sigma)
-        seen = train(Path(tempfile.mkdtemp()), max_lag, options.iterations, 0, latency, pool)
+        seen = train(Path(tempfile.mkdtemp()), max_lag, options.iterations, 0, latency, pool).seen
         tokens = mean(seen, "rollout/response_tokens")
         # Ray starts in the first iteration.
         seconds = seen[-1]["seconds"] - seen[0]["seconds"]
@@ -206,7 +215,7 @@ def scale(options: argparse.Namespace) -> dict[str, Any]:
 def soak(updates: int, max_lag: int) -> dict[str, Any]:
     """Many updates without latency: is the bound kept, and does the memory stay?"""
     folder = Path(tempfile.mkdtemp())
-    seen = train(folder, max_lag, updates, 0, (0.0, 1.0))
+    seen = train(folder, max_lag, updates, 0, (0.0, 1.0)).seen
     largest = 0
     episodes = 0
     for episode in read_episodes(folder / "episodes"):

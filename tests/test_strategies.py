@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from mrlm_pl.cli.consolidate import consolidate
 from mrlm_pl.data import read_episodes
+from mrlm_pl.policy.tiny import build_tokenizer
 
 SCRIPT = Path(__file__).parent / "distributed_run.py"
 
@@ -23,7 +24,7 @@ SCRIPT = Path(__file__).parent / "distributed_run.py"
 def launch(tmp_path: Path, model_folder: Path) -> Any:
     """Runs the script and gives its folder."""
 
-    def run(name: str, fails: bool = False, **options: Any) -> Path:
+    def run(name: str, fails: bool = False, model_folder: Path = model_folder, **options: Any) -> Path:
         folder = tmp_path / name
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         for variable in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
@@ -384,6 +385,28 @@ def test_pairs_of_tensor_parallel_ranks_share_the_data_out(launch: Any) -> None:
     one = launch("one", clip=1.0)
     four = launch("four", strategy="fsdp", devices=4, tensor_parallel=2, clip=1.0, callbacks=["held_out"])
     assert_same(gradients(four), gradients(one))
+
+
+@pytest.fixture(scope="module")
+def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2, which the engine has no decoder of its own for."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    tokenizer = build_tokenizer()
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": len(tokenizer)}
+    tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(**sizes, **tokens)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_ranks_with_another_model_family_play_while_they_update(strategy: str, launch: Any, gpt2_folder: Path) -> None:
+    options = {"data": {"mode": "async", "max_lag": 1, "iterations": 4}, "model_folder": gpt2_folder}
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    assert {item.id for item in episodes(two)} == {item.id for item in episodes(one)}
 
 
 @pytest.mark.slow
