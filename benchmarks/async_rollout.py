@@ -201,7 +201,10 @@ def scale(options: argparse.Namespace) -> dict[str, Any]:
         device = functools.partial(Device, options.token_seconds)
         pool = RayPool(workers, engine=device, resources=PoolResources(cpus=0.5))
         latency = (options.mean, options.sigma)
-        seen = train(Path(tempfile.mkdtemp()), max_lag, options.iterations, 0, latency, pool).seen
+        try:
+            seen = train(Path(tempfile.mkdtemp()), max_lag, options.iterations, 0, latency, pool).seen
+        finally:
+            pool.close()
         tokens = mean(seen, "rollout/response_tokens")
         # Ray starts in the first iteration.
         seconds = seen[-1]["seconds"] - seen[0]["seconds"]
