@@ -33,6 +33,7 @@ class Players:
 
     Attributes:
         given: the ``engine``.
+        check: is asked about the engine once it has its first weights, before it samples.
 
     Raises:
         ConfigurationError: the weights may change meanwhile, but the engine uses them where they are.
@@ -53,6 +54,7 @@ class Players:
             )
         self.environments, self._options = dict(environments), dict(options)
         self.given, self._own_weights = engine, own_weights
+        self.check: Callable[[Engine], None] | None = None
         self._own: InProcessEngine | None = None
         self._routed: Engine | None = None
         self._stale = stale
@@ -96,6 +98,9 @@ class Players:
                 engine.load(name, algorithm.policy(name).network, version)
         if self._stale is not None:
             self._stale.load_into(engine)
+        check, self.check = self.check, None
+        if check is not None:
+            check(engine)
 
     def player(self, algorithm: Algorithm, sampling: Sampling, crossed: bool = False) -> EpisodePlayer:
         """The player whose calling thread computes for the engine; ``crossed``: snapshots sample some turns."""

@@ -121,6 +121,28 @@ class Engine(ABC):
             version: number stored in every sample made from now on.
         """
 
+    def join_pool(self, place: int, places: int) -> Sequence[str]:
+        """Become the engine of one of several workers, before the first :meth:`load`; what no other may have too.
+
+        Args:
+            place: the worker's number, from 0.
+            places: how many workers there are.
+
+        Raises:
+            ConfigurationError: the engine cannot be one of so many.
+        """
+        return ()
+
+    @property
+    def calls_at_once(self) -> int:
+        """How many calls of :meth:`sample` a pool should have under way at the same time; the others wait."""
+        return 1
+
+    @property
+    def stats(self) -> Any:
+        """Counters since the engine was made, a dataclass; None where it counts nothing."""
+        return None
+
     @property
     def holds_weights(self) -> bool:
         """Whether weights stay as they were at :meth:`load` when the module that was loaded changes."""
@@ -136,7 +158,10 @@ class Engine(ABC):
         return None
 
     def reports_logprobs(self, policy: str) -> bool:
-        """Whether samples of the policy have log-probabilities that can be trained on; else they are 0."""
+        """Whether samples of the policy have log-probabilities that can be trained on; else they are 0.
+
+        A pool knows after the first :meth:`load`; so it is asked again then.
+        """
         return True
 
     def compute_during(self, start: Callable[[], Future[T]]) -> T:

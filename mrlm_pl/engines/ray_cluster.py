@@ -189,6 +189,13 @@ class RayCluster:
         if not self._broken():
             self._ray.kill(actor, no_restart=True)
 
+    def end(self, actors: Sequence[Any], seconds: float) -> None:
+        """Give actors some seconds to close what they have, and end them."""
+        if not self._broken():
+            wait([self.call(actor, "close") for actor in actors], timeout=seconds)
+        for actor in actors:
+            self.kill(actor)
+
     def call(self, actor: Any, method: str, *arguments: Any) -> Future[Any]:
         """The future of what a method of an actor returns; its error is one for :meth:`translated`."""
         return getattr(actor, method).remote(*arguments).future()

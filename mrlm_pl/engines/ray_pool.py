@@ -17,6 +17,7 @@ from torch import nn
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.in_process import InProcessEngine
 from mrlm_pl.engines.parts import sampled_in_parts
+from mrlm_pl.engines.pool_claims import check_claims
 from mrlm_pl.engines.pool_settings import PoolDeadlines, PoolResources, WeightTransfer
 from mrlm_pl.engines.ray_cluster import CHECK_SECONDS, RayCluster, WorkerLostError
 from mrlm_pl.engines.spreading import Spreading
@@ -27,6 +28,7 @@ from mrlm_pl.errors import ConfigurationError, EngineError
 logger = logging.getLogger(__name__)
 
 _SEND_ATTEMPTS = 2
+_CLOSE_SECONDS = 5.0
 
 
 @dataclass(eq=False)
@@ -34,6 +36,7 @@ class _Worker:
     place: int
     name: str
     actor: Any
+    about: dict[str, Any]  # what it says of itself
     models: dict[str, int] = field(default_factory=dict)  # number of the skeleton that it has built, by policy
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # checksums of the tensors that it has, by policy
     versions: dict[str, int] = field(default_factory=dict)
@@ -45,7 +48,7 @@ class _Served:
     number: int
     structure: Any
     version: int = 0
-    window: int | None = None
+    answer: dict[str, Any] = field(default_factory=dict)  # of the workers that switched to it
     snapshot: Snapshot = field(default_factory=Snapshot)
 
 
@@ -71,6 +74,7 @@ class RayPool(Engine):
         deadlines: how long things may take.
         replacements: how many workers may be replaced before the run ends.
         calls: calls of :meth:`sample` that a worker's engine is given at the same time; the others wait their turn.
+            None: as many as the engine says, one in process and all that a server may have under way.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -87,10 +91,10 @@ class RayPool(Engine):
         transfer: WeightTransfer = WeightTransfer(),  # noqa: B008 (frozen)
         deadlines: PoolDeadlines = PoolDeadlines(),  # noqa: B008 (frozen)
         replacements: int = 8,
-        calls: int = 1,
+        calls: int | None = None,
     ) -> None:
         for name, value, least in (("workers", workers, 1), ("replacements", replacements, 0), ("calls", calls, 1)):
-            if value < least:
+            if value is not None and value < least:
                 raise ConfigurationError(f"{name} is {value}; it must be {least} or above")
         self.workers, self.address, self.resources, self.deadlines = workers, address, resources, deadlines
         self.transfer, self.replacements, self._make_engine, self._calls = transfer, replacements, engine, calls
@@ -104,7 +108,7 @@ class RayPool(Engine):
         self._repairing = ThreadPoolExecutor(1, thread_name_prefix="mrlm-ray-pool")
         self._numbers = itertools.count()
         self._group: tuple[tuple[_Worker, ...], Invitation] | None = None
-        self._closed = self._takes_pieces = False
+        self._closed = False
 
     # Weights.
 
@@ -118,6 +122,7 @@ class RayPool(Engine):
 
         Raises:
             EngineError: ``weights`` cannot be sent, too many workers were lost, or the cluster is.
+            ConfigurationError: the engine cannot be one of so many workers; see :meth:`Engine.join_pool`.
         """
         from mrlm_pl.engines.skeleton import Skeleton, structure
 
@@ -138,11 +143,18 @@ class RayPool(Engine):
     @property
     def takes_pieces(self) -> bool:
         """Whether the workers' engine takes ``offset`` and ``piece``; known after the first :meth:`load`."""
-        return self._takes_pieces
+        return bool(self._pool) and self._pool[0].about["takes_pieces"]
 
     def window(self, policy: str) -> int | None:
         """How many tokens a row of the policy can have, as the workers' engine says; None while it is not loaded."""
-        return self._served[policy].window if policy in self._served else None
+        return self._said(policy).get("window")
+
+    def reports_logprobs(self, policy: str) -> bool:
+        """What the workers' engine says; True while the policy is not loaded."""
+        return bool(self._said(policy).get("reports_logprobs", True))
+
+    def _said(self, policy: str) -> dict[str, Any]:
+        return self._served[policy].answer if policy in self._served else {}
 
     def _update(self, policy: str, workers: Sequence[_Worker]) -> dict[_Worker, str]:
         """Bring workers to the current weights of a policy; why those that could not be are lost."""
@@ -177,7 +189,7 @@ class RayPool(Engine):
                 lost[worker] = str(error)
             else:
                 if method == "switch":
-                    self._served[arguments(worker)[0]].window = found
+                    self._served[arguments(worker)[0]].answer = found
         return lost
 
     def _send(self, policy: str, workers: Sequence[_Worker]) -> dict[_Worker, str]:
@@ -254,8 +266,9 @@ class RayPool(Engine):
             )
             actors = [self._actor(place) for place in range(self.workers)]
             self._pool = [self._started(place, actor) for place, actor in enumerate(actors)]
+            check_claims({worker.name: worker.about["claims"] for worker in self._pool})
         except BaseException as error:
-            cluster, self._cluster = self._cluster, None
+            cluster, self._cluster, self._pool = self._cluster, None, []
             cluster.close()
             if isinstance(error, WorkerLostError):
                 raise EngineError(f"{error}; look at the load of its machine, or raise deadlines.start") from error
@@ -264,14 +277,13 @@ class RayPool(Engine):
     def _actor(self, place: int) -> Any:
         from mrlm_pl.engines.ray_worker import PoolWorker
 
-        arguments = (self._make_engine, f"{self.name}/{place}", self._calls)
+        arguments = (self._make_engine, f"{self.name}/{place}", place, self.workers, self._calls)
         return self._cluster.actor(PoolWorker, place, arguments, 10_000, self.resources.worker)
 
     def _started(self, place: int, actor: Any) -> _Worker:
         name = f"worker {place} of the pool on {self._cluster.address}"
         found = self._cluster.wait(self._cluster.call(actor, "describe"), self.deadlines.start, name, "start")
-        self._takes_pieces = found["takes_pieces"]
-        return _Worker(place, name, actor)
+        return _Worker(place, name, actor, found)
 
     def _replace(self, lost: _Worker, reason: str) -> None:
         """Put a new worker with the current weights of all policies in the place of one that is lost.
@@ -291,6 +303,8 @@ class RayPool(Engine):
             new = lost
             try:
                 new = self._started(lost.place, self._actor(lost.place))
+                beside = [worker for worker in self._pool if worker.place != new.place]
+                check_claims({worker.name: worker.about["claims"] for worker in (*beside, new)})
                 failed = [self._update(policy, [new]) for policy in self._served]
             except WorkerLostError as error:
                 lost, reason = new, str(error)
@@ -353,12 +367,17 @@ class RayPool(Engine):
             raise found from error
 
     def describe(self) -> list[dict[str, Any]]:
-        """Process id (``pid``), ``host``, ``device`` and ``takes_pieces`` of each worker.
+        """``pid``, ``host``, ``device``, ``takes_pieces`` and ``claims`` (what it has to itself) of each worker."""
+        return [worker.about for worker in self._pool]
+
+    @property
+    def stats(self) -> list[Any]:
+        """What the engine of each worker has counted since the worker was started; see :attr:`Engine.stats`.
 
         Raises:
-            WorkerLostError: one does not answer.
+            WorkerLostError: a worker does not answer.
         """
-        asked = [(worker, self._cluster.call(worker.actor, "describe")) for worker in self._pool]
+        asked = [(worker, self._cluster.call(worker.actor, "stats")) for worker in self._pool]
         return [self._cluster.wait(item, self.deadlines.start, worker.name, "answer") for worker, item in asked]
 
     def release(self, session_prefix: str) -> None:
@@ -373,8 +392,7 @@ class RayPool(Engine):
             pool, self._pool = self._pool, []
             if self._cluster is None:
                 return
-            for worker in pool:
-                self._cluster.kill(worker.actor)
+            self._cluster.end([worker.actor for worker in pool], _CLOSE_SECONDS)
             self._sender.close()
             self._cluster.close()
             self._served.clear()

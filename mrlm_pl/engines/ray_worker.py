@@ -28,11 +28,18 @@ class PoolWorker:
     Args:
         make_engine: makes the engine.
         name: of the worker, which its samples bear.
-        calls: how many calls of :meth:`sample` the engine is given at the same time.
+        place: its number in the pool.
+        places: how many workers the pool has.
+        calls: how many calls of :meth:`sample` the engine is given at the same time; None: as it says.
     """
 
-    def __init__(self, make_engine: Callable[[], Engine], name: str, calls: int) -> None:
-        self._engine, self._name, self._calls = make_engine(), name, calls
+    def __init__(
+        self, make_engine: Callable[[], Engine], name: str, place: int, places: int, calls: int | None
+    ) -> None:
+        self._make_engine, self._name, self._place, self._places = make_engine, name, place, places
+        self._calls_asked, self._calls = calls, 1
+        self._engine: Any = None
+        self._claims: Sequence[str] = ()
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._receiver = WeightReceiver()
         self._models: dict[str, tuple[Any, dict[str, Tensor]]] = {}
@@ -42,12 +49,22 @@ class PoolWorker:
         self._changed = asyncio.Condition()
 
     async def describe(self) -> dict[str, Any]:
-        """Process id, host and device, and whether the engine takes pieces; the answer says that the worker is up."""
+        """Process id, host, device, and what the engine says of itself; the first answer says that the worker is up.
+
+        Raises:
+            Exception: the engine cannot be made, or not for this worker.
+        """
+        if self._engine is None:  # not in the constructor, whose errors Ray keeps to itself
+            engine = self._make_engine()
+            self._claims = engine.join_pool(self._place, self._places)
+            self._calls = self._calls_asked or engine.calls_at_once
+            self._engine = engine
         return {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "device": str(self._device),
             "takes_pieces": self._engine.takes_pieces,
+            "claims": list(self._claims),
         }
 
     async def build(self, policy: str, skeleton: bytes) -> None:
@@ -63,8 +80,8 @@ class PoolWorker:
         self._staged.pop(policy, None)
         self._staged[policy] = await asyncio.to_thread(self._receiver.receive, invitation, rank, manifest)
 
-    async def switch(self, policy: str, version: int) -> int | None:
-        """Serve with the weights that have been collected, if any were; the context window of the policy.
+    async def switch(self, policy: str, version: int) -> dict[str, Any]:
+        """Serve with the weights that have been collected, if any; the policy's ``window`` and ``reports_logprobs``.
 
         Raises:
             EngineError: the weights are not those of the model; the old ones go on serving.
@@ -88,7 +105,10 @@ class PoolWorker:
         async with self._changed:
             self._switching = False
             self._changed.notify_all()
-        return self._engine.window(policy)
+        return {
+            "window": self._engine.window(policy),
+            "reports_logprobs": self._engine.reports_logprobs(policy),
+        }
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """One sample per request; see :meth:`~mrlm_pl.engines.base.Engine.sample`."""
@@ -102,6 +122,15 @@ class PoolWorker:
                 self._inside -= 1
                 self._changed.notify_all()
         return [replace(sample, engine=self._name) for sample in samples]
+
+    async def stats(self) -> Any:
+        """What the engine has counted."""
+        return self._engine.stats
+
+    async def close(self) -> None:
+        """Close the engine."""
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
 
     async def release(self, session_prefix: str) -> None:
         """Forget caches."""

@@ -81,6 +81,11 @@ class FakeCluster:
     def kill(self, actor: FakeActor) -> None:
         actor.kill()
 
+    def end(self, actors: Sequence[FakeActor], seconds: float) -> None:
+        wait_for([actor.call("close") for actor in actors], timeout=seconds)
+        for actor in actors:
+            self.kill(actor)
+
     def call(self, actor: FakeActor, method: str, *arguments: Any) -> Future[Any]:
         return actor.call(method, *arguments)
 

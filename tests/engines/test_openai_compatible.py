@@ -337,7 +337,9 @@ def test_trained_weights_reach_the_server_and_samples_carry_their_version(
     assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["version-00000003", "version-00000005"]
     if kind is FakeVllm:
         order = [path for _, path, _, _ in server.log if path.startswith(("/pause", "/coll", "/resume"))]
-        assert order == ["/pause?mode=wait", "/collective_rpc", "/resume"] * 3
+        assert order == ["/resume", *["/pause?mode=wait", "/collective_rpc", "/resume"] * 3], (
+            "awake before it is checked"
+        )
     else:
         assert server.version == "p-5"
 
@@ -349,7 +351,12 @@ def test_the_same_weights_are_written_once(
     server.development = True
     remote = engine(server, weights_folder=str(tmp_path))
     reloads = []
-    for weights, version in ((changed(model, 0.3), 1), (changed(model, 0.3), 1), (changed(model, 0.6), 1), (changed(model, 0.6), 2)):
+    for weights, version in (
+        (changed(model, 0.3), 1),
+        (changed(model, 0.3), 1),
+        (changed(model, 0.6), 1),
+        (changed(model, 0.6), 2),
+    ):
         remote.load("p", weights, version)
         reloads.append(sum(path == "/collective_rpc" for _, path, _, _ in server.log))
     assert reloads == [1, 1, 2, 3]

@@ -165,6 +165,7 @@ def test_a_model_is_rebuilt_from_its_skeleton_and_its_tensors(name: str) -> None
     with torch.no_grad():
         found, wanted = rebuilt.eval()(input_ids=ids).logits, model(input_ids=ids).logits
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert [item.requires_grad for item in rebuilt.parameters()] == [True] * len(list(model.parameters()))
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert (rebuilt.get_output_embeddings().weight is rebuilt.get_input_embeddings().weight) == tied
 
@@ -193,6 +194,21 @@ def test_the_skeleton_of_a_sharded_model_is_that_of_the_whole_one() -> None:
     ids = torch.tensor([[1, 5, 9, 2]])
     with torch.no_grad():
         assert torch.equal(rebuilt.eval()(input_ids=ids).logits, same(input_ids=ids).logits)
+
+
+def test_a_rebuilt_model_says_which_of_its_weights_are_trained(make_pool: MakePool) -> None:
+    model = build("llama").requires_grad_(False)
+    add_adapter(model, LoRA(rank=2), "p")
+    rebuilt, targets = rebuild(Skeleton(model).data, torch.device("cpu"))
+    trained = {name for name, item in rebuilt.named_parameters() if item.requires_grad}
+    assert trained == {name for name, _ in model.named_parameters() if ".lora_" in name}
+    assert {name for name, item in targets.items() if item.requires_grad} == trained
+    pool, cluster = make_pool(1)
+    for version, flag in enumerate((True, False, False)):
+        pool.load("p", model.requires_grad_(flag), version)
+        [there] = [held for held, _ in cluster.actors[0].worker._models.values()]
+        assert {item.requires_grad for item in there.parameters()} == {flag}
+    assert cluster.actors[0].calls.count("build") == 2, "only when it changes"
 
 
 def test_what_cannot_be_sent_is_told() -> None:
