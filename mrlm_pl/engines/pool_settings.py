@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,26 +19,38 @@ class PoolResources:
 
     Args:
         cpus: CPUs of each worker, which is also how many threads it computes with; parts of one are allowed.
-        gpus: GPUs of each worker; with 0.5, two workers share one.
+        gpus: GPUs of each worker; with 0.5, two workers share one, with 0 they compute on CPUs.
         learner_cpus: CPUs on the learner's machine that are kept free of what Ray starts.
-        learner_gpus: GPUs likewise. Ray does not tell the learner which; see docs/ray.md.
+        learner_gpus: GPUs likewise, for each process of the learner; they must be those that it computes on. A Ray
+            that is started here has none of the learner's GPUs anyway.
+        share_learner_gpus: let workers have a part of the GPU that the learner computes on.
         strategy: whether the workers are to be together on few machines (``PACK``) or apart (``SPREAD``); ``STRICT_``
             makes it a condition.
 
     Raises:
-        ConfigurationError: an amount is below 0.
+        ConfigurationError: an amount is below 0, or no whole number of GPUs above 1.
     """
 
     cpus: float = 1.0
     gpus: float = 0.0
     learner_cpus: float = 0.0
     learner_gpus: float = 0.0
+    share_learner_gpus: bool = False
     strategy: Strategy = "PACK"
 
     def __post_init__(self) -> None:
         for name in ("cpus", "gpus", "learner_cpus", "learner_gpus"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"resources.{name} is {getattr(self, name)}; it must be 0 or above")
+        for name in ("gpus", "learner_gpus"):
+            if getattr(self, name) > 1 and getattr(self, name) % 1:
+                raise ConfigurationError(
+                    f"resources.{name} is {getattr(self, name)}; above 1 it must be whole: parts are of one GPU"
+                )
+
+    def in_own_ray(self) -> PoolResources:
+        """What a Ray that is started here reserves: it knows of no GPUs."""
+        return replace(self, gpus=0.0, learner_gpus=0.0)
 
     @property
     def worker(self) -> dict[str, float]:

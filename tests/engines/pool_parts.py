@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import Any
 
+from mrlm_pl.engines.gpu_places import GpuLedger
 from mrlm_pl.engines.ray_cluster import WorkerLostError
 from mrlm_pl.errors import EngineError
 from mrlm_pl.event_loop import EventLoopThread
@@ -63,7 +64,9 @@ class FakeCluster:
     host = "127.0.0.1"
     address = "here"
 
-    def __init__(self) -> None:
+    def __init__(self, started_here: bool = True) -> None:
+        self.started_here = started_here
+        self.ledger = GpuLedger()
         self.actors: list[FakeActor] = []
         self.reserved: tuple[Any, ...] = ()
         self.gone = self.closed = False
@@ -71,6 +74,9 @@ class FakeCluster:
 
     def reserve(self, *reserved: Any) -> None:
         self.reserved = reserved
+
+    def take_gpus(self, workers: int, each: float, room: Mapping[str, float]) -> list[tuple[str, ...]]:
+        return self.ledger.take(workers, each, room)
 
     def actor(self, cls: type, bundle: int, arguments: Sequence[Any], calls: int, resources: Any) -> FakeActor:
         actor = FakeActor(cls(*arguments), bundle)

@@ -13,9 +13,17 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines import Engine, InProcessEngine, PoolDeadlines, PoolResources, RayPool, Sample, WeightTransfer
-from mrlm_pl.engines import ray_pool as ray_pool_module
-from mrlm_pl.engines.ray_cluster import RayCluster
+from mrlm_pl.engines import (
+    Engine,
+    InProcessEngine,
+    PoolDeadlines,
+    PoolResources,
+    RayPool,
+    Sample,
+    WeightTransfer,
+    worker_group,
+)
+from mrlm_pl.engines.ray_connection import RayConnection
 from mrlm_pl.engines.skeleton import Skeleton, rebuild
 from mrlm_pl.engines.spreading import Spreading
 from mrlm_pl.errors import ConfigurationError, EngineError
@@ -33,7 +41,8 @@ def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
 
     def make(workers: int = 2, **options: Any) -> tuple[RayPool, FakeCluster]:
         cluster = FakeCluster()
-        monkeypatch.setattr(ray_pool_module, "RayCluster", lambda *arguments: cluster)
+        monkeypatch.setattr(worker_group, "RayCluster", lambda *arguments: cluster)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers set it for their process, which here is this one
         options.setdefault("transfer", WeightTransfer(bucket_bytes=4096))
         options.setdefault("deadlines", PoolDeadlines(start=10, sample=10, transfer=1.5, silence=1))
         pools.append(RayPool(workers, **options))
@@ -133,18 +142,18 @@ def test_two_event_loops_may_place_requests_at_the_same_time() -> None:
 
 
 def test_the_head_is_asked_once_for_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = RayCluster.__new__(RayCluster)
-    cluster.address, cluster._own, cluster._silence = "head:1", [], 0.0
-    cluster._answered, cluster._silent_since, cluster._looking = None, None, threading.Lock()
+    connection = RayConnection.__new__(RayConnection)
+    connection.address, connection._own = "head:1", []
+    connection._answered, connection._silent_since, connection._looking = None, None, threading.Lock()
     asked: list[int] = []
-    monkeypatch.setattr(cluster, "_broken", lambda: bool(asked.append(1)))
+    monkeypatch.setattr(connection, "broken", lambda: bool(asked.append(1)))
     for _ in range(50):
-        cluster.check()
+        connection.check(0.0)
     assert len(asked) == 1
-    cluster._answered = 0.0
-    monkeypatch.setattr(cluster, "_broken", lambda: True)
+    connection._answered = 0.0
+    monkeypatch.setattr(connection, "broken", lambda: True)
     with pytest.raises(EngineError, match="head:1 has not answered"):
-        cluster.check()
+        connection.check(0.0)
 
 
 # Models.
@@ -227,13 +236,13 @@ def test_with_adapters_only_they_are_sent_again(make_pool: MakePool, monkeypatch
     model = build("llama").requires_grad_(False)
     add_adapter(model, LoRA(rank=2), "p")
     sent: list[list[str]] = []
-    send = ray_pool_module.WeightSender.send
+    send = worker_group.WeightSender.send
 
     def recording(self: Any, invitation: Any, manifest: Any, *rest: Any) -> Any:
         sent.append([item.name for item in manifest.tensors])
         return send(self, invitation, manifest, *rest)
 
-    monkeypatch.setattr(ray_pool_module.WeightSender, "send", recording)
+    monkeypatch.setattr(worker_group.WeightSender, "send", recording)
     for version in (1, 2):
         pool.load("p", model, version)
         requests = [request([1, 2, 3], 5, max_tokens=4), request([4], 6, max_tokens=4)]
