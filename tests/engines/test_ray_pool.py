@@ -23,6 +23,7 @@ from mrlm_pl.engines import (
     WeightTransfer,
     worker_group,
 )
+from mrlm_pl.engines.gpu_places import LearnerPlace
 from mrlm_pl.engines.ray_connection import RayConnection
 from mrlm_pl.engines.skeleton import Skeleton, rebuild
 from mrlm_pl.engines.spreading import Spreading
@@ -494,9 +495,12 @@ def test_released_sessions_are_released_where_they_are(make_pool: MakePool) -> N
     assert ["release" in actor.calls for actor in cluster.actors] == [False, True]
 
 
-def test_what_is_reserved(make_pool: MakePool) -> None:
+def test_what_is_reserved(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     resources = PoolResources(cpus=2, gpus=0.5, learner_cpus=1, learner_gpus=1, strategy="SPREAD")
     pool, cluster = make_pool(2, resources=resources)
+    cluster.started_here, cluster.learner_gpus = False, ["3"]
+    monkeypatch.setattr(worker_group, "visible_gpus", lambda: ("3",))
+    pool.meet_learner(LearnerPlace((0,)))
     pool.load("p", build("llama"), 1)
     worker = {"CPU": 2, "GPU": 0.5}
     bundles, strategy, seconds = cluster.reserved
@@ -510,6 +514,7 @@ def test_numbers_out_of_range() -> None:
         (lambda: RayPool(calls=0), "calls is 0"),
         (lambda: RayPool(replacements=-1), "replacements is -1"),
         (lambda: PoolResources(gpus=-1), "resources.gpus is -1"),
+        (lambda: PoolResources(gpus=1.5), "resources.gpus is 1.5; above 1 it must be whole"),
         (lambda: PoolDeadlines(sample=0), "deadlines.sample is 0"),
         (lambda: WeightTransfer(bucket_bytes=1), "transfer.bucket_bytes is 1"),
     ):
