@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import torch
-
+from mrlm_pl.engines.gpu_places import LearnerPlace
 from mrlm_pl.engines.ray_cluster import Strategy
 from mrlm_pl.engines.weight_snapshot import ALIGNMENT
 from mrlm_pl.engines.weight_sync import Transport
@@ -85,10 +84,10 @@ class WeightTransfer:
         if self.bucket_bytes < ALIGNMENT:
             raise ConfigurationError(f"transfer.bucket_bytes is {self.bucket_bytes}; it must be {ALIGNMENT} or above")
 
-    def between(self, resources: PoolResources) -> Transport:
-        """The transport to workers with these resources."""
-        whole_gpus = resources.gpus >= 1 and resources.gpus == int(resources.gpus) and torch.cuda.is_available()
-        return self.transport or ("nccl" if whole_gpus else "gloo")
+    def between(self, learner: LearnerPlace, resources: PoolResources) -> Transport:
+        """The transport from the learner to workers with these resources."""
+        apart = bool(learner.devices) and resources.gpus >= 1 and not resources.share_learner_gpus
+        return self.transport or ("nccl" if apart else "gloo")
 
 
 @dataclass(frozen=True)

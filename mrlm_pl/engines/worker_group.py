@@ -272,7 +272,7 @@ class WorkerGroup:
                 self.cluster.host,
                 self.transfer.bucket_bytes,
                 self.deadlines.transfer,
-                self.transfer.between(self.resources),
+                self.transfer.between(self.learner, self.resources),
             )
             actors = [self._actor(place) for place in range(self.count)]
             self.workers = [self._started(place, actor) for place, actor in enumerate(actors)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mrlm_pl.engines import PoolResources, WeightTransfer
 from mrlm_pl.engines.gpu_places import (
     GpuLedger,
     LearnerPlace,
@@ -78,6 +79,16 @@ def test_a_reservation_for_the_learner_must_be_where_it_computes() -> None:
     assert wrong_reservation(["1"], LearnerPlace((0, 1), 0, 2), ["0", "1"]) is None
     assert wrong_reservation(["GPU-ab"], learner, ["3"]) is None, "what cannot be compared is not refused"
     assert "leave it out" in str(wrong_reservation(["0"], LearnerPlace(), []))
+
+
+def test_weights_go_from_gpu_to_gpu_only_where_each_side_has_its_own() -> None:
+    automatic, learner, whole = WeightTransfer(), LearnerPlace((0,)), PoolResources(gpus=1)
+    assert automatic.between(learner, whole) == "nccl"
+    assert automatic.between(learner, PoolResources(gpus=2)) == "nccl"
+    assert automatic.between(LearnerPlace(), whole) == "gloo", "the learner computes on CPUs"
+    assert automatic.between(learner, PoolResources(gpus=0.5)) == "gloo"
+    assert automatic.between(learner, PoolResources(gpus=1, share_learner_gpus=True)) == "gloo"
+    assert WeightTransfer(transport="gloo").between(learner, whole) == "gloo"
 
 
 def test_a_worker_on_the_learners_gpu_is_noticed() -> None:

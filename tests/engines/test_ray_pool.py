@@ -24,7 +24,6 @@ from mrlm_pl.engines import (
     worker_group,
 )
 from mrlm_pl.engines.gpu_places import LearnerPlace
-from mrlm_pl.engines.ray_connection import RayConnection
 from mrlm_pl.engines.skeleton import Skeleton, rebuild
 from mrlm_pl.engines.spreading import Spreading
 from mrlm_pl.errors import ConfigurationError, EngineError
@@ -140,21 +139,6 @@ def test_two_event_loops_may_place_requests_at_the_same_time() -> None:
         sys.setswitchinterval(interval)
     assert not failed
     assert spreading._busy == [0, 0]
-
-
-def test_the_head_is_asked_once_for_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    connection = RayConnection.__new__(RayConnection)
-    connection.address, connection._own = "head:1", []
-    connection._answered, connection._silent_since, connection._looking = None, None, threading.Lock()
-    asked: list[int] = []
-    monkeypatch.setattr(connection, "broken", lambda: bool(asked.append(1)))
-    for _ in range(50):
-        connection.check(0.0)
-    assert len(asked) == 1
-    connection._answered = 0.0
-    monkeypatch.setattr(connection, "broken", lambda: True)
-    with pytest.raises(EngineError, match="head:1 has not answered"):
-        connection.check(0.0)
 
 
 # Models.
