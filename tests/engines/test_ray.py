@@ -16,7 +16,7 @@ import torch
 
 from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.data import read_episodes
-from mrlm_pl.engines import InProcessEngine, PoolDeadlines, PoolResources, RayPool, RayReference
+from mrlm_pl.engines import InProcessEngine, PoolDeadlines, PoolResources, RayPool, RayReference, WeightTransfer
 from mrlm_pl.engines.gpu_places import LearnerPlace
 from mrlm_pl.episode import Turn
 from mrlm_pl.errors import ConfigurationError, EngineError
@@ -143,6 +143,9 @@ def test_a_reference_pool_and_a_rollout_pool_share_one_ray(model_folder: Path) -
         again.close()
 
 
+OVER_CPU = WeightTransfer(transport="gloo")  # the GPUs are not there
+
+
 @pytest.mark.slow
 def test_ray_places_workers_on_gpus_that_the_learner_does_not_use(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,7 +161,7 @@ def test_ray_places_workers_on_gpus_that_the_learner_does_not_use(
         taken: set[str] = set()
         refused = []
         for device in range(4):
-            reference = RayReference(2, resources=PoolResources(gpus=1, learner_gpus=1))
+            reference = RayReference(2, resources=PoolResources(gpus=1, learner_gpus=1), transfer=OVER_CPU)
             reference.meet_learner(LearnerPlace((device,)))
             try:
                 reference.logprobs(policy, rows())
@@ -190,7 +193,7 @@ def test_an_own_ray_gives_its_workers_the_gpus_that_are_left(
     policy.load()
     learner = LearnerPlace((1,))
     pool = RayPool(2, resources=PoolResources(gpus=0.5))
-    reference = RayReference(1, resources=PoolResources(gpus=1))
+    reference = RayReference(1, resources=PoolResources(gpus=1), transfer=OVER_CPU)
     shared = RayReference(1, resources=PoolResources(gpus=0.5, share_learner_gpus=True))
     try:
         for one in (pool, reference, shared):

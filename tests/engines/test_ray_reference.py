@@ -32,7 +32,7 @@ def make_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeReference]:
         cluster = FakeCluster()
         monkeypatch.setattr(worker_group, "RayCluster", lambda *arguments: cluster)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers set it for their process, which here is this one
-        options.setdefault("transfer", WeightTransfer(bucket_bytes=2**16))
+        options.setdefault("transfer", WeightTransfer(bucket_bytes=2**16, transport="gloo"))
         options.setdefault("deadlines", PoolDeadlines(start=10, sample=10, transfer=3, silence=1))
         made.append(RayReference(workers, **options))
         return made[-1], cluster
@@ -206,16 +206,18 @@ def test_a_worker_that_dies_is_replaced_and_its_pass_made_again(
 def test_a_worker_that_does_not_answer_is_told_with_who_waits(
     make_reference: MakeReference, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference, _ = make_reference(replacements=1, deadlines=PoolDeadlines(10, 0.4, 3, 1))
+    reference, _ = make_reference(replacements=0)
     policy, stuck = Policy(str(model_folder)), threading.Event()
     policy.load()
+    reference.logprobs(policy, table())
+    reference._group.deadlines = PoolDeadlines(10, 0.4, 3, 1)  # starting may take longer
     monkeypatch.setattr(
         "mrlm_pl.engines.reference_worker.pass_logprobs", lambda model, planned: stuck.wait(10) and torch.zeros(0)
     )
     with pytest.raises(
         EngineError,
         match=r"worker 0 of the reference pool on here: .*did not compute log-probabilities for the learner, which "
-        r"waits for them, within 0.4 s; 1 workers have been replaced",
+        r"waits for them, within 0.4 s; 0 workers have been replaced",
     ):
         reference.logprobs(policy, table())
     stuck.set()
@@ -379,12 +381,13 @@ def test_a_rollout_pool_is_told_where_the_learner_computes(
     make_reference()
     cluster = NotedCluster()
     monkeypatch.setattr(worker_group, "RayCluster", lambda *arguments: cluster)
-    pool = RayPool(2, resources=PoolResources(gpus=1), deadlines=PoolDeadlines(10, 10, 3, 1))
+    transfer, deadlines = WeightTransfer(transport="gloo"), PoolDeadlines(10, 10, 3, 1)
+    pool = RayPool(2, resources=PoolResources(gpus=1), transfer=transfer, deadlines=deadlines)
     pool.meet_learner(LearnerPlace((0, 2), 0, 2))
     with pytest.raises(ConfigurationError, match="2 workers want 1 GPUs"):
         pool.load("p", build("llama"), 1)
     pool.close()
-    pool = RayPool(1, resources=PoolResources(gpus=1), deadlines=PoolDeadlines(10, 10, 3, 1))
+    pool = RayPool(1, resources=PoolResources(gpus=1), transfer=transfer, deadlines=deadlines)
     pool.meet_learner(LearnerPlace((0, 2), 1, 2))
     pool.load("p", build("llama"), 1)
     assert given(cluster) == [["3"]]
