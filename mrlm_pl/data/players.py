@@ -17,6 +17,7 @@ from mrlm_pl.event_loop import EventLoopThread
 from mrlm_pl.play import Seat
 from mrlm_pl.remote.served_policies import with_served
 from mrlm_pl.rollout import EpisodePlayer
+from mrlm_pl.strategies import learner_place
 
 T = TypeVar("T")
 
@@ -69,6 +70,7 @@ class Players:
                 dtype = torch.bfloat16 if low else None
                 engine = self._own = InProcessEngine(dtype=dtype, own_weights=self._own_weights)
             self._routed = with_served(engine, {name: algorithm.policy(name) for name in algorithm.policies})
+            self._routed.meet_learner(learner_place(algorithm.trainer))
         return self._routed
 
     def begin(self, algorithm: Algorithm, iteration: int, version: int) -> None:

@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mrlm_pl.engines.gpu_places import LearnerPlace
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
@@ -142,6 +145,9 @@ class Engine(ABC):
     def stats(self) -> Any:
         """Counters since the engine was made, a dataclass; None where it counts nothing."""
         return None
+
+    def meet_learner(self, place: LearnerPlace) -> None:
+        """Take note of where the learner computes, before the first :meth:`load`; most engines do not care."""
 
     @property
     def holds_weights(self) -> bool:

@@ -17,7 +17,7 @@ from mrlm_environments import MathEnvironment
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import InProcessEngine, OpenAICompatible, PoolDeadlines, RayPool, Sample, WeightTransfer
-from mrlm_pl.engines import ray_pool as ray_pool_module
+from mrlm_pl.engines import worker_group as worker_group_module
 from mrlm_pl.engines.http_replicas import Terms
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy import LoRA, Policy
@@ -54,7 +54,7 @@ def make_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MakeP
 
     def make(*servers: FakeServer, workers: int = 2, options: dict[str, Any] | None = None, **pool: Any) -> Any:
         cluster = FakeCluster()
-        monkeypatch.setattr(ray_pool_module, "RayCluster", lambda *arguments: cluster)
+        monkeypatch.setattr(worker_group_module, "RayCluster", lambda *arguments: cluster)
         urls = [server.url for server in servers]
         settings: dict[str, Any] = {"url": urls[0] if len(urls) == 1 else urls, "terms": QUICK}
         settings |= {"weights_folder": str(tmp_path), "dialect": "sglang" if is_sglang(servers) else "vllm"}
@@ -252,13 +252,13 @@ def test_adapters_travel_alone_and_servers_get_merged_weights(
     serve: Callable[..., Any], make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[list[str]] = []
-    send = ray_pool_module.WeightSender.send
+    send = worker_group_module.WeightSender.send
 
     def recording(self: Any, invitation: Any, manifest: Any, *rest: Any) -> Any:
         sent.append([item.name for item in manifest.tensors])
         return send(self, invitation, manifest, *rest)
 
-    monkeypatch.setattr(ray_pool_module.WeightSender, "send", recording)
+    monkeypatch.setattr(worker_group_module.WeightSender, "send", recording)
     pool, _ = make_pool(serve(), workers=1)
     model = build("llama").requires_grad_(False)
     add_adapter(model, LoRA(rank=2), "p")
