@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from mrlm_pl.policy.token_logprobs import forward_path, token_logprobs
+from mrlm_pl.policy.forward_path import forward_path
+from mrlm_pl.policy.token_logprobs import token_logprobs
 
 SIZES = {
     "xs": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 172, "heads": 4, "vocab_size": 512},

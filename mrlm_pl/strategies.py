@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 
+from mrlm_pl.engines.gpu_places import LearnerPlace
+
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
 SHARDED_CHECKPOINT_FILES = (".metadata", "meta.pt")
 """What a sharded checkpoint holds beside the shards: where every weight is, and all that is no weight."""
@@ -112,6 +114,13 @@ def data_parallel_rank(trainer: Any) -> tuple[int, int]:
     """Which share of the data this process has, and how many shares there are; tensor-parallel ranks have the same."""
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
     return (int(kwargs["rank"]), int(kwargs["num_replicas"])) if kwargs else (0, 1)
+
+
+def learner_place(trainer: Any) -> LearnerPlace:
+    """Where the processes of a run compute on this machine."""
+    on_gpu = trainer.strategy.root_device.type == "cuda"
+    devices = tuple(trainer.device_ids) if on_gpu else ()
+    return LearnerPlace(devices, int(trainer.local_rank), int(trainer.num_devices))
 
 
 def each_share(trainer: Any, own: Any) -> list[Any]:

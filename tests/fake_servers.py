@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from mrlm_pl.event_loop import EventLoopThread
 
 Answer = tuple[int, Any]
+_reading = threading.Lock()  # ``from_pretrained`` changes ``transformers`` for all threads meanwhile
 
 
 class FakeServer:
@@ -22,6 +24,7 @@ class FakeServer:
         faults: answers to the next requests for samples, in place of true ones; None breaks the connection.
         log: method, path, headers and body of each request.
         delay: seconds before a sample is given.
+        awake: until it is set, samples wait.
         peak: requests for samples that were under way at the same time, at most.
     """
 
@@ -32,6 +35,8 @@ class FakeServer:
         self.faults: list[Answer | None] = []
         self.log: list[tuple[str, str, dict[str, str], Any]] = []
         self.delay, self.peak, self._now = 0.0, 0, 0
+        self.awake = asyncio.Event()
+        self.awake.set()
         self.scaled, self.eos, self.version = False, None, "default"
         self._loop = EventLoopThread()
         self._server = self._loop.submit(asyncio.start_server(self._serve, "127.0.0.1", port)).result(5)
@@ -85,6 +90,7 @@ class FakeServer:
             self.peak = max(self.peak, self._now)
             try:
                 await asyncio.sleep(self.delay)
+                await self.awake.wait()
                 return self.faults.pop(0) if self.faults else self.sample(body)
             finally:
                 self._now -= 1
@@ -100,7 +106,8 @@ class FakeServer:
         return 404, {"detail": "Not Found"}
 
     def reload(self, folder: str) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        with _reading:
+            self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
 
     @torch.no_grad()
     def draw(
@@ -174,8 +181,12 @@ class FakeVllm(FakeServer):
         if path == "/collective_rpc" and body["method"] == "reload_weights":
             self.reload(body["kwargs"]["weights_path"])
             return 200, {"results": [None]}
-        if path in ("/pause?mode=wait", "/resume"):
-            return 200, {"status": path[1:]}
+        if path == "/pause?mode=wait":
+            self.awake.clear()
+            return 200, {"status": "paused"}
+        if path == "/resume":
+            self.awake.set()
+            return 200, {"status": "resumed"}
         return 404, {"detail": "Not Found"}
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from mrlm_pl.advantages import Moments, masked_moments, merge_gathered
 from mrlm_pl.algorithms.group import equal_returns
-from mrlm_pl.algorithms.metric_log import MetricLog
+from mrlm_pl.algorithms.reference_use import ReferenceUse
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
 
-class Algorithm(MetricLog, ABC):
+class Algorithm(ReferenceUse, ABC):
     """Base class: a subclass adds :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
 
     Args:
@@ -90,11 +90,6 @@ class Algorithm(MetricLog, ABC):
     def turn_tree(self) -> TurnTree | None:
         """How the decisions of each state branch, or None for a group of separate episodes of each task."""
         return None
-
-    @property
-    def uses_reference(self) -> bool:
-        """Whether the loss needs log-probabilities of the frozen initial weights."""
-        return False
 
     @abstractmethod
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
@@ -235,7 +230,7 @@ class Algorithm(MetricLog, ABC):
         bases: dict[Any, Any] = {}
         for name in self.policies:
             policy = self.policy(name)
-            policy.load(reference=self.uses_reference and policy.trained, name=name, bases=bases)
+            policy.load(reference=self.holds_reference and policy.trained, name=name, bases=bases)
 
     def _split_over_ranks(self) -> None:
         mesh = self._trainer.strategy.device_mesh  # type: ignore[union-attr]

@@ -16,6 +16,7 @@ from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
 from mrlm_pl.algorithms.group import GroupAdvantage, credited_rows
 from mrlm_pl.algorithms.task_types import NORMALIZATIONS, TaskNormalization, global_task_moments, label_task_types
 from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError
@@ -70,6 +71,7 @@ class PolicyGradient(Algorithm):
             turn signs round; ``none`` leaves them. None is ``scale_only`` with several environments and ``none`` with
             one. A type whose advantages have no spread is left as it is, with a warning. Logged with several
             environments: ``rollout/ENVIRONMENT/advantage_std``, before it, with the policy's name if there are several.
+        reference: what holds the reference model and computes with it, such as ``RayReference``; None: this process.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
@@ -94,6 +96,7 @@ class PolicyGradient(Algorithm):
         correction: Correction = Correction(),  # noqa: B008 (frozen)
         overlong_buffer: int = 0,
         task_normalization: TaskNormalization | None = None,
+        reference: Reference | None = None,
     ) -> None:
         super().__init__(policies, seats, schedule, warmup_steps, betas)
         self.refuse_dropout()
@@ -117,6 +120,7 @@ class PolicyGradient(Algorithm):
         self.recompute_old_logp = correction.recomputes(recompute_old_logp)
         self.task_normalization: TaskNormalization | None = task_normalization
         self._told_of: set[tuple[str, str]] = set()
+        self.place_reference(reference)
 
     @abstractmethod
     def credit(
@@ -176,7 +180,7 @@ class PolicyGradient(Algorithm):
                 continue  # a critic's rows come with all that its loss needs
             policy = self.policy(name)
             if self.uses_reference and rows.ref_logp is None:
-                rows.ref_logp = policy.reference_logprobs(**rows.inputs())
+                rows.ref_logp = self.reference_logprobs(name, rows)
             if rows.proximal_logp is None and self.recomputes(sampling):
                 rows.proximal_logp = policy(**rows.inputs())
         return trained

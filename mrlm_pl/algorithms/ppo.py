@@ -15,6 +15,7 @@ from mrlm_pl.algorithms.critics import check_reads, critic_groups, value_group
 from mrlm_pl.algorithms.kl_controller import KLController
 from mrlm_pl.algorithms.rewarded import RewardedRows, rewarded_rows
 from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
@@ -84,6 +85,7 @@ class PPO(Algorithm):
             so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision.
         correction: weight of the policy's losses, not of the values', for the difference between the two; ``plain`` is
             decoupled PPO (arXiv 2505.24298); see :class:`mrlm_pl.losses.Correction`.
+        reference: what holds the reference model and computes with it, such as ``RayReference``; None: this process.
 
     Raises:
         ConfigurationError: a value out of range, a critic for a policy that does not exist, or with another tokenizer.
@@ -117,6 +119,7 @@ class PPO(Algorithm):
         max_length: int | None = None,
         recompute_old_logp: bool | None = None,
         correction: Correction = Correction(),  # noqa: B008 (frozen)
+        reference: Reference | None = None,
     ) -> None:
         super().__init__(policies, seats, schedule, warmup_steps, betas)
         self.refuse_dropout()
@@ -155,6 +158,7 @@ class PPO(Algorithm):
         self.correction, self.recompute_old_logp = correction, correction.recomputes(recompute_old_logp)
         self.kl_controllers = {name: KLController(kl_coefficient, kl_target, kl_horizon) for name in self.policies}
         self._kl_coefficient = kl_coefficient
+        self.place_reference(reference)
         self._over = False
         self._update_kl: dict[str, tuple[Tensor, float]] = {}
 
@@ -235,7 +239,7 @@ class PPO(Algorithm):
         if recomputed:
             rows.proximal_logp = policy(**rows.inputs())
         if self.uses_reference:
-            rows.ref_logp = policy.reference_logprobs(**rows.inputs())
+            rows.ref_logp = self.reference_logprobs(name, rows)
             penalty = kl_k1(self._old_logp(rows), rows.ref_logp, mask)
             if self.kl_in == "reward":
                 rewards = rewards - self.kl_controllers[name].coefficient * penalty

@@ -74,7 +74,7 @@ class REINFORCEPlusPlus(PolicyGradient):
                 continue
             batch, rewards = table.batch.to(self.device), table.rewards.to(self.device)
             if self.uses_reference:
-                batch.ref_logp = self.policy(name).reference_logprobs(**batch.inputs())
+                batch.ref_logp = self.reference_logprobs(name, batch)
                 if self.recomputes(sampling):
                     batch.proximal_logp = self.policy(name)(**batch.inputs())
                 old_logp = batch.old_logp if batch.proximal_logp is None else batch.proximal_logp

@@ -17,6 +17,7 @@ from mrlm_pl.event_loop import EventLoopThread
 from mrlm_pl.play import Seat
 from mrlm_pl.remote.served_policies import with_served
 from mrlm_pl.rollout import EpisodePlayer
+from mrlm_pl.strategies import learner_place
 
 T = TypeVar("T")
 
@@ -33,6 +34,7 @@ class Players:
 
     Attributes:
         given: the ``engine``.
+        check: is asked about the engine once it has its first weights, before it samples.
 
     Raises:
         ConfigurationError: the weights may change meanwhile, but the engine uses them where they are.
@@ -53,6 +55,7 @@ class Players:
             )
         self.environments, self._options = dict(environments), dict(options)
         self.given, self._own_weights = engine, own_weights
+        self.check: Callable[[Engine], None] | None = None
         self._own: InProcessEngine | None = None
         self._routed: Engine | None = None
         self._stale = stale
@@ -67,6 +70,7 @@ class Players:
                 dtype = torch.bfloat16 if low else None
                 engine = self._own = InProcessEngine(dtype=dtype, own_weights=self._own_weights)
             self._routed = with_served(engine, {name: algorithm.policy(name) for name in algorithm.policies})
+            self._routed.meet_learner(learner_place(algorithm.trainer))
         return self._routed
 
     def begin(self, algorithm: Algorithm, iteration: int, version: int) -> None:
@@ -96,6 +100,9 @@ class Players:
                 engine.load(name, algorithm.policy(name).network, version)
         if self._stale is not None:
             self._stale.load_into(engine)
+        check, self.check = self.check, None
+        if check is not None:
+            check(engine)
 
     def player(self, algorithm: Algorithm, sampling: Sampling, crossed: bool = False) -> EpisodePlayer:
         """The player whose calling thread computes for the engine; ``crossed``: snapshots sample some turns."""

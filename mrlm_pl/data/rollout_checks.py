@@ -45,6 +45,8 @@ def check_fit(data: RolloutDataModule, algorithm: Algorithm, ranks: int, accumul
         )
     algorithm.turn_bonus(data.sampling)
     check_logprobs(data.players.given, algorithm, data.sampling, data.overlaps)
+    if data.players.given is not None:  # a pool knows its workers' engine only then
+        data.players.check = lambda engine: check_logprobs(engine, algorithm, data.sampling, data.overlaps)
     correction = getattr(algorithm, "correction", None)
     if data.async_options.over_age == "reweight" and (correction is None or correction.kind == "none"):
         raise ConfigurationError(

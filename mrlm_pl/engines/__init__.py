@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from mrlm_pl.engines.openai_compatible import OpenAICompatible
     from mrlm_pl.engines.pool_settings import PoolDeadlines, PoolResources, WeightTransfer
     from mrlm_pl.engines.ray_pool import RayPool
+    from mrlm_pl.engines.ray_reference import RayReference
+    from mrlm_pl.engines.reference import Reference
     from mrlm_pl.engines.routing import RoutingEngine
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "PoolDeadlines",
     "PoolResources",
     "RayPool",
+    "RayReference",
+    "Reference",
     "RoutingEngine",
     "Sample",
     "SampleRequest",
@@ -45,6 +49,8 @@ _HOME = {
     "PoolDeadlines": "pool_settings",
     "PoolResources": "pool_settings",
     "RayPool": "ray_pool",
+    "RayReference": "ray_reference",
+    "Reference": "reference",
     "RoutingEngine": "routing",
     "WeightTransfer": "pool_settings",
 }

@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mrlm_pl.engines.gpu_places import LearnerPlace
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
@@ -121,6 +124,31 @@ class Engine(ABC):
             version: number stored in every sample made from now on.
         """
 
+    def join_pool(self, place: int, places: int) -> Sequence[str]:
+        """Become the engine of one of several workers, before the first :meth:`load`; what no other may have too.
+
+        Args:
+            place: the worker's number, from 0.
+            places: how many workers there are.
+
+        Raises:
+            ConfigurationError: the engine cannot be one of so many.
+        """
+        return ()
+
+    @property
+    def calls_at_once(self) -> int:
+        """How many calls of :meth:`sample` a pool should have under way at the same time; the others wait."""
+        return 1
+
+    @property
+    def stats(self) -> Any:
+        """Counters since the engine was made, a dataclass; None where it counts nothing."""
+        return None
+
+    def meet_learner(self, place: LearnerPlace) -> None:
+        """Take note of where the learner computes, before the first :meth:`load`; most engines do not care."""
+
     @property
     def holds_weights(self) -> bool:
         """Whether weights stay as they were at :meth:`load` when the module that was loaded changes."""
@@ -136,7 +164,10 @@ class Engine(ABC):
         return None
 
     def reports_logprobs(self, policy: str) -> bool:
-        """Whether samples of the policy have log-probabilities that can be trained on; else they are 0."""
+        """Whether samples of the policy have log-probabilities that can be trained on; else they are 0.
+
+        A pool knows after the first :meth:`load`; so it is asked again then.
+        """
         return True
 
     def compute_during(self, start: Callable[[], Future[T]]) -> T:

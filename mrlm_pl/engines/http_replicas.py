@@ -149,6 +149,10 @@ class Replicas:
         self.prepare: Callable[[Replica], Awaitable[None]] | None = None
         self._session: aiohttp.ClientSession | None = None
 
+    def keep(self, urls: Sequence[str]) -> None:
+        """Forget all servers but these."""
+        self.all = [replica for replica in self.all if replica.url in urls]
+
     @property
     def targets(self) -> str:
         """The URLs, for messages."""

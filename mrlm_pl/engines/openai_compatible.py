@@ -14,8 +14,16 @@ import torch
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.http_replicas import HttpStats, PassingError, RefusalError, Replica, Replicas, Terms
-from mrlm_pl.engines.server_check import ServerFacts, check_server, check_weights, probe_request
-from mrlm_pl.engines.server_dialects import Drawn, ended_by_stop, read_reply
+from mrlm_pl.engines.server_check import (
+    ServerFacts,
+    check_can_hand_over,
+    check_server,
+    check_weights,
+    only_model,
+    probe_request,
+)
+from mrlm_pl.engines.server_dialects import Call, Drawn, ended_by_stop, read_reply
+from mrlm_pl.engines.server_shares import claim_of, share_of
 from mrlm_pl.engines.text_dialect import TransformersDialect, dialect_of
 from mrlm_pl.engines.weight_folders import write_version
 from mrlm_pl.engines.weight_snapshot import checksum
@@ -56,6 +64,7 @@ class OpenAICompatible(Engine):
             name, else its only model; for ``transformers``, the tokenizer's folder.
         tokenizer: folder or hub id of the served model; for ``transformers`` alone, which needs it.
         weights_folder: where weights of trained policies are written; the servers must see it under the same path.
+            Each worker of a pool has a folder of its own in it, on its own machine.
         api_key_env: name of the environment variable with the servers' key.
         terms: deadlines, retries and how many requests are under way at the same time.
 
@@ -99,6 +108,21 @@ class OpenAICompatible(Engine):
     def reports_logprobs(self, policy: str) -> bool:
         """Whether samples have log-probabilities that can be trained on: not those of ``transformers serve``."""
         return self.dialect.reports_logprobs
+
+    def join_pool(self, place: int, places: int) -> Sequence[str]:
+        """Keep the servers of this place alone, and a folder for their weights; what is claimed is these servers.
+
+        Raises:
+            ConfigurationError: the servers cannot be shared out among so many workers.
+        """
+        self._replicas.keep(share_of([replica.url for replica in self._replicas.all], place, places))
+        self._folder = None if self._folder is None else self._folder / f"worker-{place}"
+        return [claim_of(replica.url) for replica in self._replicas.all]
+
+    @property
+    def calls_at_once(self) -> int:
+        """As many as requests may be under way: servers batch them by themselves."""
+        return self._terms.concurrency
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """One :class:`~mrlm_pl.engines.base.Sample` per request, in order; all are under way at the same time.
@@ -220,8 +244,8 @@ class OpenAICompatible(Engine):
             return  # another part of the same evaluation
         served = _Served(version, f"{policy}-{version}", checksums=checksums)
         if trained:
-            self._check_can_train(policy)
-            served.folder = str(self._written(policy, weights, version))
+            others = [name for name, item in self._policies.items() if item.folder and name != policy]
+            served.folder = str(self._written(policy, weights, version, others))
         self._running().submit(self._take_over(policy, served)).result()
         if self.dialect.reports_logprobs:
             for url, probe in self._running().submit(self._probes(policy)).result().items():
@@ -237,26 +261,8 @@ class OpenAICompatible(Engine):
         facts = self._running().submit(self._known()).result()
         self._model_of(policy, facts)
 
-    def _check_can_train(self, policy: str) -> None:
-        others = [name for name, item in self._policies.items() if item.folder and name != policy]
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if self._folder is None:
-            raise ConfigurationError(
-                f"policy {policy!r} is trained, and the servers at {self._replicas.targets} do not get its weights; "
-                "set data.engine.weights_folder to a folder that they can read, or `trained: false` for the policy"
-            )
-        if others and self.dialect.name != "transformers":
-            raise ConfigurationError(
-                f"policies {others[0]!r} and {policy!r} are both trained, and {self._replicas.targets} holds one "
-                "model; use the in-process engine, or a server that serves one of them (served_by)"
-            )
-        if distributed and torch.distributed.get_world_size() > 1:
-            raise ConfigurationError(
-                f"policy {policy!r} is trained by {torch.distributed.get_world_size()} processes, and weights are "
-                "handed to servers by one; set trainer.devices to 1 or use another engine"
-            )
-
-    def _written(self, policy: str, weights: Any, version: int) -> Path:
+    def _written(self, policy: str, weights: Any, version: int, others: Sequence[str]) -> Path:
+        check_can_hand_over(policy, others, self._folder, self.dialect, self._replicas.targets)
         assert self._folder is not None
         also = self.dialect.codec.save if isinstance(self.dialect, TransformersDialect) else None
         return write_version(self._folder, policy, weights, version, also)
@@ -331,11 +337,13 @@ class OpenAICompatible(Engine):
 
     async def _prepare(self, replica: Replica) -> None:
         """Check that a server is what it should be, and give it the current weights."""
+        handed = {policy: served for policy, served in self._policies.items() if served.folder}
         if not replica.checked:
+            for policy in handed:  # whoever gave it weights before may have died in the middle of that
+                await self._call(replica, policy, self.dialect.wake())
             await self._check(replica)
-        for policy, served in self._policies.items():
-            if served.folder:
-                await self._update(replica, policy, served)
+        for policy, served in handed.items():
+            await self._call(replica, policy, self.dialect.update(served.folder, served.label))
 
     async def _check(self, replica: Replica) -> None:
         facts = await check_server(self._replicas, replica, self.dialect, self._probe_model)
@@ -346,8 +354,8 @@ class OpenAICompatible(Engine):
             )
         self._facts, replica.checked = facts, True
 
-    async def _update(self, replica: Replica, policy: str, served: _Served) -> None:
-        for call in self.dialect.update(served.folder, served.label):
+    async def _call(self, replica: Replica, policy: str, calls: Sequence[Call]) -> None:
+        for call in calls:
             try:
                 self.dialect.updated(await self._replicas.once(replica, call.path, call.body, f"policy {policy!r}"))
             except RefusalError as error:
@@ -360,14 +368,14 @@ class OpenAICompatible(Engine):
         named = [served.folder for served in self._policies.values() if served.folder]
         if self.dialect.name == "transformers" and named:
             return named[0]
-        return self._model or _only(models, "", self._replicas.targets)
+        return self._model or only_model(models, "", self._replicas.targets)
 
     def _model_of(self, policy: str, facts: ServerFacts) -> str:
         """The name that requests for a policy give the model."""
         served = self._policies.get(policy)
         if self.dialect.name == "transformers" and served is not None and served.folder:
             return served.folder
-        return self._model or _only(facts.models, policy, self._replicas.targets)
+        return self._model or only_model(facts.models, policy, self._replicas.targets)
 
     def window(self, policy: str) -> int | None:
         """How many tokens a row can have; None as long as no server was asked, or where it does not say."""
@@ -386,14 +394,3 @@ class OpenAICompatible(Engine):
 def _end(loop: EventLoopThread, replicas: Replicas) -> None:
     loop.submit(replicas.close()).result()
     loop.close()
-
-
-def _only(models: tuple[str, ...], policy: str, targets: str) -> str:
-    """The server's model of that name, else its only one."""
-    if policy in models:
-        return policy
-    if len(models) == 1 or (models and not policy):
-        return models[0]
-    raise ConfigurationError(
-        f"policy {policy!r}: {targets} has the models {', '.join(models) or 'none'}; name one in data.engine.model"
-    )

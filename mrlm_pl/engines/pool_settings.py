@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
-
+from mrlm_pl.engines.gpu_places import LearnerPlace
 from mrlm_pl.engines.ray_cluster import Strategy
 from mrlm_pl.engines.weight_snapshot import ALIGNMENT
 from mrlm_pl.engines.weight_sync import Transport
@@ -19,26 +18,38 @@ class PoolResources:
 
     Args:
         cpus: CPUs of each worker, which is also how many threads it computes with; parts of one are allowed.
-        gpus: GPUs of each worker; with 0.5, two workers share one.
+        gpus: GPUs of each worker; with 0.5, two workers share one, with 0 they compute on CPUs.
         learner_cpus: CPUs on the learner's machine that are kept free of what Ray starts.
-        learner_gpus: GPUs likewise. Ray does not tell the learner which; see docs/ray.md.
+        learner_gpus: GPUs likewise, for each process of the learner; they must be those that it computes on. A Ray
+            that is started here has none of the learner's GPUs anyway.
+        share_learner_gpus: let workers have a part of the GPU that the learner computes on.
         strategy: whether the workers are to be together on few machines (``PACK``) or apart (``SPREAD``); ``STRICT_``
             makes it a condition.
 
     Raises:
-        ConfigurationError: an amount is below 0.
+        ConfigurationError: an amount is below 0, or no whole number of GPUs above 1.
     """
 
     cpus: float = 1.0
     gpus: float = 0.0
     learner_cpus: float = 0.0
     learner_gpus: float = 0.0
+    share_learner_gpus: bool = False
     strategy: Strategy = "PACK"
 
     def __post_init__(self) -> None:
         for name in ("cpus", "gpus", "learner_cpus", "learner_gpus"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"resources.{name} is {getattr(self, name)}; it must be 0 or above")
+        for name in ("gpus", "learner_gpus"):
+            if getattr(self, name) > 1 and getattr(self, name) % 1:
+                raise ConfigurationError(
+                    f"resources.{name} is {getattr(self, name)}; above 1 it must be whole: parts are of one GPU"
+                )
+
+    def in_own_ray(self) -> PoolResources:
+        """What a Ray that is started here reserves: it knows of no GPUs."""
+        return replace(self, gpus=0.0, learner_gpus=0.0)
 
     @property
     def worker(self) -> dict[str, float]:
@@ -73,10 +84,10 @@ class WeightTransfer:
         if self.bucket_bytes < ALIGNMENT:
             raise ConfigurationError(f"transfer.bucket_bytes is {self.bucket_bytes}; it must be {ALIGNMENT} or above")
 
-    def between(self, resources: PoolResources) -> Transport:
-        """The transport to workers with these resources."""
-        whole_gpus = resources.gpus >= 1 and resources.gpus == int(resources.gpus) and torch.cuda.is_available()
-        return self.transport or ("nccl" if whole_gpus else "gloo")
+    def between(self, learner: LearnerPlace, resources: PoolResources) -> Transport:
+        """The transport from the learner to workers with these resources."""
+        apart = bool(learner.devices) and resources.gpus >= 1 and not resources.share_learner_gpus
+        return self.transport or ("nccl" if apart else "gloo")
 
 
 @dataclass(frozen=True)

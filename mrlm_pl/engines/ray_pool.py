@@ -3,50 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.engines.gpu_places import LearnerPlace
 from mrlm_pl.engines.in_process import InProcessEngine
 from mrlm_pl.engines.parts import sampled_in_parts
 from mrlm_pl.engines.pool_settings import PoolDeadlines, PoolResources, WeightTransfer
-from mrlm_pl.engines.ray_cluster import CHECK_SECONDS, RayCluster, WorkerLostError
+from mrlm_pl.engines.ray_cluster import CHECK_SECONDS, WorkerLostError
 from mrlm_pl.engines.spreading import Spreading
-from mrlm_pl.engines.weight_snapshot import Snapshot
-from mrlm_pl.engines.weight_sync import Invitation, WeightSender
+from mrlm_pl.engines.worker_group import Worker, WorkerGroup
 from mrlm_pl.errors import ConfigurationError, EngineError
-
-logger = logging.getLogger(__name__)
-
-_SEND_ATTEMPTS = 2
-
-
-@dataclass(eq=False)
-class _Worker:
-    place: int
-    name: str
-    actor: Any
-    models: dict[str, int] = field(default_factory=dict)  # number of the skeleton that it has built, by policy
-    held: dict[str, dict[str, int]] = field(default_factory=dict)  # checksums of the tensors that it has, by policy
-    versions: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass
-class _Served:
-    skeleton: Any
-    number: int
-    structure: Any
-    version: int = 0
-    window: int | None = None
-    snapshot: Snapshot = field(default_factory=Snapshot)
 
 
 class RayPool(Engine):
@@ -71,6 +43,7 @@ class RayPool(Engine):
         deadlines: how long things may take.
         replacements: how many workers may be replaced before the run ends.
         calls: calls of :meth:`sample` that a worker's engine is given at the same time; the others wait their turn.
+            None: as many as the engine says, one in process and all that a server may have under way.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -87,24 +60,31 @@ class RayPool(Engine):
         transfer: WeightTransfer = WeightTransfer(),  # noqa: B008 (frozen)
         deadlines: PoolDeadlines = PoolDeadlines(),  # noqa: B008 (frozen)
         replacements: int = 8,
-        calls: int = 1,
+        calls: int | None = None,
     ) -> None:
-        for name, value, least in (("workers", workers, 1), ("replacements", replacements, 0), ("calls", calls, 1)):
-            if value < least:
-                raise ConfigurationError(f"{name} is {value}; it must be {least} or above")
-        self.workers, self.address, self.resources, self.deadlines = workers, address, resources, deadlines
-        self.transfer, self.replacements, self._make_engine, self._calls = transfer, replacements, engine, calls
-        self.replaced = 0
-        self._cluster: Any = None
-        self._pool: list[_Worker] = []
-        self._served: dict[str, _Served] = {}
+        if calls is not None and calls < 1:
+            raise ConfigurationError(f"calls is {calls}; it must be 1 or above")
+        self._make_engine, self._calls = engine, calls
+        self._group = WorkerGroup(
+            "the pool", self._worker, workers, address, resources, transfer, deadlines, replacements
+        )
         self._spreading = Spreading(workers)
-        self._updating = threading.RLock()  # whoever changes workers or their weights
-        self._repairs: dict[_Worker, Future[None]] = {}
+        self._repairs: dict[Worker, Future[None]] = {}
         self._repairing = ThreadPoolExecutor(1, thread_name_prefix="mrlm-ray-pool")
-        self._numbers = itertools.count()
-        self._group: tuple[tuple[_Worker, ...], Invitation] | None = None
-        self._closed = self._takes_pieces = False
+
+    def _worker(self, place: int, gpus: str | None) -> tuple[type, tuple[Any, ...]]:
+        from mrlm_pl.engines.ray_worker import PoolWorker
+
+        return PoolWorker, (gpus, self._make_engine, f"{self.name}/{place}", place, self._group.count, self._calls)
+
+    @property
+    def replaced(self) -> int:
+        """How many workers were replaced."""
+        return self._group.replaced
+
+    def meet_learner(self, place: LearnerPlace) -> None:
+        """Take note of where the learner computes, before the first :meth:`load`; see :meth:`Engine.meet_learner`."""
+        self._group.learner = place
 
     # Weights.
 
@@ -118,193 +98,27 @@ class RayPool(Engine):
 
         Raises:
             EngineError: ``weights`` cannot be sent, too many workers were lost, or the cluster is.
+            ConfigurationError: the engine cannot be one of so many workers; see :meth:`Engine.join_pool`.
         """
-        from mrlm_pl.engines.skeleton import Skeleton, structure
-
         if not isinstance(weights, nn.Module):
             raise EngineError(f"policy {policy!r}: a pool loads a torch module, not a {type(weights).__name__}")
-        with self._updating:
-            if self._closed:
-                raise EngineError("the pool is closed; make a new one")
-            served, shape = self._served.get(policy), structure(weights)
-            self._open()
-            if served is None or served.structure != shape:
-                served = self._served[policy] = _Served(Skeleton(weights), next(self._numbers), shape)
-            served.snapshot.take(served.skeleton.tensors(weights), served.skeleton.passing)
-            served.version = version
-            for worker, reason in self._update(policy, self._pool).items():
-                self._replace(worker, reason)
+        self._group.load(policy, weights, version)
 
     @property
     def takes_pieces(self) -> bool:
         """Whether the workers' engine takes ``offset`` and ``piece``; known after the first :meth:`load`."""
-        return self._takes_pieces
+        return bool(self._group.workers) and self._group.workers[0].about["takes_pieces"]
 
     def window(self, policy: str) -> int | None:
         """How many tokens a row of the policy can have, as the workers' engine says; None while it is not loaded."""
-        return self._served[policy].window if policy in self._served else None
+        return self._said(policy).get("window")
 
-    def _update(self, policy: str, workers: Sequence[_Worker]) -> dict[_Worker, str]:
-        """Bring workers to the current weights of a policy; why those that could not be are lost."""
-        served = self._served[policy]
-        new = [worker for worker in workers if worker.models.get(policy) != served.number]
-        lost = self._on_all(new, "build its model", "build", lambda _: (policy, served.skeleton.data))
-        for worker in new:
-            worker.models[policy], worker.held[policy] = served.number, {}
-        current = served.snapshot.checksums()
-        behind = [worker for worker in workers if worker not in lost and worker.held[policy] != current]
-        lost |= self._send(policy, behind)
-        ready = [
-            worker
-            for worker in workers
-            if worker not in lost and (worker in behind or worker.versions.get(policy) != served.version)
-        ]
-        lost |= self._on_all(ready, "switch to new weights", "switch", lambda _: (policy, served.version))
-        for worker in ready:
-            worker.held[policy], worker.versions[policy] = current, served.version
-        return lost
+    def reports_logprobs(self, policy: str) -> bool:
+        """What the workers' engine says; True while the policy is not loaded."""
+        return bool(self._said(policy).get("reports_logprobs", True))
 
-    def _on_all(
-        self, workers: Sequence[_Worker], does: str, method: str, arguments: Callable[[_Worker], tuple[Any, ...]]
-    ) -> dict[_Worker, str]:
-        """Call a method of all these workers at once; why those that could not are lost."""
-        asked = {worker: self._cluster.call(worker.actor, method, *arguments(worker)) for worker in workers}
-        lost: dict[_Worker, str] = {}
-        for worker, future in asked.items():
-            try:
-                found = self._cluster.wait(future, self.deadlines.sample, worker.name, does)
-            except WorkerLostError as error:
-                lost[worker] = str(error)
-            else:
-                if method == "switch":
-                    self._served[arguments(worker)[0]].window = found
-        return lost
-
-    def _send(self, policy: str, workers: Sequence[_Worker]) -> dict[_Worker, str]:
-        """Send what workers miss into their staging memory; why those that do not have it are lost."""
-        lost: dict[_Worker, str] = {}
-        waiting = list(workers)
-        for _ in range(_SEND_ATTEMPTS):
-            if not waiting:
-                break
-            failed = self._send_once(policy, waiting)
-            lost |= {worker: str(error) for worker, error in failed.items() if isinstance(error, WorkerLostError)}
-            for worker, error in failed.items():
-                logger.warning("weights of %r did not reach %s: %s", policy, worker.name, error)
-            waiting = [worker for worker in failed if worker not in lost]
-        return lost | {worker: str(failed[worker]) for worker in waiting}
-
-    def _send_once(self, policy: str, workers: Sequence[_Worker]) -> dict[_Worker, Exception]:
-        snapshot, seconds = self._served[policy].snapshot, self.deadlines.transfer
-        manifest = snapshot.missing([worker.held[policy] for worker in workers], self.transfer.bucket_bytes)
-        invitation = self._invitation(tuple(workers))
-        asked = {
-            worker: self._cluster.call(worker.actor, "stage", policy, invitation, rank, manifest)
-            for rank, worker in enumerate(workers, 1)
-        }
-        looked = time.monotonic()
-
-        def check() -> None:
-            nonlocal looked
-            if time.monotonic() - looked > 0.1:
-                looked = time.monotonic()
-                for worker, future in asked.items():
-                    if future.done() and future.exception() is not None:
-                        raise EngineError(f"{worker.name} cannot take part")
-
-        failed: dict[_Worker, Exception] = {}
-        try:
-            self._sender.send(invitation, manifest, snapshot.__getitem__, check)
-        except EngineError as error:
-            self._group = None
-            logger.warning("sending weights of %r is broken off: %s", policy, error)
-        for worker, future in asked.items():
-            try:
-                # What they wait for ends within the deadline, or with the group.
-                self._cluster.wait(future, 3 * seconds, worker.name, "receive weights")
-            except EngineError as error:
-                failed[worker] = error
-                self._group = None
-        return failed
-
-    def _invitation(self, workers: tuple[_Worker, ...]) -> Invitation:
-        """To the group of these workers, the one before if it was theirs and works."""
-        if self._group is not None and self._group[0] == workers:
-            invitation = self._sender.invite_again(self._group[1])
-        else:
-            invitation = self._sender.invite(len(workers))
-        self._group = workers, invitation
-        return invitation
-
-    # Workers.
-
-    def _open(self) -> None:
-        """Start what is not started yet."""
-        if self._cluster is not None:
-            self._cluster.check()  # calls may still be answered for a while after the head has died
-            return
-        own = self.resources
-        cpus = own.worker["CPU"] * self.workers + own.learner_cpus
-        self._cluster = RayCluster(self.address, cpus, self.deadlines.start, self.deadlines.silence)
-        try:
-            self._cluster.reserve(own.bundles(self.workers, self._cluster.host), own.strategy, self.deadlines.start)
-            transport = self.transfer.between(own)
-            self._sender = WeightSender(
-                self._cluster.host, self.transfer.bucket_bytes, self.deadlines.transfer, transport
-            )
-            actors = [self._actor(place) for place in range(self.workers)]
-            self._pool = [self._started(place, actor) for place, actor in enumerate(actors)]
-        except BaseException as error:
-            cluster, self._cluster = self._cluster, None
-            cluster.close()
-            if isinstance(error, WorkerLostError):
-                raise EngineError(f"{error}; look at the load of its machine, or raise deadlines.start") from error
-            raise
-
-    def _actor(self, place: int) -> Any:
-        from mrlm_pl.engines.ray_worker import PoolWorker
-
-        arguments = (self._make_engine, f"{self.name}/{place}", self._calls)
-        return self._cluster.actor(PoolWorker, place, arguments, 10_000, self.resources.worker)
-
-    def _started(self, place: int, actor: Any) -> _Worker:
-        name = f"worker {place} of the pool on {self._cluster.address}"
-        found = self._cluster.wait(self._cluster.call(actor, "describe"), self.deadlines.start, name, "start")
-        self._takes_pieces = found["takes_pieces"]
-        return _Worker(place, name, actor)
-
-    def _replace(self, lost: _Worker, reason: str) -> None:
-        """Put a new worker with the current weights of all policies in the place of one that is lost.
-
-        Raises:
-            EngineError: too many were replaced, or the cluster is gone.
-        """
-        while True:
-            self._cluster.kill(lost.actor)
-            self.replaced += 1
-            if self.replaced > self.replacements:
-                raise EngineError(
-                    f"{lost.name}: {reason}; {self.replacements} workers have been replaced, which is the bound; look "
-                    "for the cause (memory?), raise replacements, and go on with `--ckpt_path last`"
-                )
-            logger.warning("%s is replaced: %s", lost.name, reason)
-            new = lost
-            try:
-                new = self._started(lost.place, self._actor(lost.place))
-                failed = [self._update(policy, [new]) for policy in self._served]
-            except WorkerLostError as error:
-                lost, reason = new, str(error)
-                continue
-            reasons = [text for item in failed for text in item.values()]
-            if not reasons:
-                self._pool[lost.place] = new
-                return
-            lost, reason = new, reasons[0]
-
-    def _replace_if_current(self, lost: _Worker, reason: str) -> None:
-        with self._updating:
-            if not self._closed and self._pool[lost.place] is lost:
-                self._replace(lost, reason)
+    def _said(self, policy: str) -> dict[str, Any]:
+        return self._group.answer(policy) or {}
 
     # Requests.
 
@@ -316,9 +130,9 @@ class RayPool(Engine):
         """
         if not requests:
             return []
-        if not self._pool:
+        if not self._group.workers:
             raise EngineError(
-                "the pool has no weights; call load() first" if not self._closed else "the pool is closed"
+                "the pool has no weights; call load() first" if not self._group.closed else "the pool is closed"
             )
         places = self._spreading.place(requests)
         try:
@@ -329,54 +143,51 @@ class RayPool(Engine):
     async def _ask(self, place: int, requests: list[SampleRequest]) -> list[Sample]:
         """The samples of a place, from as many workers after each other as it takes."""
         while True:
-            worker = self._pool[place]
+            worker = self._group.workers[place]
             try:
                 return await self._answer(worker, requests)
             except WorkerLostError as error:
                 if worker not in self._repairs:
-                    repair = self._repairing.submit(self._replace_if_current, worker, str(error))
+                    repair = self._repairing.submit(self._group.replace_if_current, worker, str(error))
                     self._repairs[worker] = repair
                 # Of all who wait for this worker none must take the repair along when it is cancelled.
                 await asyncio.shield(asyncio.wrap_future(self._repairs[worker]))
 
-    async def _answer(self, worker: _Worker, requests: list[SampleRequest]) -> list[Sample]:
-        future = asyncio.wrap_future(self._cluster.call(worker.actor, "sample", requests))
-        deadline = time.monotonic() + self.deadlines.sample
+    async def _answer(self, worker: Worker, requests: list[SampleRequest]) -> list[Sample]:
+        cluster, seconds = self._group.cluster, self._group.deadlines.sample
+        future = asyncio.wrap_future(cluster.call(worker.actor, "sample", requests))
+        deadline = time.monotonic() + seconds
         while not (await asyncio.wait({future}, timeout=CHECK_SECONDS))[0]:
-            await asyncio.to_thread(self._cluster.check)
+            await asyncio.to_thread(cluster.check)
             if time.monotonic() > deadline:
-                raise WorkerLostError(f"{worker.name} did not answer within {self.deadlines.sample:g} s")
+                raise WorkerLostError(f"{worker.name} did not answer within {seconds:g} s")
         try:
             return future.result()
         except Exception as error:
-            found = await asyncio.to_thread(self._cluster.translated, error, worker.name, "generate")
+            found = await asyncio.to_thread(cluster.translated, error, worker.name, "generate")
             raise found from error
 
     def describe(self) -> list[dict[str, Any]]:
-        """Process id (``pid``), ``host``, ``device`` and ``takes_pieces`` of each worker.
+        """``pid``, ``host``, ``device``, ``gpus`` (ids), ``takes_pieces`` and ``claims`` of each worker."""
+        return [worker.about for worker in self._group.workers]
+
+    @property
+    def stats(self) -> list[Any]:
+        """What the engine of each worker has counted since the worker was started; see :attr:`Engine.stats`.
 
         Raises:
-            WorkerLostError: one does not answer.
+            WorkerLostError: a worker does not answer.
         """
-        asked = [(worker, self._cluster.call(worker.actor, "describe")) for worker in self._pool]
-        return [self._cluster.wait(item, self.deadlines.start, worker.name, "answer") for worker, item in asked]
+        group = self._group
+        asked = [(worker, group.cluster.call(worker.actor, "stats")) for worker in group.workers]
+        return [group.cluster.wait(item, group.deadlines.start, worker.name, "answer") for worker, item in asked]
 
     def release(self, session_prefix: str) -> None:
         """Forget caches, in the background; see :meth:`Engine.release`."""
         for place in self._spreading.release(session_prefix):
-            self._cluster.call(self._pool[place].actor, "release", session_prefix)
+            self._group.cluster.call(self._group.workers[place].actor, "release", session_prefix)
 
     def close(self) -> None:
-        """End the workers, and Ray if it was started here; may be called twice."""
-        with self._updating:
-            self._closed = True
-            pool, self._pool = self._pool, []
-            if self._cluster is None:
-                return
-            for worker in pool:
-                self._cluster.kill(worker.actor)
-            self._sender.close()
-            self._cluster.close()
-            self._served.clear()
-            self._cluster = None
+        """End the workers, and Ray if it was started here and nobody else uses it; may be called twice."""
+        self._group.close()
         self._repairing.shutdown(wait=False)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.parts import sampled_in_parts
+
+if TYPE_CHECKING:
+    from mrlm_pl.engines.gpu_places import LearnerPlace
 
 T = TypeVar("T")
 
@@ -48,6 +51,11 @@ class RoutingEngine(Engine):
     def reports_logprobs(self, policy: str) -> bool:
         """See :meth:`Engine.reports_logprobs`."""
         return self.engine_of(policy).reports_logprobs(policy)
+
+    def meet_learner(self, place: LearnerPlace) -> None:
+        """Tell all engines; see :meth:`Engine.meet_learner`."""
+        for engine in self._engines():
+            engine.meet_learner(place)
 
     def load(self, policy: str, weights: Any, version: int) -> None:
         """Give the weights to the policy's engine; see :meth:`Engine.load`."""

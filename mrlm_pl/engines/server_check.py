@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -134,6 +135,55 @@ class _Asked:
 
 def _request(context: tuple[int, ...], **sampling: Any) -> SampleRequest:
     return SampleRequest(context, "", 0, Sampling(max_tokens=1, **sampling))
+
+
+def only_model(models: tuple[str, ...], policy: str, targets: str) -> str:
+    """The server's model of the policy's name, else its only one.
+
+    Raises:
+        ConfigurationError: it has several others, or none.
+    """
+    if policy in models:
+        return policy
+    if len(models) == 1 or (models and not policy):
+        return models[0]
+    raise ConfigurationError(
+        f"policy {policy!r}: {targets} has the models {', '.join(models) or 'none'}; name one in data.engine.model"
+    )
+
+
+def check_can_hand_over(
+    policy: str, others: Sequence[str], folder: Path | None, dialect: Dialect, targets: str
+) -> None:
+    """Nothing, where servers can get the weights of a policy.
+
+    Args:
+        policy: that is trained.
+        others: whose weights these servers have as well.
+        folder: where weights are written.
+        dialect: of the servers.
+        targets: the servers, for messages.
+
+    Raises:
+        ConfigurationError: they cannot.
+    """
+    if folder is None:
+        raise ConfigurationError(
+            f"policy {policy!r} is trained, and the servers at {targets} do not get its weights; set the engine's "
+            "weights_folder (data.engine.weights_folder) to a folder that they can read, or `trained: false` for the "
+            "policy"
+        )
+    if others and dialect.name != "transformers":
+        raise ConfigurationError(
+            f"policies {others[0]!r} and {policy!r} are both trained, and {targets} holds one model; use the "
+            "in-process engine, or a server that serves one of them (served_by)"
+        )
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and torch.distributed.get_world_size() > 1:
+        raise ConfigurationError(
+            f"policy {policy!r} is trained by {torch.distributed.get_world_size()} processes, and weights are handed "
+            "to servers by one; set trainer.devices to 1 or use another engine"
+        )
 
 
 def probe_request(policy: str) -> SampleRequest:

@@ -82,6 +82,10 @@ class Dialect(ABC):
     def update(self, folder: str, label: str) -> list[Call]:
         """The calls after which the server has the weights of a folder; empty if a request names the folder itself."""
 
+    def wake(self) -> list[Call]:
+        """The calls after which a server samples that was left in the middle of an update; harmless to all others."""
+        return []
+
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
         """The request for a sample with the two most probable tokens of each position in its reply."""
         raise NotImplementedError
@@ -162,8 +166,11 @@ class VllmDialect(Dialect):
         return [
             Call("/pause?mode=wait", {}),
             Call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}),
-            Call("/resume", {}),
+            *self.wake(),
         ]
+
+    def wake(self) -> list[Call]:
+        return [Call("/resume", {})]
 
 
 class SglangDialect(Dialect):

@@ -76,16 +76,18 @@ class Skeleton:
 
 def structure(module: nn.Module) -> tuple[Any, ...]:
     """What a skeleton depends on: equal as long as one rebuilt earlier can take the module's tensors."""
-    shapes = [(name, tuple(item.shape), item.dtype) for name, item in module.named_parameters()]
+    shapes = [(name, tuple(item.shape), item.dtype, item.requires_grad) for name, item in module.named_parameters()]
     buffers = [(name, tuple(item.shape), item.dtype) for name, item in module.named_buffers()]
     return id(module), tuple(shapes), tuple(buffers)
 
 
 def rebuild(data: bytes, device: torch.device) -> tuple[Any, dict[str, Tensor]]:
-    """The module of a skeleton and its tensors by name, all on ``device`` and without memory yet."""
+    """The module of a skeleton and its tensors by name, all on ``device`` and without memory yet.
+
+    Parameters require a gradient where those of the original did: an engine sees by that which weights are trained.
+    """
     unpickler = _Unpickler(io.BytesIO(data), device)
-    module = unpickler.load()
-    return module.requires_grad_(False), unpickler.tensors
+    return unpickler.load(), unpickler.tensors
 
 
 class _Pickler(Pickler):
@@ -100,7 +102,7 @@ class _Pickler(Pickler):
             name = f"tensor {len(self._others)}"
             self._names[id(item)], self._others[name] = name, item
         dtype = str(item.dtype).removeprefix("torch.")
-        return self._names[id(item)], dtype, isinstance(item, nn.Parameter)
+        return self._names[id(item)], dtype, isinstance(item, nn.Parameter), item.requires_grad
 
     def reducer_override(self, item: Any) -> Any:
         if isinstance(item, nn.Module) and _is_marked(item):
@@ -114,11 +116,11 @@ class _Unpickler(pickle.Unpickler):
         self._device = device
         self.tensors: dict[str, Tensor] = {}
 
-    def persistent_load(self, item: tuple[str, str, bool]) -> Tensor:
-        name, dtype, parameter = item
+    def persistent_load(self, item: tuple[str, str, bool, bool]) -> Tensor:
+        name, dtype, parameter, trained = item
         if name not in self.tensors:
             empty = torch.empty(0, dtype=getattr(torch, dtype), device=self._device)
-            self.tensors[name] = nn.Parameter(empty, requires_grad=False) if parameter else empty
+            self.tensors[name] = nn.Parameter(empty, requires_grad=trained) if parameter else empty
         return self.tensors[name]
 
 

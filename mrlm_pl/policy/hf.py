@@ -140,14 +140,14 @@ class Policy(nn.Module):
             return
         if self.model is None:
             if self.lora is None:
-                self.model = self._read_weights().requires_grad_(self.trained)
+                self.model = self.initial_model().requires_grad_(self.trained)
             else:
                 self.model = add_adapter(self._shared_base({} if bases is None else bases), self.lora, name)
             self.model.train()  # transformers hands models out in evaluation mode, without dropout
             if self.gradient_checkpointing:
                 _checkpoint_activations(self.network)
         if reference and self.reference is None and self.lora is None:
-            self.reference = self._read_weights().requires_grad_(False)
+            self.reference = self.initial_model().requires_grad_(False)
 
     @property
     def network(self) -> Any:
@@ -155,10 +155,14 @@ class Policy(nn.Module):
         return self.model if self.lora is None else self.model.get_base_model()
 
     def _shared_base(self, bases: dict[Any, Any]) -> Any:
-        key = (self.source, self.random_init_seed, self.dropout)
-        if key not in bases:
-            bases[key] = self._read_weights().requires_grad_(False)
-        return with_shared_weights(bases[key])
+        if self.origin not in bases:
+            bases[self.origin] = self.initial_model().requires_grad_(False)
+        return with_shared_weights(bases[self.origin])
+
+    @property
+    def origin(self) -> tuple[str, int | None, float]:
+        """What :meth:`initial_model` depends on: policies with the same origin begin with the same weights."""
+        return self.source, self.random_init_seed, self.dropout
 
     def add_value_head(self) -> None:
         """Let the policy estimate returns as well, with the weights of the model's folder if it holds some.
@@ -327,7 +331,12 @@ class Policy(nn.Module):
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(self.config, dtype=torch.float32)
 
-    def _read_weights(self) -> Any:
+    def initial_model(self) -> Any:
+        """A new model with the weights that this policy has before its first update, in fp32.
+
+        Raises:
+            PolicyError: they cannot be read.
+        """
         config = _with_dropout(self.config, self.dropout)
         if self.random_init_seed is not None:
             with torch.random.fork_rng():

@@ -6,7 +6,8 @@ All arithmetic here is on the host: the layout decides shapes, so it must be kno
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,13 @@ class ForwardInputs:
     destinations: Tensor
     segments: Segments | None = None
     attention_mask: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> ForwardInputs:
+        """A copy on another device."""
+        tensors: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
 
 
 class RowPlan:

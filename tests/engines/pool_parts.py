@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import Any
 
+from mrlm_pl.engines.gpu_places import GpuLedger, GpuTeller
 from mrlm_pl.engines.ray_cluster import WorkerLostError
 from mrlm_pl.errors import EngineError
 from mrlm_pl.event_loop import EventLoopThread
@@ -57,13 +58,26 @@ class FakeActor:
                 future.set_exception(DeadError())
 
 
+class _Told:
+    """Stands for what tells which GPUs a bundle has."""
+
+    def __init__(self, ids: list[str]) -> None:
+        self._ids = ids
+
+    async def gpus(self) -> list[str]:
+        return self._ids
+
+
 class FakeCluster:
     """What a pool uses of :class:`~mrlm_pl.engines.ray_cluster.RayCluster`."""
 
     host = "127.0.0.1"
     address = "here"
 
-    def __init__(self) -> None:
+    def __init__(self, started_here: bool = True) -> None:
+        self.started_here = started_here
+        self.ledger = GpuLedger()
+        self.learner_gpus: list[str] = []  # that it says it keeps free
         self.actors: list[FakeActor] = []
         self.reserved: tuple[Any, ...] = ()
         self.gone = self.closed = False
@@ -72,7 +86,12 @@ class FakeCluster:
     def reserve(self, *reserved: Any) -> None:
         self.reserved = reserved
 
+    def take_gpus(self, workers: int, each: float, room: Mapping[str, float]) -> list[tuple[str, ...]]:
+        return self.ledger.take(workers, each, room)
+
     def actor(self, cls: type, bundle: int, arguments: Sequence[Any], calls: int, resources: Any) -> FakeActor:
+        if cls is GpuTeller:
+            return FakeActor(_Told(self.learner_gpus), bundle)
         actor = FakeActor(cls(*arguments), bundle)
         self.prepare(actor)
         self.actors.append(actor)
@@ -80,6 +99,11 @@ class FakeCluster:
 
     def kill(self, actor: FakeActor) -> None:
         actor.kill()
+
+    def end(self, actors: Sequence[FakeActor], seconds: float) -> None:
+        wait_for([actor.call("close") for actor in actors], timeout=seconds)
+        for actor in actors:
+            self.kill(actor)
 
     def call(self, actor: FakeActor, method: str, *arguments: Any) -> Future[Any]:
         return actor.call(method, *arguments)

@@ -337,7 +337,9 @@ def test_trained_weights_reach_the_server_and_samples_carry_their_version(
     assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["version-00000003", "version-00000005"]
     if kind is FakeVllm:
         order = [path for _, path, _, _ in server.log if path.startswith(("/pause", "/coll", "/resume"))]
-        assert order == ["/pause?mode=wait", "/collective_rpc", "/resume"] * 3
+        assert order == ["/resume", *["/pause?mode=wait", "/collective_rpc", "/resume"] * 3], (
+            "awake before it is checked"
+        )
     else:
         assert server.version == "p-5"
 

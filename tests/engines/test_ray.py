@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.data import read_episodes
-from mrlm_pl.engines import InProcessEngine, PoolDeadlines, RayPool
+from mrlm_pl.engines import InProcessEngine, PoolDeadlines, PoolResources, RayPool, RayReference, WeightTransfer
+from mrlm_pl.engines.gpu_places import LearnerPlace
 from mrlm_pl.episode import Turn
-from mrlm_pl.errors import EngineError
+from mrlm_pl.errors import ConfigurationError, EngineError
+from mrlm_pl.policy import Policy
 from tests.engines.conftest import build, request, run
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +100,113 @@ def test_workers_answer_like_the_learner_also_after_one_was_killed() -> None:
         alone.close()
         pool.close()
     eventually(lambda: not any(alive(pid) for pid in below), 20)
+
+
+def rows(count: int = 16) -> PolicyBatch:
+    """Rows of random tokens; the first four of each are given."""
+    generator = torch.Generator().manual_seed(count)
+    ids = torch.randint(5, 40, (count, 24), generator=generator)
+    lengths = torch.randint(8, 25, (count,), generator=generator)
+    places = torch.arange(24)
+    mask = (places >= 4) & (places < lengths[:, None])
+    groups = torch.arange(count)
+    return PolicyBatch(ids, lengths, mask, torch.zeros(count, 24), groups, groups, lengths, torch.ones(count))
+
+
+@pytest.mark.slow
+def test_a_reference_pool_and_a_rollout_pool_share_one_ray(model_folder: Path) -> None:
+    pytest.importorskip("ray")
+    policy = Policy(str(model_folder), max_forward_tokens=64)
+    policy.load(reference=True)
+    wanted = policy.reference_logprobs(**rows().inputs())
+    pool, reference = RayPool(1), RayReference(2)
+    try:
+        pool.load("p", policy.network, 1)
+        found = reference.logprobs(policy, rows())
+        assert found == pytest.approx(wanted, abs=1e-6)  # workers may have another number of threads
+        below = descendants(os.getpid())
+        assert sum("gcs_server" in line for line in below.values()) == 1
+        counts = [sum(line.startswith(f"ray::{name}") for line in below.values()) for name in ("PoolW", "ReferenceW")]
+        assert counts == [1, 2]
+        pool.close()
+        os.kill(reference.describe()[1]["pid"], signal.SIGKILL)
+        assert torch.equal(reference.logprobs(policy, rows()), found), "the other pool's end is not its own"
+        assert reference.replaced == 1
+    finally:
+        pool.close()
+        reference.close()
+    eventually(lambda: not any(alive(pid) for pid in below), 20)
+    again = RayReference(1)  # the process can have another one afterwards
+    try:
+        assert again.logprobs(policy, rows()) == pytest.approx(wanted, abs=1e-6)
+    finally:
+        again.close()
+
+
+OVER_CPU = WeightTransfer(transport="gloo")  # the GPUs are not there
+
+
+@pytest.mark.slow
+def test_ray_places_workers_on_gpus_that_the_learner_does_not_use(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four GPUs that Ray only believes in, under a Ray of somebody else's."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    policy = Policy(str(model_folder))
+    policy.load(reference=True)
+    ray.init(address="local", num_cpus=8, num_gpus=4, include_dashboard=False, log_to_driver=False)
+    try:
+        taken: set[str] = set()
+        refused = []
+        for device in range(4):
+            reference = RayReference(2, resources=PoolResources(gpus=1, learner_gpus=1), transfer=OVER_CPU)
+            reference.meet_learner(LearnerPlace((device,)))
+            try:
+                reference.logprobs(policy, rows())
+            except ConfigurationError as error:
+                refused.append(str(error))
+                continue
+            else:
+                gpus = [gpu for worker in reference.describe() for gpu in worker["gpus"]]
+                taken |= set(gpus)
+                assert len(set(gpus)) == 2
+                assert str(device) not in gpus
+            finally:
+                reference.close()
+        assert taken, "one of the four is what Ray keeps free"
+        assert len(refused) == 3
+        assert all("with CUDA_VISIBLE_DEVICES=" in text for text in refused)
+        assert ray.is_initialized(), "who has started it ends it"
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.slow
+def test_an_own_ray_gives_its_workers_the_gpus_that_are_left(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    policy = Policy(str(model_folder))
+    policy.load()
+    learner = LearnerPlace((1,))
+    pool = RayPool(2, resources=PoolResources(gpus=0.5))
+    reference = RayReference(1, resources=PoolResources(gpus=1), transfer=OVER_CPU)
+    shared = RayReference(1, resources=PoolResources(gpus=0.5, share_learner_gpus=True))
+    try:
+        for one in (pool, reference, shared):
+            one.meet_learner(learner)
+        pool.load("p", policy.network, 1)
+        reference.logprobs(policy, rows())
+        shared.logprobs(policy, rows())
+        assert [worker["gpus"] for worker in pool.describe()] == [["4"], ["4"]]
+        assert [worker["gpus"] for worker in reference.describe()] == [["6"]]
+        assert [worker["gpus"] for worker in shared.describe()] == [["5"]], "only who says so shares the learner's"
+    finally:
+        for one in (pool, reference, shared):
+            one.close()
 
 
 # Runs of the command line.
@@ -191,9 +301,26 @@ def test_two_ranks_have_a_pool_each(fit: Any, tmp_path: Path) -> None:
     assert weights(tmp_path / "pool") == weights(tmp_path / "plain")
 
 
+REFERENCE = ("--model.kl_coefficient", "0.1", "--model.reference", "RayReference", "--model.reference.workers", "2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_a_run_with_a_reference_pool_has_the_weights_of_one_without(devices: str, fit: Any, tmp_path: Path) -> None:
+    strategy = ("--trainer.strategy", "ddp") if devices == "2" else ()
+    options = ("--trainer.devices", devices, *strategy, "--data.engine", "InProcessEngine")
+    finished(fit("plain", *options, *REFERENCE[:2]))
+    process = fit("pool", *options, *REFERENCE)
+    running(process, tmp_path / "pool")
+    killed = next(pid for pid, line in descendants(process.pid).items() if line.startswith("ray::ReferenceWorker"))
+    os.kill(killed, signal.SIGKILL)
+    finished(process)
+    assert weights(tmp_path / "pool") == weights(tmp_path / "plain")
+
+
 @pytest.mark.slow
 def test_an_asynchronous_run_samples_in_the_pool(fit: Any, tmp_path: Path) -> None:
-    output = finished(fit("run", "--data.mode", "async", "--data.max_lag", "2", iterations=8))
+    output = finished(fit("run", "--data.mode", "async", "--data.max_lag", "2", *REFERENCE, iterations=8))
     assert "is replaced" not in output
     sampled = turns(tmp_path / "run")
     assert {turn.engine for turn in sampled} == {"ray_pool/0", "ray_pool/1"}

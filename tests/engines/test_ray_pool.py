@@ -13,9 +13,17 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines import Engine, InProcessEngine, PoolDeadlines, PoolResources, RayPool, Sample, WeightTransfer
-from mrlm_pl.engines import ray_pool as ray_pool_module
-from mrlm_pl.engines.ray_cluster import RayCluster
+from mrlm_pl.engines import (
+    Engine,
+    InProcessEngine,
+    PoolDeadlines,
+    PoolResources,
+    RayPool,
+    Sample,
+    WeightTransfer,
+    worker_group,
+)
+from mrlm_pl.engines.gpu_places import LearnerPlace
 from mrlm_pl.engines.skeleton import Skeleton, rebuild
 from mrlm_pl.engines.spreading import Spreading
 from mrlm_pl.errors import ConfigurationError, EngineError
@@ -33,7 +41,8 @@ def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
 
     def make(workers: int = 2, **options: Any) -> tuple[RayPool, FakeCluster]:
         cluster = FakeCluster()
-        monkeypatch.setattr(ray_pool_module, "RayCluster", lambda *arguments: cluster)
+        monkeypatch.setattr(worker_group, "RayCluster", lambda *arguments: cluster)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers set it for their process, which here is this one
         options.setdefault("transfer", WeightTransfer(bucket_bytes=4096))
         options.setdefault("deadlines", PoolDeadlines(start=10, sample=10, transfer=1.5, silence=1))
         pools.append(RayPool(workers, **options))
@@ -132,21 +141,6 @@ def test_two_event_loops_may_place_requests_at_the_same_time() -> None:
     assert spreading._busy == [0, 0]
 
 
-def test_the_head_is_asked_once_for_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = RayCluster.__new__(RayCluster)
-    cluster.address, cluster._own, cluster._silence = "head:1", [], 0.0
-    cluster._answered, cluster._silent_since, cluster._looking = None, None, threading.Lock()
-    asked: list[int] = []
-    monkeypatch.setattr(cluster, "_broken", lambda: bool(asked.append(1)))
-    for _ in range(50):
-        cluster.check()
-    assert len(asked) == 1
-    cluster._answered = 0.0
-    monkeypatch.setattr(cluster, "_broken", lambda: True)
-    with pytest.raises(EngineError, match="head:1 has not answered"):
-        cluster.check()
-
-
 # Models.
 
 
@@ -165,6 +159,7 @@ def test_a_model_is_rebuilt_from_its_skeleton_and_its_tensors(name: str) -> None
     with torch.no_grad():
         found, wanted = rebuilt.eval()(input_ids=ids).logits, model(input_ids=ids).logits
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert [item.requires_grad for item in rebuilt.parameters()] == [True] * len(list(model.parameters()))
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert (rebuilt.get_output_embeddings().weight is rebuilt.get_input_embeddings().weight) == tied
 
@@ -193,6 +188,21 @@ def test_the_skeleton_of_a_sharded_model_is_that_of_the_whole_one() -> None:
     ids = torch.tensor([[1, 5, 9, 2]])
     with torch.no_grad():
         assert torch.equal(rebuilt.eval()(input_ids=ids).logits, same(input_ids=ids).logits)
+
+
+def test_a_rebuilt_model_says_which_of_its_weights_are_trained(make_pool: MakePool) -> None:
+    model = build("llama").requires_grad_(False)
+    add_adapter(model, LoRA(rank=2), "p")
+    rebuilt, targets = rebuild(Skeleton(model).data, torch.device("cpu"))
+    trained = {name for name, item in rebuilt.named_parameters() if item.requires_grad}
+    assert trained == {name for name, _ in model.named_parameters() if ".lora_" in name}
+    assert {name for name, item in targets.items() if item.requires_grad} == trained
+    pool, cluster = make_pool(1)
+    for version, flag in enumerate((True, False, False)):
+        pool.load("p", model.requires_grad_(flag), version)
+        [there] = [held for held, _ in cluster.actors[0].worker._models.values()]
+        assert {item.requires_grad for item in there.parameters()} == {flag}
+    assert cluster.actors[0].calls.count("build") == 2, "only when it changes"
 
 
 def test_what_cannot_be_sent_is_told() -> None:
@@ -227,13 +237,13 @@ def test_with_adapters_only_they_are_sent_again(make_pool: MakePool, monkeypatch
     model = build("llama").requires_grad_(False)
     add_adapter(model, LoRA(rank=2), "p")
     sent: list[list[str]] = []
-    send = ray_pool_module.WeightSender.send
+    send = worker_group.WeightSender.send
 
     def recording(self: Any, invitation: Any, manifest: Any, *rest: Any) -> Any:
         sent.append([item.name for item in manifest.tensors])
         return send(self, invitation, manifest, *rest)
 
-    monkeypatch.setattr(ray_pool_module.WeightSender, "send", recording)
+    monkeypatch.setattr(worker_group.WeightSender, "send", recording)
     for version in (1, 2):
         pool.load("p", model, version)
         requests = [request([1, 2, 3], 5, max_tokens=4), request([4], 6, max_tokens=4)]
@@ -485,9 +495,12 @@ def test_released_sessions_are_released_where_they_are(make_pool: MakePool) -> N
     assert ["release" in actor.calls for actor in cluster.actors] == [False, True]
 
 
-def test_what_is_reserved(make_pool: MakePool) -> None:
+def test_what_is_reserved(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     resources = PoolResources(cpus=2, gpus=0.5, learner_cpus=1, learner_gpus=1, strategy="SPREAD")
     pool, cluster = make_pool(2, resources=resources)
+    cluster.started_here, cluster.learner_gpus = False, ["3"]
+    monkeypatch.setattr(worker_group, "visible_gpus", lambda: ("3",))
+    pool.meet_learner(LearnerPlace((0,)))
     pool.load("p", build("llama"), 1)
     worker = {"CPU": 2, "GPU": 0.5}
     bundles, strategy, seconds = cluster.reserved
@@ -501,6 +514,7 @@ def test_numbers_out_of_range() -> None:
         (lambda: RayPool(calls=0), "calls is 0"),
         (lambda: RayPool(replacements=-1), "replacements is -1"),
         (lambda: PoolResources(gpus=-1), "resources.gpus is -1"),
+        (lambda: PoolResources(gpus=1.5), "resources.gpus is 1.5; above 1 it must be whole"),
         (lambda: PoolDeadlines(sample=0), "deadlines.sample is 0"),
         (lambda: WeightTransfer(bucket_bytes=1), "transfer.bucket_bytes is 1"),
     ):

@@ -17,16 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy import chunked_head, row_tree
+from mrlm_pl.policy.forward_path import PACKED_FAMILIES, PADDED_FAMILIES, forward_path, log_path
 from mrlm_pl.policy.held_passes import bounded_together
 from mrlm_pl.policy.packed_attention import ATTENTION_NAME, packed_attention_forward
-from mrlm_pl.policy.token_logprobs import (
-    PACKED_FAMILIES,
-    PADDED_FAMILIES,
-    forward_path,
-    token_logprobs,
-    token_outputs,
-    token_values,
-)
+from mrlm_pl.policy.token_logprobs import token_logprobs, token_outputs, token_values
 from mrlm_pl.policy.value_head import ValueHead
 
 V = 50
@@ -435,9 +429,7 @@ def test_a_model_class_of_someone_else_computes_its_own_logits() -> None:
 
 def test_the_path_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     model, batch = tiny_model("smollm3"), Batch()
-    from mrlm_pl.policy.token_logprobs import _log_path
-
-    _log_path.cache_clear()
+    log_path.cache_clear()
     with caplog.at_level(logging.INFO, logger="mrlm_pl"):
         token_logprobs(model, *batch)
         token_logprobs(model, *batch)

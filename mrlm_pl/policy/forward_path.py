@@ -1,0 +1,99 @@
+"""Which way leads to a model's log-probabilities, decided from its configuration.
+
+``packed``
+    what rows with the same label begin with in common is computed once, nothing is padded (`packing`, `row_tree`,
+    `packed_attention`), and logits exist for one chunk of action tokens at a time (`chunked_head`);
+``padded``
+    the rows are padded, the logits are chunked;
+``logits``
+    the rows are padded and the model computes its logits itself, for few rows at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, Literal, NamedTuple
+
+from torch import nn
+
+from mrlm_pl.errors import PolicyError
+
+_log = logging.getLogger(__name__)
+
+# Families of transformers whose logits are exactly `lm_head(hidden states)`; the tests compare each with its own
+# forward pass. The first set also hands unknown keyword arguments down to the attention function.
+PACKED_FAMILIES = frozenset(
+    {
+        "ernie4_5",
+        "gemma",
+        "glm4",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "starcoder2",
+    }
+)
+PADDED_FAMILIES = frozenset({"gpt2", "gpt_neox", "stablelm"})
+# Rotary embeddings that depend on nothing but the position; others look at the longest row of the batch.
+_POSITIONAL_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+class ForwardPath(NamedTuple):
+    """How a model's log-probabilities are computed, and the property of the model that decides it."""
+
+    name: Literal["packed", "padded", "logits"]
+    reason: str
+
+
+def forward_path(model: nn.Module) -> ForwardPath:
+    """The path that `token_logprobs.token_logprobs` takes for this model, with the reason.
+
+    Raises:
+        PolicyError: the model is a PEFT wrapper that puts virtual tokens before the prompt.
+    """
+    base = base_model(model)
+    adapter = getattr(model, "active_peft_config", None)
+    if adapter is not None and adapter.is_prompt_learning:
+        raise PolicyError(
+            f"the adapter {type(adapter).__name__} puts virtual tokens before the prompt, which shifts every position; "
+            "use an adapter that changes weights, such as LoRA"
+        )
+    config = base.config
+    family = config.model_type
+    head = base.get_output_embeddings()
+    if type(base).forward.__module__.partition(".models.")[0] != "transformers":
+        return ForwardPath("logits", f"{type(base).__name__} is not a class of transformers")
+    if family not in PACKED_FAMILIES | PADDED_FAMILIES:
+        return ForwardPath("logits", f"family {family!r} may change its logits after the output head")
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward or "forward" in vars(head):
+        return ForwardPath("logits", f"the output head {type(head).__name__} is not a plain linear layer")
+    if family not in PACKED_FAMILIES:
+        return ForwardPath("padded", f"family {family!r} has no packed attention")
+    window = getattr(config, "sliding_window", None)
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if window is not None or layer_types - {"full_attention"}:
+        return ForwardPath("padded", f"attention is not full (sliding_window={window}, layers {sorted(layer_types)})")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in _POSITIONAL_ROPE:
+        return ForwardPath("padded", f"rotary embedding {rope!r} depends on the length of the batch")
+    return ForwardPath("packed", f"family {family!r} with full attention")
+
+
+def base_model(model: nn.Module) -> Any:
+    """The transformers model inside a PEFT wrapper, or ``model`` itself."""
+    wrapper: Any = model
+    return wrapper.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@functools.cache
+def log_path(model: str, path: ForwardPath) -> None:
+    """Log the path, once for every model class and reason."""
+    _log.info("log-probabilities of %s take the %s path: %s", model, path.name, path.reason)
