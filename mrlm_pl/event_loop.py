@@ -18,6 +18,9 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+_STALL_SECONDS = 5.0
+"""A loop that has not turned for so long is told of: whatever runs there waits for one that blocks."""
+
 END_SECONDS = 10.0
 """What was cancelled has to end; who waits for it at the end of a run waits no longer than this."""
 
@@ -26,7 +29,7 @@ class EventLoopThread:
     """A running event loop; the thread is a daemon."""
 
     def __init__(self) -> None:
-        self._loop, self._closed = asyncio.new_event_loop(), False
+        self._loop, self._closed, self._stall_told = asyncio.new_event_loop(), False, False
         self._thread = threading.Thread(target=self._loop.run_forever, name="mrlm-event-loop", daemon=True)
         self._thread.start()
 
@@ -58,7 +61,10 @@ class EventLoopThread:
             while not over.wait(_LOOK_SECONDS):
                 turned = threading.Event()
                 self._loop.call_soon_threadsafe(turned.set)
-                if not turned.wait(seconds) and not over.is_set():
+                if turned.wait(min(seconds, _STALL_SECONDS)):
+                    continue
+                self._tell_of_stall(over)
+                if not turned.wait(max(0.0, seconds - _STALL_SECONDS)) and not over.is_set():
                     with suppress(InvalidStateError):
                         watched.set_exception(
                             RolloutError(f"the event loop has stood still for {seconds:g} s {self._place()}; {advice}")
@@ -68,6 +74,17 @@ class EventLoopThread:
         running.add_done_callback(finish)
         threading.Thread(target=watch, name="mrlm-event-loop-watch", daemon=True).start()
         return watched
+
+    def _tell_of_stall(self, over: threading.Event) -> None:
+        """Warn, once."""
+        if not self._stall_told and not over.is_set():
+            self._stall_told = True
+            logger.warning(
+                "the event loop has stood still for %g s %s; meanwhile no other episode goes on: await what takes time "
+                "(asyncio.sleep in place of time.sleep)",
+                _STALL_SECONDS,
+                self._place(),
+            )
 
     def _place(self) -> str:
         """Where the loop's thread is."""

@@ -245,7 +245,7 @@ def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = Non
     except MisconfigurationException as error:
         raise ConfigurationError(str(error)) from error
     except SIGTERMException:
-        remedy = "; `--ckpt_path last` goes on from the last checkpoint" if stage == "fit" else ""
+        remedy = "; `--ckpt_path last` goes on" if stage == "fit" else ""
         print(f"mrlm: SIGTERM has ended {stage}{remedy}", file=sys.stderr)
         return 128 + signal.SIGTERM  # what a shell says of a process that a signal has ended
     return 0

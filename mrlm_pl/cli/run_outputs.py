@@ -20,6 +20,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.cli.run_folder import LAST_CHECKPOINT, TENSORBOARD
@@ -137,8 +138,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
 class LastCheckpoint(ModelCheckpoint):
     """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
 
-    When nothing is set it is saved every ten minutes and at the end of each epoch. To keep the best checkpoints too,
-    add a ``ModelCheckpoint`` to ``trainer.callbacks``.
+    When nothing is set it is saved every ten minutes and at the end of each epoch; it is also saved when SIGTERM ends a
+    run of one process. To keep the best checkpoints too, add a ``ModelCheckpoint`` to ``trainer.callbacks``.
 
     Args:
         every_n_epochs: epochs between two saves; an epoch is ``data.iterations`` collections.
@@ -165,6 +166,12 @@ class LastCheckpoint(ModelCheckpoint):
         )
         if unset:
             self._every_n_epochs = 1  # beside the time, which the base class takes for an alternative
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Keep what there is when SIGTERM ends the run of one process; several may be at different batches."""
+        ended = isinstance(exception, SIGTERMException) and trainer.training and not trainer.fast_dev_run
+        if ended and trainer.world_size == 1 and self._last_global_step_saved != trainer.global_step:
+            self._save_checkpoint(trainer, self.format_checkpoint_name({}))
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: what the base class keeps tells which of several files is the best."""

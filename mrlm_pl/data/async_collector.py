@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.data.collection import token_count
 from mrlm_pl.data.group_draft import GroupDraft
 from mrlm_pl.data.group_plan import GroupPlan
 from mrlm_pl.data.lags import Lags
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 _TOLD = 5
+_ADVICE = "an async environment must await what it waits for; or raise data.async_options.patience"
 """Episodes that a message about waiting names at most."""
 
 
@@ -124,7 +126,8 @@ class AsyncCollector:
         self._admitted: dict[tuple[int, int], _Group] = {}
         self._restored: dict[tuple[int, int], Collected] = {}
         self._dropped = self._reweighted = 0
-        self._since, self._busy = time.monotonic(), 0.0
+        self._begun = self._since = time.monotonic()
+        self._busy = self._tokens = 0.0
 
     # In the trainer's thread.
 
@@ -143,7 +146,7 @@ class AsyncCollector:
             self._make_players()
         began = time.monotonic()
         self._do(self._admit(iteration))
-        found = self._engine.compute_during(lambda: self._watched(iteration, groups))
+        found = self._engine.compute_during(lambda: self._submit(self._complete(iteration, groups)))
         collected = Collected()
         for group in found:
             assert group.collected is not None
@@ -158,18 +161,16 @@ class AsyncCollector:
             "async/dropped_groups": (float(self._dropped), 1.0),
             "async/reweighted_groups": (float(self._reweighted), 1.0),
         }
-        collected.seconds = now - self._since
+        # An iteration that was played while others were learnt from is there at once: its own rate says nothing.
+        collected.seconds, collected.earlier_tokens = now - self._begun, self._tokens
+        self._tokens += token_count([*collected.episodes, *collected.replaced, *collected.greedy])
         if self._pieces is not None:
-            idle = collected.seconds - (self._pieces.busy_seconds - self._busy)
-            collected.metrics["async/engine_idle"] = (idle, collected.seconds)
-            self._busy = self._pieces.busy_seconds
+            busy, seconds = self._pieces.busy_seconds, now - self._since
+            collected.metrics["async/engine_idle"] = (max(0.0, seconds - (busy - self._busy)), seconds)
+            self._busy = busy
         self._since = now
         self._dropped = self._reweighted = 0
         return collected
-
-    def _watched(self, iteration: int, groups: Sequence[int]) -> Future[list[_Group]]:
-        advice = "an async environment must await what it waits for; or raise data.async_options.patience"
-        return self._loop.submit_watched(self._complete(iteration, groups), self.options.patience, advice)
 
     def _make_players(self) -> None:
         options = self.options
@@ -253,7 +254,10 @@ class AsyncCollector:
             stack.callback(self._loop.cancel_all)
 
     def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._loop.submit(coroutine).result()
+        return self._submit(coroutine).result()
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return self._loop.submit_watched(coroutine, self.options.patience, _ADVICE)
 
     # On the event loop.
 

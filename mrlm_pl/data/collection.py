@@ -51,6 +51,11 @@ def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]
     return found
 
 
+def token_count(episodes: Sequence[Episode]) -> float:
+    """How many tokens were sampled for these episodes; paths of a turn tree share some."""
+    return float(sum(turn.stop - turn.start for turn, _ in distinct_turns(episodes)))
+
+
 @dataclass
 class CollectionSums:
     """Sums behind the numbers that are logged of a collection; see :class:`RolloutDataModule`.
@@ -73,6 +78,7 @@ class CollectionSums:
         silent: Callable[[Sequence[Episode]], bool] = equal_returns,
         unused: Sequence[Episode] = (),
         by_task: bool = False,
+        earlier_tokens: float = 0.0,
     ) -> CollectionSums:
         """The sums of the episodes that one rank played in so many seconds.
 
@@ -82,11 +88,12 @@ class CollectionSums:
             silent: whether the episodes of a group teach nothing.
             unused: others that were played in that time; they are throughput, and may have failed.
             by_task: whether reward and success are also told of each environment.
+            earlier_tokens: that were sampled in these seconds for other collections.
         """
         played = [episode for episode in episodes if not episode.failed]
         turns = distinct_turns(played)
-        tokens = float(sum(turn.stop - turn.start for turn, _ in turns))
-        unused_tokens = float(sum(turn.stop - turn.start for turn, _ in distinct_turns(unused)))
+        tokens = token_count(played)
+        all_tokens = tokens + token_count(unused) + earlier_tokens
         groups: dict[str, list[Episode]] = {}
         for episode in played:
             groups.setdefault(episode.group, []).append(episode)
@@ -101,6 +108,9 @@ class CollectionSums:
             found["reward"] = episode.reward
             if episode.task.environment in judging and episode.stop_reason not in TREE_STOPS:
                 found["success"] = float(bool(episode.success))
+            if f"{episode.task.environment}/reward" in found:
+                # Turns without named parts have one of this name, which is not the whole where others have names.
+                found[f"{episode.task.environment}/reward"] = episode.reward
             if by_task:
                 found |= {f"{episode.task.environment}/{name}": found[name] for name in _OF_TASKS if name in found}
             for name, value in found.items():
@@ -117,8 +127,9 @@ class CollectionSums:
             means["rollout/entropy"] = (surprise, max(float(sum(turn.stop - turn.start for turn, _ in own)), 1.0))
         means["rollout/response_tokens"] = (tokens, max(float(len(turns)), 1.0))
         sums = {
-            "rollout/tokens_per_second": (tokens + unused_tokens) / seconds,
+            "rollout/tokens_per_second": all_tokens / seconds,
             "rollout/failed_episodes": float(sum(episode.failed for episode in (*episodes, *unused))),
+            "rollout/retries": float(sum(episode.attempts - 1 for episode in (*episodes, *unused))),
             "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),
         }
         return cls(means, sums)

@@ -82,3 +82,13 @@ def check_played(episodes: Sequence[Episode], iteration: int) -> None:
         )
     if failed:
         logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(episodes), failed[0].error)
+
+
+def check_kept(kept: Sequence[Episode], iteration: int) -> None:
+    """Tell of a collection that leaves nothing to learn from."""
+    if not kept:
+        logger.warning(
+            "no group of iteration %d is left to learn from, so that its updates change nothing; see "
+            "data.failed_members and data.retries",
+            iteration,
+        )

@@ -27,7 +27,7 @@ from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.data.group_plan import FailedMembers, GroupPlan, GroupRules, check_failure_rule
 from mrlm_pl.data.pieces import Cut, rows_of_piece
 from mrlm_pl.data.players import Players
-from mrlm_pl.data.rollout_checks import check_fit, check_played
+from mrlm_pl.data.rollout_checks import check_fit, check_kept, check_played
 from mrlm_pl.data.rollout_state import of_all_ranks, own_groups_ahead, rows_from_state, rows_to_state
 from mrlm_pl.data.run_tasks import RunTasks
 from mrlm_pl.data.stale_snapshots import StaleSnapshots
@@ -56,15 +56,15 @@ class RolloutDataModule(LightningDataModule):
     many pieces; the result does not depend on it. All randomness is a function of ``seed`` and the position, so the
     iteration, the position in it and its rows are all that a checkpoint holds.
 
-    Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats per
-    token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
+    Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats
+    per token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
     collection, ``truncated_turns`` (share cut at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups``,
-    ``row_restarts``, ``dropped_groups`` and ``resampled_members`` (see ``failed_members``), ``resampled_groups`` (see
-    ``resample_rounds``), with ``cross_policy`` ``stale_turns`` (share that snapshots sampled; they do not count in
-    ``entropy``) and ``stale_age`` (their mean age in optimizer steps), and the components and metrics of each
-    environment as ``rollout/ENVIRONMENT/NAME``; with several environments, also ``reward``, ``success`` and ``groups``
-    (how many of its tasks the collection was planned with) of each, and with a curriculum its ``success_rate`` and
-    ``weight`` for what is planned next.
+    ``retries`` (episodes that were started again), ``row_restarts``, ``dropped_groups`` and ``resampled_members``
+    (see ``failed_members``), ``resampled_groups`` (see ``resample_rounds``), with ``cross_policy`` ``stale_turns``
+    (share that snapshots sampled; they do not count in ``entropy``) and ``stale_age`` (their mean age in optimizer
+    steps), and the components and metrics of each environment as ``rollout/ENVIRONMENT/NAME``; with several
+    environments, also ``reward``, ``success`` and ``groups`` (how many of its tasks the collection was planned
+    with) of each, and with a curriculum its ``success_rate`` and ``weight`` for what is planned next.
 
     Args:
         environment: where episodes are played; several make a multi-task run.
@@ -339,6 +339,7 @@ class RolloutDataModule(LightningDataModule):
             self._save(collected)
         played = [*collected.episodes, *collected.replaced]
         check_played(played, self.iteration)
+        check_kept(collected.episodes, self.iteration)
         rows = self._prepared(collected)
         measured = self._measured(collected, own, collected.seconds or time.perf_counter() - started)
         prepared = self._algorithm().take_prepared_metrics()
@@ -363,7 +364,9 @@ class RolloutDataModule(LightningDataModule):
         """What all ranks measured together of a collection, which took this one so many seconds."""
         episodes, unused = collected.episodes, [*collected.replaced, *collected.greedy]
         several = self.tasks.several
-        measured = CollectionSums.of(episodes, seconds, self._silent, unused, by_task=several)
+        measured = CollectionSums.of(
+            episodes, seconds, self._silent, unused, by_task=several, earlier_tokens=collected.earlier_tokens
+        )
         measured.means |= collected.metrics
         if self.stale is not None:
             measured.means |= self.stale.metrics(episodes, self._version())

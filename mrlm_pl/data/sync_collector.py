@@ -26,6 +26,7 @@ class Collected:
         counts: what became of the groups, as numbers that add up, by the name they are logged under.
         metrics: what else is to be logged, as (sum, count) of means by name.
         seconds: in which so many episodes are played; None: as long as it took to collect them.
+        earlier_tokens: that were sampled in these seconds for collections before.
     """
 
     episodes: list[Episode] = field(default_factory=list)
@@ -34,6 +35,7 @@ class Collected:
     counts: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float | None = None
+    earlier_tokens: float = 0.0
 
     def add(self, other: Collected) -> None:
         """Append the episodes of another part of the collection."""

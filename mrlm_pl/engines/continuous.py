@@ -88,7 +88,8 @@ class ContinuousEngine(Engine):
         if not engine.takes_pieces:
             raise ConfigurationError(f"{type(engine).__name__} samples whole turns; use it without ContinuousEngine")
         self.engine, self.piece, self.rows = engine, piece, rows
-        self.busy_seconds, self.batches = 0.0, 0
+        self.batches = 0
+        self._busy: tuple[float, float | None] = (0.0, None)
         self._turns: list[_Turn] = []
         self._numbers = itertools.count()
         self._runner: asyncio.Task[None] | None = None
@@ -125,6 +126,7 @@ class ContinuousEngine(Engine):
                 return
             asked = [turn.next_piece(self.piece) for turn in batch]
             started = time.perf_counter()
+            self._busy = self._busy[0], started
             try:
                 samples = await self.engine.sample(asked)
                 if len(samples) != len(asked):
@@ -138,7 +140,7 @@ class ContinuousEngine(Engine):
                 await self._find_culprits(batch, asked, error)
                 continue
             finally:
-                self.busy_seconds += time.perf_counter() - started
+                self._busy = self._busy[0] + time.perf_counter() - started, None
                 self.batches += 1
             for turn, sample in zip(batch, samples, strict=True):
                 self._take(turn, sample)
@@ -159,6 +161,12 @@ class ContinuousEngine(Engine):
                 self._take(turn, answer[0])
             elif not turn.done.done():
                 turn.done.set_exception(answer if isinstance(answer, BaseException) else error)
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the engine has been asked for samples until now; any thread may ask."""
+        seconds, since = self._busy  # a tuple, so that both are of the same moment
+        return seconds if since is None else seconds + time.perf_counter() - since
 
     @property
     def holds_weights(self) -> bool:

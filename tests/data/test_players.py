@@ -20,7 +20,8 @@ def test_connections_to_servers_are_closed_and_an_engine_that_was_given_is_not(m
 
     monkeypatch.setattr("mrlm_pl.data.players.with_served", with_served)
     players = Players({}, given, False, {}, None)
-    players.engine(SimpleNamespace(policies=[]))  # type: ignore[arg-type]
+    monkeypatch.setattr("mrlm_pl.data.players.learner_place", lambda trainer: None)
+    players.engine(SimpleNamespace(policies=[], trainer=None))  # type: ignore[arg-type]
     players.close()
     assert (given.notes, there.notes) == ([], ["close"])
     players.close()
