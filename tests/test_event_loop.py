@@ -68,3 +68,23 @@ def test_what_does_not_end_is_told_and_left(monkeypatch: pytest.MonkeyPatch, cap
         assert time.monotonic() - started < 1.5
         assert name in caplog.text
         assert loop.closed
+
+
+def test_a_loop_that_somebody_blocks_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mrlm_pl.event_loop._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("mrlm_pl.event_loop._STALL_SECONDS", 0.1)
+
+    async def block() -> int:
+        for _ in range(2):
+            time.sleep(0.5)  # as an environment does that does not await
+            await asyncio.sleep(0.1)
+        return 3
+
+    loop = EventLoopThread()
+    assert loop.submit_watched(block(), 60.0, "advice").result() == 3
+    loop.close()
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "in block (" in told
+    assert "asyncio.sleep in place of time.sleep" in told

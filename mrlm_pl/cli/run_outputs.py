@@ -169,7 +169,7 @@ class LastCheckpoint(ModelCheckpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Keep what there is when SIGTERM ends the run of one process; several may be at different batches."""
-        ended = isinstance(exception, SIGTERMException) and trainer.training and not trainer.fast_dev_run
+        ended = isinstance(exception, SIGTERMException) and trainer.training and not trainer.fast_dev_run  # type: ignore[attr-defined]
         if ended and trainer.world_size == 1 and self._last_global_step_saved != trainer.global_step:
             self._save_checkpoint(trainer, self.format_checkpoint_name({}))
 

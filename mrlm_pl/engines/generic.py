@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from mrlm_pl.engines.backend import Backend, Context, Rows
+from mrlm_pl.engines.plain_module import own_copy
+from mrlm_pl.policy.sharding import whole
 
 
 class GenericModel(Backend):
@@ -30,7 +31,7 @@ class GenericModel(Backend):
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
         self._source = model
-        self._model = copy.deepcopy(model) if own else model
+        self._model = own_copy(model) if own else model
         self._dtype = dtype
         parameters = inspect.signature(model.forward).parameters
         self._takes = {name for name in ("position_ids", "logits_to_keep") if name in parameters}
@@ -41,9 +42,9 @@ class GenericModel(Backend):
     def refresh(self) -> None:
         """Take over the module's weights and buffers if they are not used where they are."""
         if self._model is not self._source:
-            held = self._model.state_dict(keep_vars=True)
-            for name, value in self._source.state_dict(keep_vars=True).items():
-                held[name].copy_(value)
+            held = _tensors(self._model)
+            for name, value in _tensors(self._source).items():
+                held[name].copy_(whole(value))
         self.device = next(self._model.parameters()).device
 
     @contextmanager
@@ -195,3 +196,8 @@ class RecomputedRows(Rows):
     def states(self, row: int, length: int) -> None:
         """None: there are no keys and values."""
         return
+
+
+def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    # Not `state_dict`, before which a sharded model lets go of what it has gathered.
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,22 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from mrlm_pl.engines.plain_module import reduced
 from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.sharding import whole
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OF_SHARDING = "torch.distributed"
-"""Hooks from here gather the parts of a sharded model; what is rebuilt is whole."""
-
-_OF_CHECKPOINTS = (
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
-"""Hooks that a model which only generates never runs."""
-
-_STATE_OF_SHARDING = ("__composable_api_state_key", "_is_fsdp", "_fsdp")
 
 
 class Skeleton:
@@ -105,9 +90,8 @@ class _Pickler(Pickler):
         return self._names[id(item)], dtype, isinstance(item, nn.Parameter), item.requires_grad
 
     def reducer_override(self, item: Any) -> Any:
-        if isinstance(item, nn.Module) and _is_marked(item):
-            return _new, (_plain_class(item),), _whole_state(item)
-        return super().reducer_override(item)
+        plain = reduced(item)
+        return super().reducer_override(item) if plain is NotImplemented else plain
 
 
 class _Unpickler(pickle.Unpickler):
@@ -122,38 +106,3 @@ class _Unpickler(pickle.Unpickler):
             empty = torch.empty(0, dtype=getattr(torch, dtype), device=self._device)
             self.tensors[name] = nn.Parameter(empty, requires_grad=trained) if parameter else empty
         return self.tensors[name]
-
-
-def _new(cls: Any) -> Any:
-    return cls.__new__(cls)
-
-
-def _of_sharding(hook: Callable[..., Any]) -> bool:
-    function = getattr(hook, "__func__", hook)
-    return str(getattr(function, "__module__", "")).startswith(_OF_SHARDING)
-
-
-def _is_marked(module: nn.Module) -> bool:
-    """Whether a module has something on it that is left behind."""
-    hooks = any(_of_sharding(hook) for name in _HOOKS for hook in getattr(module, name).values())
-    return hooks or isinstance(module, FSDPModule) or any(getattr(module, name) for name in _OF_CHECKPOINTS)
-
-
-def _plain_class(module: nn.Module) -> type:
-    """The class that sharding has put its own before."""
-    if not isinstance(module, FSDPModule):
-        return type(module)
-    return next(base for base in type(module).__mro__ if not issubclass(base, FSDPModule))
-
-
-def _whole_state(module: nn.Module) -> dict[str, Any]:
-    state = {key: value for key, value in module.__dict__.items() if not key.startswith(_STATE_OF_SHARDING)}
-    for name in _OF_CHECKPOINTS:
-        state[name] = OrderedDict()
-    for name in _HOOKS:
-        kept = {key: hook for key, hook in state[name].items() if not _of_sharding(hook)}
-        state[name] = type(state[name])(kept)
-    for name in ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"):
-        base = "_forward_pre_hooks" if "pre" in name else "_forward_hooks"
-        state[name] = type(state[name])((key, on) for key, on in state[name].items() if key in state[base])
-    return state

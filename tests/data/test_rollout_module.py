@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,22 @@ def test_the_sums_of_ranks_add_up() -> None:
     assert metrics["rollout/tokens_per_second"] == 2 / 2.0 + 1 / 0.5
     assert metrics["rollout/entropy"] == 0.5
     assert metrics["rollout/response_tokens"] == 1.0
+
+
+def test_the_rate_counts_what_was_sampled_for_others_and_retries_are_told() -> None:
+    again = replace(judged(True), attempts=3)
+    metrics = CollectionSums.of([again, judged(False)], seconds=2.0, earlier_tokens=4.0).metrics()
+    assert metrics["rollout/tokens_per_second"] == (2 + 4) / 2.0
+    assert metrics["rollout/retries"] == 2.0
+
+
+def test_the_reward_of_an_environment_is_the_whole_where_some_turns_have_named_parts() -> None:
+    episode = judged(True, reward=4.0)
+    turn = episode.rows()[0].turns[0]
+    turn.components.clear()
+    turn.components.update({"reward": 0.0, "right": 4.0})  # the first a turn's without named parts
+    metrics = CollectionSums.of([episode], seconds=1.0).metrics()
+    assert (metrics["rollout/a/reward"], metrics["rollout/a/right"]) == (4.0, 4.0)
 
 
 def test_the_engine_of_the_module_ends_with_its_stage(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

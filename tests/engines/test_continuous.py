@@ -199,3 +199,26 @@ def test_an_engine_that_gives_too_few_samples_is_told() -> None:
     inner = Short(loaded(build("qwen2")).engine)
     with pytest.raises(EngineError, match=r"Short gave \d samples for \d requests"):
         together(ContinuousEngine(inner), [request([1], 0), request([2], 1)])
+
+
+def test_a_call_under_way_counts_as_busy() -> None:
+    async def play() -> tuple[float, float]:
+        going = asyncio.Event()
+
+        class Waits(Watched):
+            async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+                await going.wait()
+                return await super().sample(requests)
+
+        engine = ContinuousEngine(Waits(loaded(build("qwen2")).engine))
+        before = engine.busy_seconds
+        turn = asyncio.create_task(engine.sample([request([1], 0)]))
+        await asyncio.sleep(0.05)
+        meanwhile = engine.busy_seconds
+        going.set()
+        await turn
+        return before, meanwhile
+
+    before, meanwhile = asyncio.run(play())
+    assert before == 0.0
+    assert meanwhile > 0.0
