@@ -311,7 +311,7 @@ def test_a_run_with_a_reference_pool_has_the_weights_of_one_without(devices: str
     options = ("--trainer.devices", devices, *strategy, "--data.engine", "InProcessEngine")
     finished(fit("plain", *options, *REFERENCE[:2]))
     process = fit("pool", *options, *REFERENCE)
-    running(process, tmp_path / "pool")
+    running(process, tmp_path / "pool", 2 * int(devices))  # each rank writes its own, before it asks its reference
     killed = next(pid for pid, line in descendants(process.pid).items() if line.startswith("ray::ReferenceWorker"))
     os.kill(killed, signal.SIGKILL)
     finished(process)

@@ -128,7 +128,7 @@ def test_an_adapter_on_the_output_head_only_changes_the_rounding(make_reference:
 
 
 def test_the_numbers_are_those_of_transformers(make_reference: MakeReference, model_folder: Path) -> None:
-    reference, _ = make_reference(3)
+    reference, cluster = make_reference(3)
     rows, policy = table(), Policy(str(model_folder))
     policy.load()
     model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
@@ -139,6 +139,7 @@ def test_the_numbers_are_those_of_transformers(make_reference: MakeReference, mo
     wanted = torch.nn.functional.pad(wanted, (1, 0)) * rows.action_mask
     # Even shares of the rows for three workers: other passes than the learner's single one, other rounding.
     torch.testing.assert_close(reference.logprobs(policy, rows), wanted, rtol=1e-5, atol=1e-5)
+    assert all("logprobs" in actor.calls for actor in cluster.actors)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
