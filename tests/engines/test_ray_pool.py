@@ -460,7 +460,7 @@ def test_a_worker_that_does_not_answer_is_replaced(make_pool: MakePool) -> None:
         made.append(InProcessEngine() if made else SlowEngine())
         return made[-1]
 
-    pool, _ = make_pool(1, engine=engine, deadlines=PoolDeadlines(10, 0.5, 5, 1))
+    pool, _ = make_pool(1, engine=engine, deadlines=PoolDeadlines(10, 2.0, 5, 1))
     model = build("llama")
     pool.load("p", model, 1)
     assert_same(run(pool, request([1], 3)), expected(model, [request([1], 3)], 1))
