@@ -196,6 +196,7 @@ def _wrong_value(message: str, findings: Sequence[_Finding]) -> str:
     """Names the value and the types that would do, of the innermost key."""
     deepest = max(findings, key=lambda item: item.depth)
     same = [item.text for item in findings if item.key == deepest.key and item.depth == deepest.depth]
+    same = [text for text in same if not text.startswith("Expected ")][:1] or same  # a cause is worth more than types
     wanted = list(dict.fromkeys(_readable(text) for text in same))
     value = re.findall(r"Given value: (.+)", message)
     given = ""

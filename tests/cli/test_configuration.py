@@ -212,6 +212,56 @@ def test_missing_data_is_named(mrlm):
     assert "data missing" in err
 
 
+ENVIRONMENTS = """
+from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
+
+
+class Plain(SingleAgentEnvironment):
+    name = "plain"
+
+    def tasks(self, split):
+        return DatasetTasks(self.name, split, [{}])
+
+    def begin(self, task):
+        return "?"
+
+    def reply(self, message):
+        return Outcome()
+
+
+class AsyncReply(Plain):
+    async def reply(self, message):
+        return Outcome()
+
+
+class AsyncBegin(Plain):
+    async def begin(self, task):
+        return "?"
+"""
+
+
+@pytest.mark.parametrize(("name", "method"), [("AsyncReply", "reply"), ("AsyncBegin", "begin")])
+def test_async_methods_of_a_single_agent_environment_are_refused_by_name(
+    mrlm, config, tmp_path, monkeypatch, name, method
+):
+    (tmp_path / "waiting_environments.py").write_text(ENVIRONMENTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, _, err = mrlm("fit", "--config", config, "--data.environment", f"waiting_environments.{name}")
+    assert status == 2
+    assert err.startswith(f"mrlm: error: {name}.{method} is async; write a plain function")
+    assert err.endswith("subclass Environment, whose reset and step may be async\n")
+    status, _, err = mrlm("check-env", "waiting_environments.Plain")
+    assert "is async" not in err, "the others of the module can be used"
+
+
+def test_a_module_that_cannot_be_imported_is_answered_with_its_error(mrlm, config, tmp_path, monkeypatch):
+    (tmp_path / "module_that_raises.py").write_text("raise TypeError('no such luck')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, _, err = mrlm("fit", "--config", config, "--data.environment", "module_that_raises.Any")
+    assert status == 2
+    assert err == "mrlm: error: data.environment: no such luck (the value is 'module_that_raises.Any')\n"
+
+
 def test_plugin_that_fails_names_its_distribution(mrlm, config, tmp_path, monkeypatch):
     folder = tmp_path / "broken"
     (folder / "mrlm_broken-1.0.dist-info").mkdir(parents=True)
