@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from mrlm_pl.cli.parser import plain_words
 from mrlm_pl.cli.plugins import class_path, environments_by_name, load_package, load_plugins, subclasses
 
 PACKAGES = ("mrlm", "torch", "lightning", "transformers", "torchmetrics", "peft", "jsonargparse", "grpcio", "ray")
@@ -92,7 +93,7 @@ def _describe(classes: Iterable[type]) -> list[dict[str, Any]]:
 
 
 def _entry(cls: type) -> dict[str, Any]:
-    summary = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+    summary = plain_words((inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " "))
     return {"class": class_path(cls), "summary": summary, "package": cls.__module__.split(".")[0]}
 
 

@@ -105,6 +105,17 @@ def test_model_help_names_parameters_and_default(mrlm):
     assert re.search(r"--model\.clip_low CLIP_LOW\s.*?default:\s+0\.2\)", out, re.DOTALL)
 
 
+def test_data_help_is_plain_and_names_only_options_that_work(mrlm):
+    status, out, err = mrlm("fit", "--data.help", "RolloutDataModule")
+    assert status == 0, err
+    assert "--data.cross_policy.help" not in out
+    assert "--data.engine.help" in out, "that of a class works"
+    assert "--data.cross_policy CROSS_POLICY" in out
+    assert ":class:" not in out
+    assert "``" not in out
+    assert "see AsyncOptions:" in out
+
+
 MISTAKES = {
     "option": (("--trainer.max_epoch", "3"), ("'--trainer.max_epoch'", "'--trainer.max_epochs'")),
     "abbreviation": (("--trainer.max_ep", "3"), ("'--trainer.max_ep'",)),
