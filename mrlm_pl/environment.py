@@ -364,7 +364,13 @@ class Outcome:
 
 
 class SingleAgentEnvironment(Environment):
-    """An environment with one agent, written with plain values: ``begin`` poses the task, ``reply`` judges a text."""
+    """An environment with one agent, written with plain values: ``begin`` poses the task, ``reply`` judges a text.
+
+    Both are plain functions and run in a thread, so they may wait. To await, subclass :class:`Environment`.
+
+    Raises:
+        ConfigurationError: one of them is ``async``.
+    """
 
     @abstractmethod
     def begin(self, task: Task) -> str | Message | Sequence[Message]:
@@ -374,14 +380,15 @@ class SingleAgentEnvironment(Environment):
     def reply(self, message: Message) -> Outcome:
         """Judge the agent's message; ``message.content`` is its text."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
+    def __new__(cls, *args: Any, **kwargs: Any) -> SingleAgentEnvironment:
+        # Not when the class is defined: its whole module would fail, with all the other environments in it.
         for method in (cls.begin, cls.reply):
             if inspect.iscoroutinefunction(method):
-                raise TypeError(
-                    f"{cls.__name__}.{method.__name__} is async; write a plain function, which runs in a thread, or "
-                    "subclass Environment, whose reset and step may be async"
+                raise ConfigurationError(
+                    f"{cls.__name__}.{method.__name__} is async; write a plain function, which runs in a thread of its "
+                    "own, or subclass Environment, whose reset and step may be async"
                 )
+        return super().__new__(cls)
 
     def reset(self, task: Task) -> Observations:
         """Begin an episode; see :meth:`Environment.reset`."""

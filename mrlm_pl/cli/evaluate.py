@@ -100,7 +100,7 @@ def eval_parser() -> CommandParser:
     """The parser of ``mrlm eval``."""
     parser = environment_parser("eval", "Score a run or a model on an environment.")
     add_model_options(parser)
-    parser.add_argument("--num-episodes", type=PositiveInt, default=200, help="Episodes in all.")
+    parser.add_argument("-n", "--num-episodes", type=PositiveInt, default=200, help="Episodes in all.")
     parser.add_argument("--split", choices=SPLITS, default="test", help="Split of the tasks.")
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
     parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help="Episodes of each task, for pass@k.")

@@ -1,4 +1,4 @@
-"""``mrlm info``: versions, devices, the sandbox, and the algorithms, environments and callbacks that can be named."""
+"""``mrlm info``: versions, devices, the sandbox, and the classes and environments that can be named."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from mrlm_pl.cli.parser import plain_words
 from mrlm_pl.cli.plugins import class_path, environments_by_name, load_package, load_plugins, subclasses
 
-PACKAGES = ("mrlm", "torch", "lightning", "transformers", "torchmetrics", "peft", "jsonargparse", "grpcio")
+PACKAGES = ("mrlm", "torch", "lightning", "transformers", "torchmetrics", "peft", "jsonargparse", "grpcio", "ray")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -34,10 +35,12 @@ def collect() -> dict[str, Any]:
     from lightning.pytorch import Callback, LightningDataModule
 
     from mrlm_pl.algorithms import Algorithm
+    from mrlm_pl.engines import Engine
     from mrlm_pl.remote import RemoteEnvironment
 
     load_package("mrlm_pl.algorithms")
     load_package("mrlm_pl.data")
+    load_package("mrlm_pl.engines")
     load_plugins()
     named = {cls: name for name, cls in environments_by_name().items()}
     return {
@@ -48,6 +51,7 @@ def collect() -> dict[str, Any]:
         "sandbox": sandbox(),
         "algorithms": _describe(subclasses(Algorithm)),
         "data": _describe(subclasses(LightningDataModule)),
+        "engines": _describe(subclasses(Engine)),
         "environments": [
             *({"name": named[cls], **_entry(cls)} for cls in sorted(named, key=lambda cls: named[cls])),
             {"name": RemoteEnvironment.__name__, **_entry(RemoteEnvironment)},
@@ -89,7 +93,7 @@ def _describe(classes: Iterable[type]) -> list[dict[str, Any]]:
 
 
 def _entry(cls: type) -> dict[str, Any]:
-    summary = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+    summary = plain_words((inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " "))
     return {"class": class_path(cls), "summary": summary, "package": cls.__module__.split(".")[0]}
 
 
@@ -106,7 +110,7 @@ def _plain(facts: dict[str, Any]) -> str:
     lines += [f"device        {name}" for name in facts["devices"]]
     lines.append(f"sandbox       {facts['sandbox']['level'] or 'none: untrusted code cannot be run'}")
     lines += [f"              {name} is missing: {reason}" for name, reason in facts["sandbox"]["missing"].items()]
-    for kind in ("algorithms", "data", "environments", "callbacks"):
+    for kind in ("algorithms", "data", "engines", "environments", "callbacks"):
         lines.append(f"\n{kind}:" if facts[kind] else f"\n{kind}: none")
         lines += [f"  {item['name']:<24} {item['summary']} [{item['package']}]" for item in facts[kind]]
     return "\n".join(lines)

@@ -32,6 +32,9 @@ _SUBCOMMAND_OPTION = re.compile(r"Subcommand '([^']+)' does not accept option '(
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.+)' \(choose from (.+)\)$")
 _ONE_OF = re.compile(r"Expected a typing\.Literal\[(.+)\]\. Got value: (.+)$")
 _NO_FILE = re.compile(r"File does not exist: '(.+)'$")
+_ROLE = re.compile(r":[a-z]+:`(?:~(?:\w+\.)*)?([\w.]+)`")
+_CLASS_HELP = re.compile(r"^Help for --", re.MULTILINE)
+_INNER_HELP = re.compile(r"^  --\S+\.help\n(?: {20,}.*\n)+", re.MULTILINE)  # those of groups; classes take a value
 _NOT_A_PATH = "Expected a dot import path string: "
 
 
@@ -87,6 +90,20 @@ class ShortErrors:
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(message, ex)  # type: ignore[misc]
         raise ConfigurationError(explain(message, self, ShortErrors._unknown)) from ex
+
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        """The help in plain words, without the options of a class's help that the command line does not take."""
+        text = plain_words(super().format_help(*args, **kwargs))  # type: ignore[misc]
+        return _INNER_HELP.sub("", text) if _CLASS_HELP.search(text) else text
+
+
+def plain_words(text: str) -> str:
+    """The text of a docstring without its markup of names.
+
+    >>> plain_words("see :class:`~mrlm_pl.cross_policy.CrossPolicy` and ``mode``")
+    'see CrossPolicy and `mode`'
+    """
+    return _ROLE.sub(r"\1", text).replace("``", "`")
 
 
 class CommandParser(ShortErrors, ArgumentParser):
@@ -196,6 +213,7 @@ def _wrong_value(message: str, findings: Sequence[_Finding]) -> str:
     """Names the value and the types that would do, of the innermost key."""
     deepest = max(findings, key=lambda item: item.depth)
     same = [item.text for item in findings if item.key == deepest.key and item.depth == deepest.depth]
+    same = [text for text in same if not text.startswith("Expected ")][:1] or same  # a cause is worth more than types
     wanted = list(dict.fromkeys(_readable(text) for text in same))
     value = re.findall(r"Given value: (.+)", message)
     given = ""

@@ -55,10 +55,13 @@ def check_fit(data: RolloutDataModule, algorithm: Algorithm, ranks: int, accumul
         )
     if data.overlaps and not algorithm.weighs_sampler(data.sampling):
         logger.warning(
-            "data.mode is async, and %s takes what weights up to %d versions older have sampled for its own; "
-            "`model.correction: {kind: truncated}` weighs it, where the algorithm has one",
+            "data.mode is async, and %s takes what weights up to %d versions older have sampled for its own; %s",
             name,
             data.max_lag,
+            "`model.correction: {kind: truncated}` weighs it"
+            if correction is not None
+            else "it has no correction to weigh them with: `data.max_lag: 1` keeps them nearest, 0 is synchronous, and "
+            "an algorithm with a ratio (GRPO, PPO) needs no correction",
         )
     pieces = ranks * data.minibatches * accumulation
     if data.groups % pieces:

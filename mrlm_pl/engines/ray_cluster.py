@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +12,8 @@ from typing import Any, Literal
 
 from mrlm_pl.engines.ray_connection import CHECK_SECONDS, STOP_SECONDS, RayConnection
 from mrlm_pl.errors import EngineError
+
+logger = logging.getLogger(__name__)
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -54,10 +58,26 @@ class RayCluster:
     def reserve(self, bundles: Sequence[dict[str, float]], strategy: Strategy, seconds: float) -> None:
         """Reserve room for the workers, a bundle of resources each; all of it or none.
 
+        A Ray that was started here never grows: what it has not is refused at once. A cluster may, so it is waited for.
+
         Raises:
             EngineError: the cluster has no such room, or not in time.
         """
         wanted = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
+        total = self._ray.cluster_resources()
+        missing = _beyond(wanted, total)
+        if missing and self.started_here:
+            raise EngineError(
+                f"Ray was started on this machine and has not what is asked for: {missing}; ask for fewer workers or "
+                "less for each, or name a cluster that has it (address)"
+            )
+        if missing:
+            logger.warning(
+                "Ray at %s has not what is asked for: %s; waiting up to %g s for more machines",
+                self.address,
+                missing,
+                seconds,
+            )
         self._group = self._ray.util.placement_group(wanted, strategy=strategy)
         if not self._group.wait(seconds):
             total = {name: amount for name, amount in self._ray.cluster_resources().items() if name in ("CPU", "GPU")}
@@ -173,6 +193,21 @@ class RayCluster:
 
 class WorkerLostError(EngineError):
     """A worker is dead or does not answer; another one can take its place."""
+
+
+def _beyond(bundles: Sequence[Mapping[str, float]], total: Mapping[str, float]) -> str:
+    """What the bundles want in all and there is less of, in words; empty where there is enough.
+
+    >>> _beyond([{"CPU": 1.0, "GPU": 1.0}] * 2, {"CPU": 8.0, "GPU": 1.0})
+    '2 GPU (there are 1)'
+    """
+    names = dict.fromkeys(name for bundle in bundles for name in bundle)
+    wanted = {name: math.fsum(bundle.get(name, 0.0) for bundle in bundles) for name in names}
+    return ", ".join(
+        f"{amount:g} {name} (there are {total.get(name, 0.0):g})"
+        for name, amount in wanted.items()
+        if amount > total.get(name, 0.0)
+    )
 
 
 def _within(seconds: float, function: Callable[[], Any]) -> bool:

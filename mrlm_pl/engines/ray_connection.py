@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import shutil
 import socket
@@ -28,6 +29,7 @@ STOP_SECONDS = 20.0
 _FOLDER, _LOCK = "mrlm-ray-", "in_use"
 _OBJECT_STORE_BYTES = 128 * 2**20  # weights do not go through it
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_START_VARIABLE = "RAY_raylet_start_wait_time_s"  # Ray's own is too short for a machine that is busy
 _CPUS = 1024
 """That a Ray that is started here says it has: what its pools ask for is the user's affair, and more may come."""
 
@@ -57,7 +59,8 @@ class RayConnection:
     _sharing = threading.Lock()
 
     def __init__(self, address: str | None, seconds: float) -> None:
-        for name, value in _SETTINGS.items():
+        settings = _SETTINGS if address is not None else {**_SETTINGS, _START_VARIABLE: str(math.ceil(seconds))}
+        for name, value in settings.items():
             os.environ.setdefault(name, value)  # read when Ray is imported and started
         excepthook = sys.excepthook
         try:
@@ -122,7 +125,10 @@ class RayConnection:
 
     def _remedy(self) -> str:
         if self.asked is None:
-            return "look at the free memory and at /dev/shm"
+            return (
+                "look at the load of the processors, the free memory and /dev/shm; on a busy machine raise "
+                "deadlines.start"
+            )
         return (
             "start it with `ray start --head`; if it wants a token, set RAY_AUTH_MODE=token for the run as well; or "
             "leave the address out to start Ray on this machine"

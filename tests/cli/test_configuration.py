@@ -105,6 +105,17 @@ def test_model_help_names_parameters_and_default(mrlm):
     assert re.search(r"--model\.clip_low CLIP_LOW\s.*?default:\s+0\.2\)", out, re.DOTALL)
 
 
+def test_data_help_is_plain_and_names_only_options_that_work(mrlm):
+    status, out, err = mrlm("fit", "--data.help", "RolloutDataModule")
+    assert status == 0, err
+    assert "--data.cross_policy.help" not in out
+    assert "--data.engine.help" in out, "that of a class works"
+    assert "--data.cross_policy CROSS_POLICY" in out
+    assert ":class:" not in out
+    assert "``" not in out
+    assert "see AsyncOptions:" in out
+
+
 MISTAKES = {
     "option": (("--trainer.max_epoch", "3"), ("'--trainer.max_epoch'", "'--trainer.max_epochs'")),
     "abbreviation": (("--trainer.max_ep", "3"), ("'--trainer.max_ep'",)),
@@ -210,6 +221,56 @@ def test_missing_data_is_named(mrlm):
     status, _, err = mrlm("fit", "--model", "ToyAlgorithm")
     assert status == 2
     assert "data missing" in err
+
+
+ENVIRONMENTS = """
+from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
+
+
+class Plain(SingleAgentEnvironment):
+    name = "plain"
+
+    def tasks(self, split):
+        return DatasetTasks(self.name, split, [{}])
+
+    def begin(self, task):
+        return "?"
+
+    def reply(self, message):
+        return Outcome()
+
+
+class AsyncReply(Plain):
+    async def reply(self, message):
+        return Outcome()
+
+
+class AsyncBegin(Plain):
+    async def begin(self, task):
+        return "?"
+"""
+
+
+@pytest.mark.parametrize(("name", "method"), [("AsyncReply", "reply"), ("AsyncBegin", "begin")])
+def test_async_methods_of_a_single_agent_environment_are_refused_by_name(
+    mrlm, config, tmp_path, monkeypatch, name, method
+):
+    (tmp_path / "waiting_environments.py").write_text(ENVIRONMENTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, _, err = mrlm("fit", "--config", config, "--data.environment", f"waiting_environments.{name}")
+    assert status == 2
+    assert err.startswith(f"mrlm: error: {name}.{method} is async; write a plain function")
+    assert err.endswith("subclass Environment, whose reset and step may be async\n")
+    status, _, err = mrlm("check-env", "waiting_environments.Plain")
+    assert "is async" not in err, "the others of the module can be used"
+
+
+def test_a_module_that_cannot_be_imported_is_answered_with_its_error(mrlm, config, tmp_path, monkeypatch):
+    (tmp_path / "module_that_raises.py").write_text("raise TypeError('no such luck')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, _, err = mrlm("fit", "--config", config, "--data.environment", "module_that_raises.Any")
+    assert status == 2
+    assert err == "mrlm: error: data.environment: no such luck (the value is 'module_that_raises.Any')\n"
 
 
 def test_plugin_that_fails_names_its_distribution(mrlm, config, tmp_path, monkeypatch):

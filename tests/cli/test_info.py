@@ -4,6 +4,7 @@ import json
 
 import torch
 
+from mrlm_pl.cli import info
 from mrlm_pl.errors import SandboxError
 from mrlm_pl.sandbox import Isolation, server_process
 
@@ -25,6 +26,21 @@ def test_json_has_versions_devices_and_what_can_be_named(mrlm):
     assert "Algorithm" not in algorithms
     (parrot,) = [item for item in facts["environments"] if item["name"] == "parrot"]
     assert (parrot["class"], parrot["summary"]) == ("mrlm_toy.ParrotEnvironment", "Say the word back.")
+
+
+def test_engines_are_listed_and_whether_ray_is_installed(mrlm, monkeypatch):
+    versions = {"ray": "2.0.1"}
+    monkeypatch.setattr(info, "_version", versions.get)
+    _, out, _ = mrlm("info", "--json")
+    facts = json.loads(out)
+    engines = {item["name"]: item["class"] for item in facts["engines"]}
+    assert engines["RayPool"] == "mrlm_pl.engines.RayPool"
+    assert {"InProcessEngine", "OpenAICompatible"} <= set(engines)
+    assert facts["packages"]["ray"] == "2.0.1"
+    del versions["ray"]
+    _, out, _ = mrlm("info")
+    assert "\nray           not installed\n" in out
+    assert "\nengines:\n" in out
 
 
 def test_plain_text(mrlm):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ import pytest
 
 from mrlm_pl.engines.gpu_places import GpuLedger
 from mrlm_pl.engines.ray_cluster import RayCluster
-from mrlm_pl.engines.ray_connection import RayConnection
+from mrlm_pl.engines.ray_connection import _SETTINGS, RayConnection
 from mrlm_pl.errors import ConfigurationError, EngineError
 
 
@@ -68,6 +70,84 @@ def test_gpus_are_counted_over_the_pools_of_a_process(events: list[str]) -> None
     assert again.take_gpus(1, 1, room) == [("0",)]
     again.close()
     reference.close()
+
+
+class _NeverReserved:
+    """A placement group that finds no room."""
+
+    def wait(self, seconds: float) -> bool:
+        return False
+
+
+def _with_resources(cluster: RayCluster, **resources: float) -> list[Any]:
+    """Gives the fake Ray so many resources; the list of what it is asked to reserve."""
+    asked: list[Any] = []
+
+    def placement_group(bundles: Any, strategy: str) -> _NeverReserved:
+        asked.append(bundles)
+        return _NeverReserved()
+
+    cluster._connection.ray.cluster_resources = cluster._connection.ray.available_resources = lambda: resources
+    cluster._connection.ray.util = SimpleNamespace(placement_group=placement_group, remove_placement_group=print)
+    cluster._connection.broken = lambda: True
+    return asked
+
+
+def test_what_an_own_ray_has_not_is_refused_at_once(events: list[str]) -> None:
+    cluster = RayCluster(None)
+    asked = _with_resources(cluster, CPU=4.0)
+    with pytest.raises(EngineError, match=r"asked for: 6 CPU \(there are 4\), 2 GPU \(there are 0\); ask for fewer"):
+        cluster.reserve([{"CPU": 3.0, "GPU": 1.0}] * 2, "PACK", 180.0)
+    assert not asked, "Ray would wait"
+    with pytest.raises(EngineError, match=r"could not reserve .* within 0 s"):
+        cluster.reserve([{"CPU": 2.0, "GPU": 0.0}] * 2, "PACK", 0.0)
+    assert asked == [[{"CPU": 2.0}, {"CPU": 2.0}]], "what there is may only be taken at the moment"
+    cluster.close()
+
+
+def test_a_cluster_that_has_not_enough_is_waited_for_with_a_word(
+    events: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = RayCluster("head:1")
+    asked = _with_resources(cluster, CPU=8.0, GPU=1.0)
+    with pytest.raises(EngineError, match="within 5 s"):
+        cluster.reserve([{"CPU": 1.0, "GPU": 1.0}] * 2, "PACK", 5.0)
+    assert len(asked) == 1
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "Ray at head:1 has not what is asked for: 2 GPU (there are 1); waiting up to 5 s for more machines"
+    )
+    cluster.close()
+
+
+def _failed_start(monkeypatch: pytest.MonkeyPatch, address: str | None, seconds: float) -> str:
+    """The error of a Ray whose start fails."""
+
+    def init(**options: Any) -> None:
+        raise RuntimeError("The current node timed out during startup")
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(EngineError) as caught:
+        RayConnection(address, seconds)
+    return str(caught.value)
+
+
+def test_ray_may_take_as_long_to_start_as_the_deadline_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = "RAY_raylet_start_wait_time_s"
+    for name in (variable, *_SETTINGS):
+        monkeypatch.setenv(name, "0")  # so that it is put back
+        monkeypatch.delenv(name)
+    error = _failed_start(monkeypatch, "nowhere", 90.5)
+    assert variable not in os.environ
+    assert "ray start --head" in error
+    error = _failed_start(monkeypatch, None, 90.5)
+    assert os.environ[variable] == "91"
+    assert "load of the processors" in error
+    assert "deadlines.start" in error
+    monkeypatch.setenv(variable, "7")
+    _failed_start(monkeypatch, None, 90.5)
+    assert os.environ[variable] == "7", "the user's own"
 
 
 def test_the_head_is_asked_once_for_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
