@@ -220,11 +220,10 @@ def fit(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def start(folder: str, *arguments: str, iterations: int = 6) -> subprocess.Popen[str]:
         options = {**SHORT, "--data.iterations": str(iterations), "--trainer.default_root_dir": str(tmp_path / folder)}
         flat = [word for option in options.items() for word in option]
-        started.append(
-            subprocess.Popen(
-                [*FIT, *flat, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-        )
+        # As many threads as a worker with one CPU: sums in another order end in other bits.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen([*FIT, *flat, *arguments], cwd=ROOT, env=environment, **pipes))
         return started[-1]
 
     yield start
