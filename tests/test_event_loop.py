@@ -85,6 +85,6 @@ def test_a_loop_that_somebody_blocks_is_told_of_once(
     loop = EventLoopThread()
     assert loop.submit_watched(block(), 60.0, "advice").result() == 3
     loop.close()
-    [told] = [record.getMessage() for record in caplog.records]
+    [told] = [record.getMessage() for record in caplog.records if record.name == "mrlm_pl.event_loop"]
     assert "in block (" in told
     assert "asyncio.sleep in place of time.sleep" in told

@@ -134,7 +134,7 @@ class MathEnvironment(SingleAgentEnvironment):
 
 
 def worked_problem(row: Mapping[str, Any], number: int, where: str) -> dict[str, Any]:
-    """``question``, ``answer`` (the number behind ``####``) and ``solution`` of a row with GSM8K's fields.
+    r"""``question``, ``answer`` (the number behind ``####``) and ``solution`` of a row with GSM8K's fields.
 
     Args:
         row: has ``question`` and ``answer``.

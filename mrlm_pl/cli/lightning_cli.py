@@ -16,6 +16,7 @@ from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from mrlm_pl.algorithms import Algorithm
@@ -245,8 +246,9 @@ def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = Non
     except MisconfigurationException as error:
         raise ConfigurationError(str(error)) from error
     except SIGTERMException:
-        remedy = "; `--ckpt_path last` goes on" if stage == "fit" else ""
-        print(f"mrlm: SIGTERM has ended {stage}{remedy}", file=sys.stderr)
+        if getattr(rank_zero_only, "rank", 0) == 0:
+            remedy = "; `--ckpt_path last` goes on from the last checkpoint, if there is one" if stage == "fit" else ""
+            print(f"mrlm: SIGTERM has ended {stage}{remedy}", file=sys.stderr)
         return 128 + signal.SIGTERM  # what a shell says of a process that a signal has ended
     return 0
 

@@ -135,6 +135,11 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 os.close(folder)
 
 
+def _inside_update(trainer: Trainer) -> bool:
+    ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return ready % trainer.accumulate_grad_batches != 0 and ready != trainer.num_training_batches
+
+
 class LastCheckpoint(ModelCheckpoint):
     """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
 
@@ -167,10 +172,19 @@ class LastCheckpoint(ModelCheckpoint):
         if unset:
             self._every_n_epochs = 1  # beside the time, which the base class takes for an alternative
 
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
+        """Save when it is due; between the pieces of an update, after its last one."""
+        if not _inside_update(trainer):
+            super().on_train_batch_end(trainer, *arguments, **options)
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Keep what there is when SIGTERM ends the run of one process; several may be at different batches."""
-        ended = isinstance(exception, SIGTERMException) and trainer.training and not trainer.fast_dev_run  # type: ignore[attr-defined]
-        if ended and trainer.world_size == 1 and self._last_global_step_saved != trainer.global_step:
+        """Keep what there is when SIGTERM ends the run of one process; several may be at different batches.
+
+        Gradients are in no checkpoint, so that there is none between the pieces of an update.
+        """
+        ended = isinstance(exception, SIGTERMException) and trainer.training and trainer.world_size == 1
+        unsaved = self._last_global_step_saved != trainer.global_step and not _inside_update(trainer)
+        if ended and unsaved and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._save_checkpoint(trainer, self.format_checkpoint_name({}))
 
     def state_dict(self) -> dict[str, Any]:

@@ -147,10 +147,13 @@ class AsyncCollector:
         began = time.monotonic()
         self._do(self._admit(iteration))
         found = self._engine.compute_during(lambda: self._submit(self._complete(iteration, groups)))
-        collected = Collected()
+        for number in groups:  # only now: a run that is ended while it waits keeps them for its checkpoint
+            del self._admitted[iteration, number]
+        collected, restored = Collected(), 0.0
         for group in found:
             assert group.collected is not None
             collected.add(group.collected)
+            restored += group.playing is None and _tokens(group.collected)
         now = time.monotonic()
         collected.metrics = self.lags.metrics(iteration, collected.episodes)
         ages = [now - group.completed for group in found]
@@ -162,8 +165,8 @@ class AsyncCollector:
             "async/reweighted_groups": (float(self._reweighted), 1.0),
         }
         # An iteration that was played while others were learnt from is there at once: its own rate says nothing.
-        collected.seconds, collected.earlier_tokens = now - self._begun, self._tokens
-        self._tokens += token_count([*collected.episodes, *collected.replaced, *collected.greedy])
+        collected.seconds, collected.earlier_tokens = now - self._begun, self._tokens - restored
+        self._tokens += _tokens(collected) - restored
         if self._pieces is not None:
             busy, seconds = self._pieces.busy_seconds, now - self._since
             collected.metrics["async/engine_idle"] = (max(0.0, seconds - (busy - self._busy)), seconds)
@@ -186,7 +189,9 @@ class AsyncCollector:
 
     def state(self) -> dict[str, Any]:
         """The groups that are complete and not yet learnt from, as plain values for the checkpoint."""
-        complete = self._restored | self._do(self._snapshot())
+        # Not on the loop, which somebody may block: a run that is ended could not be saved.
+        admitted = list(self._admitted.items())
+        complete = self._restored | {key: group.collected for key, group in admitted if group.collected is not None}
         found = [_plain(key, group) for key, group in sorted(complete.items(), key=lambda item: item[0])]
         return {"published": self.lags.state(), "complete": found, "made_with": self._made_with()}
 
@@ -313,8 +318,6 @@ class AsyncCollector:
                     task.result()
             missing = {group.playing for group in groups if not group.done and group.playing is not None}
             if not missing:
-                for number in numbers:
-                    del self._admitted[iteration, number]
                 return groups
             await asyncio.wait(missing, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if self._moves() != moves:
@@ -345,8 +348,9 @@ class AsyncCollector:
         ]
         return ", ".join(told) + (f" and {len(plays) - _TOLD} more" if len(plays) > _TOLD else "")
 
-    async def _snapshot(self) -> dict[tuple[int, int], Collected]:
-        return {key: group.collected for key, group in self._admitted.items() if group.collected is not None}
+
+def _tokens(collected: Collected) -> float:
+    return token_count([*collected.episodes, *collected.replaced, *collected.greedy])
 
 
 def _plain(key: tuple[int, int], group: Collected) -> list[Any]:

@@ -91,7 +91,7 @@ def check_kept(kept: Sequence[Episode], iteration: int) -> None:
     """Tell of a collection that leaves nothing to learn from."""
     if not kept:
         logger.warning(
-            "no group of iteration %d is left to learn from, so that its updates change nothing; see "
-            "data.failed_members and data.retries",
+            "no group of this process is left to learn from in iteration %d; where no other process has one, its "
+            "updates change nothing; see data.failed_members and data.retries",
             iteration,
         )

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -340,7 +341,9 @@ class RolloutDataModule(LightningDataModule):
         played = [*collected.episodes, *collected.replaced]
         check_played(played, self.iteration)
         check_kept(collected.episodes, self.iteration)
-        rows = self._prepared(collected)
+        # What an asynchronous run has taken up could not be saved here.
+        with nullcontext() if self.overlaps else ended_by_sigterm(self._trainer()):
+            rows = self._prepared(collected)
         measured = self._measured(collected, own, collected.seconds or time.perf_counter() - started)
         prepared = self._algorithm().take_prepared_metrics()
         self._metrics = measured.metrics() | prepared | self.tasks.learn(measured.successes)

@@ -72,7 +72,7 @@ def room_for_workers(visible: Sequence[str], learner: LearnerPlace, share: bool 
     used = learner.ids(visible)
     free = [gpu for gpu in visible if gpu not in used]
     first, last = (len(free) * number / learner.processes for number in (learner.process, learner.process + 1))
-    parts = {gpu: min(place + 1, last) - max(place, first) for place, gpu in enumerate(free)}
+    parts = {gpu: float(min(place + 1, last) - max(place, first)) for place, gpu in enumerate(free)}
     room = {gpu: part for gpu, part in parts.items() if part > _ROUNDING}
     if share and used:
         room[used[learner.process]] = 1.0

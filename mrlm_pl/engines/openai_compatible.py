@@ -41,6 +41,7 @@ class _Served:
     label: str = ""
     folder: str = ""
     checksums: tuple[int, ...] = ()
+    confirmed: bool = False
 
 
 class OpenAICompatible(Engine):
@@ -240,7 +241,7 @@ class OpenAICompatible(Engine):
             known.version = version
             return
         checksums = tuple(checksum(value) for value in weights.state_dict().values()) if trained else ()
-        if known is not None and (known.version, known.checksums) == (version, checksums):
+        if known is not None and known.confirmed and (known.version, known.checksums) == (version, checksums):
             return  # another part of the same evaluation
         served = _Served(version, f"{policy}-{version}", checksums=checksums)
         if trained:
@@ -250,6 +251,7 @@ class OpenAICompatible(Engine):
         if self.dialect.reports_logprobs:
             for url, probe in self._running().submit(self._probes(policy)).result().items():
                 check_weights(probe, weights, url, policy)
+        served.confirmed = True
 
     def check(self, policy: str) -> None:
         """Ask the servers whether they can sample for a policy; :meth:`load` does so too.

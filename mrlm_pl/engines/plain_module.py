@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.sharding import whole
 
 M = TypeVar("M", bound=nn.Module)
@@ -38,7 +39,10 @@ def own_copy(module: M) -> M:
     if not any(isinstance(part, FSDPModule) for part in module.modules()):
         return copy.deepcopy(module)
     file, tensors = io.BytesIO(), list[Tensor]()
-    _Pickler(file, tensors).dump(module)
+    try:
+        _Pickler(file, tensors).dump(module)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise EngineError(f"{type(module).__name__}, which is split over ranks, cannot be copied: {error}") from error
     file.seek(0)
     copied: M = _Unpickler(file, tensors).load()
     return copied

@@ -349,15 +349,19 @@ class WorkerGroup:
                     "for the cause (memory?), raise replacements, and go on with `--ckpt_path last`"
                 )
             logger.warning("%s is replaced: %s", lost.name, reason)
-            new = lost
+            new, actor = lost, self._actor(lost.place)
             try:
-                new = self._started(lost.place, self._actor(lost.place))
+                new = self._started(lost.place, actor)
                 beside = [worker for worker in self.workers if worker.place != new.place]
                 check_claims({worker.name: worker.about["claims"] for worker in (*beside, new)})
                 failed = [self._update(model, [new]) for model in self._served]
             except WorkerLostError as error:
+                self.cluster.kill(actor)  # one that has not started in time keeps what is reserved for it
                 lost, reason = new, str(error)
                 continue
+            except BaseException:
+                self.cluster.kill(actor)
+                raise
             reasons = [text for item in failed for text in item.values()]
             if not reasons:
                 self.workers[lost.place] = new

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.cli.run_outputs import LastCheckpoint
@@ -92,6 +93,31 @@ def test_a_run_goes_on_from_that_moment(
     assert (trainer.global_step, data.iteration) == (3, 3)
     if mode == "sync":  # in asynchronous runs, time decides which weights sample a token
         assert fingerprint(resumed) == fingerprint(whole)
+
+
+class EndsInsideAnUpdate(Callback):
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_no_checkpoint_is_between_the_pieces_of_an_update(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    def fit(*callbacks: Callback, ckpt_path: Path | None = None) -> str:
+        algorithm, data = make(model_folder, EchoEnvironment(), iterations=2, minibatches=2)
+        quiet_trainer(accumulate_grad_batches=2, callbacks=list(callbacks), enable_checkpointing=bool(callbacks)).fit(
+            algorithm, data, ckpt_path=ckpt_path
+        )
+        return fingerprint(algorithm)
+
+    last = LastCheckpoint(minutes=1e-9)  # after every batch, as far as the time goes
+    last.dirpath = str(tmp_path)
+    with pytest.raises(SIGTERMException):
+        fit(EndsInsideAnUpdate(), last)
+    state = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    assert (state["global_step"], state["RolloutDataModule"]["position"]) == (1, 2)
+    assert fit(ckpt_path=tmp_path / "last.ckpt") == fit()
 
 
 class Trainers:

@@ -362,6 +362,25 @@ def test_the_same_weights_are_written_once(
     assert reloads == [1, 1, 2, 3]
 
 
+def test_weights_that_were_refused_are_compared_again(
+    model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    server = serve(FakeVllm)
+    server.development = True
+    remote = engine(server, weights_folder=str(tmp_path))
+
+    def refuse(*arguments: Any) -> None:
+        raise ConfigurationError("other weights")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mrlm_pl.engines.openai_compatible.check_weights", refuse)
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="other weights"):
+                remote.load("p", changed(model, 0.3), 1)
+    remote.load("p", changed(model, 0.3), 1)
+
+
 def test_new_weights_wait_for_the_requests_under_way(
     model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path
 ) -> None:

@@ -307,7 +307,9 @@ REFERENCE = ("--model.kl_coefficient", "0.1", "--model.reference", "RayReference
 @pytest.mark.parametrize("devices", ["1", "2"])
 def test_a_run_with_a_reference_pool_has_the_weights_of_one_without(devices: str, fit: Any, tmp_path: Path) -> None:
     strategy = ("--trainer.strategy", "ddp") if devices == "2" else ()
-    options = ("--trainer.devices", devices, *strategy, "--data.engine", "InProcessEngine")
+    # Without a bound on a pass, each worker would get an even share of the rows, and sums in another order.
+    bound = ("--model.policies.main.max_forward_tokens", "1000")
+    options = ("--trainer.devices", devices, *strategy, "--data.engine", "InProcessEngine", *bound)
     finished(fit("plain", *options, *REFERENCE[:2]))
     process = fit("pool", *options, *REFERENCE)
     running(process, tmp_path / "pool", 2 * int(devices))  # each rank writes its own, before it asks its reference
