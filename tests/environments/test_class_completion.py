@@ -325,8 +325,9 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
         ClassCompletionEnvironment(**options)
 
 
-BY_DATE = {"CalendarUtil"}
-"""Fails one of its own 29 tests, which compares today's events with a date of January 2024."""
+BY_DATE = {"CalendarUtil", "Chat"}
+"""The first fails one of its own tests, which compares today's events with a date of January 2024; the second compares
+times to the second, and fails when one ends in between."""
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the ClassEval sample is not beside the repository (../shared/data)")
