@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.event_loop import EventLoopThread
-from mrlm_pl.remote import addresses
+from mrlm_pl.remote import addresses, connection
 from mrlm_pl.remote.server import Endpoint, EnvironmentServer
 from mrlm_pl.remote.service import Limits
 
@@ -29,6 +29,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
     started: list[Served] = []
 
     def start(**options: Any) -> Served:
+        fresh = "port" not in options
         endpoint = Endpoint(
             **{key: options.pop(key) for key in ("host", "port", "token", "identity") if key in options}
         )
@@ -38,6 +39,10 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
         loop = EventLoopThread()
         loop.submit(server.start()).result(20)
         started.append(Served(server, loop))
+        if fresh and connection._process is not None:  # a connection knows the token of the server that it was made for
+            known = connection._process.connections
+            for address in [item for item in known if item.target == started[-1].target]:
+                del known[address]
         return started[-1]
 
     yield start
