@@ -46,7 +46,7 @@ def test_complete_groups_survive_the_kill_of_the_learner(tmp_path: Path) -> None
         process.wait()
         state = torch.load(checkpoint)["RolloutDataModule"]
         assert state["iteration"] < ITERATIONS, Path(f"{folder}.log").read_text()[-2000:]
-        for _, _, episodes, *_ in state["ahead"][0]["complete"]:
+        for _, _, _, episodes, *_ in state["ahead"][0]["complete"]:
             kept |= {episode.id: episode for episode in map(Episode.from_json, episodes)}
     process = start(folder)
     assert process.wait(240) == 0, Path(f"{folder}.log").read_text()[-2000:]
