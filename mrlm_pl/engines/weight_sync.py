@@ -79,7 +79,7 @@ class WeightSender:
             )
         self.host, self.bucket_bytes, self.seconds, self.transport = host, bucket_bytes, seconds, transport
         # Listens wherever the receivers come from.
-        self._store = dist.TCPStore(
+        self._store: Any = dist.TCPStore(
             "0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
         )
         self._numbers = itertools.count()
@@ -128,8 +128,9 @@ class WeightSender:
         return {rank: text for rank, text in answers.items() if text}
 
     def close(self) -> None:
-        """Leave all groups; may be called twice."""
+        """Leave all groups and close the address where they meet; may be called twice, and nothing after it."""
         self._groups.clear()
+        self._store = None
 
     def _gather(self, invitation: Invitation, check: Callable[[], None]) -> Any:
         """The process group, once all receivers are connected.
@@ -288,8 +289,9 @@ class WeightReceiver:
         return Staged(manifest, stream)
 
     def close(self) -> None:
-        """Leave all groups; may be called twice."""
+        """Leave all groups and close the address where they meet; may be called twice, and nothing after it."""
         self._groups.clear()
+        self._store = None
 
 
 def _device(transport: Transport) -> torch.device:

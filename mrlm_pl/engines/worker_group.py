@@ -100,6 +100,7 @@ class WorkerGroup:
         self.learner: LearnerPlace | None = None
         self.updating = threading.RLock()  # whoever changes workers or their weights
         self.cluster: Any = None
+        self._sender: Any = None
         self._served: dict[str, _Served] = {}
         self._numbers = itertools.count()
         self._group: tuple[tuple[Worker, ...], Invitation] | None = None
@@ -281,6 +282,9 @@ class WorkerGroup:
             check_claims({worker.name: worker.about["claims"] for worker in self.workers})
         except BaseException as error:
             cluster, self.cluster, self.workers = self.cluster, None, []
+            sender, self._sender = self._sender, None
+            if sender is not None:
+                sender.close()
             cluster.close()
             if isinstance(error, WorkerLostError):
                 raise EngineError(f"{error}; look at the load of its machine, or raise deadlines.start") from error

@@ -53,11 +53,14 @@ def forward_passes(
             of `token_logprobs`.
     """
     check_arguments(token_ids, lengths, action_mask, prefix_groups, max_tokens)
+    temperatures = flat_temperature(temperature, token_ids.shape[0], token_ids.shape[1], token_ids.device)
     if not action_mask.any():
         return []
     plan = RowPlan(token_ids, action_mask, prefix_groups)
-    temperatures = flat_temperature(temperature, token_ids.shape[0], token_ids.shape[1], token_ids.device)
-    return planned_passes(model, plan, forward_path(model), temperatures, max_tokens, token_ids.device)
+    chunks = row_chunks(model, plan, forward_path(model), max_tokens, token_ids.device)
+    if temperatures is None or not temperatures.dim():
+        return [ForwardPass(inputs, temperatures) for inputs in chunks]
+    return [ForwardPass(inputs, temperatures[inputs.destinations]) for inputs in chunks]
 
 
 def pass_logprobs(model: nn.Module, planned: ForwardPass) -> Tensor:
@@ -87,21 +90,6 @@ class Wanted(NamedTuple):
         if self.value_head is not None:
             rows.append(self.values(hidden()).to(log_probs.dtype))
         return torch.stack(rows)
-
-
-def planned_passes(
-    model: nn.Module,
-    plan: RowPlan,
-    path: ForwardPath,
-    temperatures: Tensor | None,
-    max_tokens: int | None,
-    device: torch.device,
-) -> list[ForwardPass]:
-    """Every forward pass with the temperatures of its action tokens, of those of all tokens of the batch."""
-    chunks = row_chunks(model, plan, path, max_tokens, device)
-    if temperatures is None or not temperatures.dim():
-        return [ForwardPass(inputs, temperatures) for inputs in chunks]
-    return [ForwardPass(inputs, temperatures[inputs.destinations]) for inputs in chunks]
 
 
 def forward_along(path: ForwardPath) -> Callable[[nn.Module, ForwardInputs, Tensor | None, Wanted], Tensor]:

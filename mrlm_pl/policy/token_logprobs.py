@@ -12,14 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mrlm_pl.policy.forward_passes import (
-    Wanted,
-    check_arguments,
-    flat_temperature,
-    forward_along,
-    planned_passes,
-    row_chunks,
-)
+from mrlm_pl.policy.forward_passes import Wanted, forward_along, forward_passes, row_chunks
 from mrlm_pl.policy.forward_path import base_model, forward_path, log_path
 from mrlm_pl.policy.held_passes import hold
 from mrlm_pl.policy.packing import RowPlan
@@ -143,21 +136,25 @@ def _evaluate(
     wanted: Wanted,
 ) -> Tensor:
     """What is wanted of every token, [1 to 3, B, T]."""
-    check_arguments(token_ids, lengths, action_mask, prefix_groups, max_tokens)
+    planned = forward_passes(
+        model,
+        token_ids,
+        lengths,
+        action_mask,
+        temperature=temperature,
+        prefix_groups=prefix_groups,
+        max_tokens=max_tokens,
+    )
     B, T = token_ids.shape
-    device = token_ids.device
-    temperatures = flat_temperature(temperature, B, T, device)
     path = forward_path(model)
     log_path(type(base_model(model)).__name__, path)
-    if not action_mask.any():
+    if not planned:
         # forward passes all the same: every rank of a sharded model must take part in them, and in their gradient
         passes = passes_on_all_ranks(model, 1)
         idle = torch.stack([_idle_pass(model, wanted, torch.is_grad_enabled() and passes > 1) for _ in range(passes)])
-        return torch.zeros(wanted.rows, B, T, device=device) + 0.0 * idle.sum()
+        return torch.zeros(wanted.rows, B, T, device=token_ids.device) + 0.0 * idle.sum()
 
-    plan = RowPlan(token_ids, action_mask, prefix_groups)
     forward = forward_along(path)
-    planned = planned_passes(model, plan, path, temperatures, max_tokens, device)
     passes = passes_on_all_ranks(model, len(planned))
     recompute = torch.is_grad_enabled() and passes > 1
     if torch.is_grad_enabled() and passes == 1 and max_tokens is not None and not is_sharded(model):

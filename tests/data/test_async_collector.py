@@ -537,3 +537,48 @@ def test_an_environment_that_blocks_the_event_loop_is_found(model_folder: Path, 
     with pytest.raises(RolloutError, match=r"event loop has stood still for 1 s in step .*test_async_collector.py:\d+"):
         quiet_trainer().fit(algorithm, data)
     assert data._collector is None
+
+
+def test_a_run_whose_loop_is_blocked_can_be_saved(model_folder: Path, quiet_trainer: Any) -> None:
+    blocking, go_on = threading.Event(), threading.Event()
+    told: list[bool] = []
+
+    class Blocks(Slow):
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            if saver.steps:
+                blocking.set()
+                told.append(go_on.wait(10))
+            return await super().step(actions)
+
+        def __deepcopy__(self, memo: Any) -> Blocks:
+            return type(self)(self.seconds)
+
+    class Saves(Callback):
+        steps = 0
+        state: dict[str, Any] | None = None
+
+        def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+            self.steps += 1
+            if self.state is None and blocking.wait(1):
+                self.state = data.state_dict()  # before anybody lets the loop go on
+                go_on.set()
+
+    saver = Saves()
+    algorithm, data = make(model_folder, Blocks(0.2), mode="async", iterations=3)
+    quiet_trainer(callbacks=[saver]).fit(algorithm, data)
+    assert saver.state is not None
+    assert 1 <= saver.state["iteration"] < 3
+    assert all(told), "the loop went on by itself before the state was there"
+
+
+def test_the_rate_of_a_resumed_run_leaves_out_what_was_sampled_before(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    algorithm, data = make(model_folder, Slow(0.0), mode="async", iterations=3)
+    quiet_trainer(enable_checkpointing=True, callbacks=[WaitForAll(), saver]).fit(algorithm, data)
+    metrics = Metrics()
+    algorithm, data = make(model_folder, Slow(0.0), mode="async", iterations=3)
+    quiet_trainer(callbacks=[metrics]).fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
+    assert metrics.seen[0]["rollout/tokens_per_second"] == 0.0, "the whole iteration was in the checkpoint"
+    assert metrics.seen[1]["rollout/tokens_per_second"] > 0.0

@@ -19,6 +19,7 @@ from mrlm_pl.algorithms import GRPO, MAGRPO
 from mrlm_pl.data import RolloutDataModule, read_episodes
 from mrlm_pl.data.group_draft import GroupDraft
 from mrlm_pl.data.group_plan import GroupPlan, GroupRules
+from mrlm_pl.data.rollout_checks import check_kept
 from mrlm_pl.data.task_stream import TaskStream
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, Step
@@ -385,3 +386,8 @@ def test_training_goes_on_when_validation_fails(model_folder: Path, quiet_traine
     )
     run(model_folder, trainer, DownInValidation(), validation_episodes=4)
     assert trainer.global_step == 2
+
+
+def test_an_iteration_of_which_nothing_is_left_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    check_kept([], 7)
+    assert "no group of this process is left to learn from in iteration 7" in caplog.text

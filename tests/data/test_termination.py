@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import model_checkpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.cli.run_outputs import LastCheckpoint
@@ -101,9 +103,24 @@ class EndsInsideAnUpdate(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_no_checkpoint_is_between_the_pieces_of_an_update(
-    model_folder: Path, quiet_trainer: Any, tmp_path: Path
-) -> None:
+class LateAt(Callback):
+    """From the end of this batch on a long time has gone by."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+        self.monkeypatch, self.batch = monkeypatch, batch
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.batch:
+            self.monkeypatch.setattr(model_checkpoint, "time", SimpleNamespace(monotonic=lambda: 1e9))
+
+
+Fit = Callable[..., str]
+
+
+@pytest.fixture
+def fit(model_folder: Path, quiet_trainer: Any) -> Fit:
+    """Trains with two collections of two updates, each in two pieces, and tells the weights."""
+
     def fit(*callbacks: Callback, ckpt_path: Path | None = None) -> str:
         algorithm, data = make(model_folder, EchoEnvironment(), iterations=2, minibatches=2)
         quiet_trainer(accumulate_grad_batches=2, callbacks=list(callbacks), enable_checkpointing=bool(callbacks)).fit(
@@ -111,13 +128,32 @@ def test_no_checkpoint_is_between_the_pieces_of_an_update(
         )
         return fingerprint(algorithm)
 
-    last = LastCheckpoint(minutes=1e-9)  # after every batch, as far as the time goes
+    return fit
+
+
+def progress(checkpoint: Path) -> tuple[int, int]:
+    """Updates, and batches of the collection."""
+    state = torch.load(checkpoint, weights_only=False)
+    return state["global_step"], state["RolloutDataModule"]["position"]
+
+
+def test_no_checkpoint_is_between_the_pieces_of_an_update(fit: Fit, tmp_path: Path) -> None:
+    last = LastCheckpoint(minutes=1e-9)  # after every update, as far as the time goes
     last.dirpath = str(tmp_path)
     with pytest.raises(SIGTERMException):
         fit(EndsInsideAnUpdate(), last)
-    state = torch.load(tmp_path / "last.ckpt", weights_only=False)
-    assert (state["global_step"], state["RolloutDataModule"]["position"]) == (1, 2)
+    assert progress(tmp_path / "last.ckpt") == (1, 2)
     assert fit(ckpt_path=tmp_path / "last.ckpt") == fit()
+
+
+def test_a_checkpoint_that_is_due_in_an_update_waits_for_its_end(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = LastCheckpoint(minutes=60)
+    last.dirpath = str(tmp_path)
+    whole = fit(LateAt(monkeypatch, 2), last)
+    assert progress(tmp_path / "last.ckpt") == (2, 0)
+    assert fit(ckpt_path=tmp_path / "last.ckpt") == whole
 
 
 class Trainers:

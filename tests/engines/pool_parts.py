@@ -8,10 +8,34 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import Any
 
+import pytest
+
+from mrlm_pl.engines import worker_group
 from mrlm_pl.engines.gpu_places import GpuLedger, GpuTeller
 from mrlm_pl.engines.ray_cluster import WorkerLostError
 from mrlm_pl.errors import EngineError
 from mrlm_pl.event_loop import EventLoopThread
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    """The cluster of every pool that is made from now on."""
+    cluster = FakeCluster()
+    monkeypatch.setattr(worker_group, "RayCluster", lambda *arguments: cluster)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers set it for their process, which here is this one
+    return cluster
+
+
+def sent_tensors(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A list that gets the names of the tensors of everything that is sent from now on."""
+    sent: list[list[str]] = []
+    send = worker_group.WeightSender.send
+
+    def recording(self: Any, invitation: Any, manifest: Any, *rest: Any) -> Any:
+        sent.append([item.name for item in manifest.tensors])
+        return send(self, invitation, manifest, *rest)
+
+    monkeypatch.setattr(worker_group.WeightSender, "send", recording)
+    return sent
 
 
 class DeadError(Exception):

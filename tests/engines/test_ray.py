@@ -16,7 +16,15 @@ import torch
 
 from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.data import read_episodes
-from mrlm_pl.engines import InProcessEngine, PoolDeadlines, PoolResources, RayPool, RayReference, WeightTransfer
+from mrlm_pl.engines import (
+    InProcessEngine,
+    PoolDeadlines,
+    PoolResources,
+    RayPool,
+    RayReference,
+    SampleRequest,
+    WeightTransfer,
+)
 from mrlm_pl.engines.gpu_places import LearnerPlace
 from mrlm_pl.episode import Turn
 from mrlm_pl.errors import ConfigurationError, EngineError
@@ -74,30 +82,36 @@ def workers_of(parent: int) -> list[int]:
     return [pid for pid, line in descendants(parent).items() if line.startswith("ray::PoolWorker")]
 
 
+def check_samples(pool: RayPool, model: Any, asked: list[SampleRequest], within: float) -> None:
+    """Of three versions of the weights the pool samples what this process does, also after a worker was killed."""
+    alone = InProcessEngine()
+    for version in (1, 2, 3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.05)
+        pool.load("p", model, version)
+        alone.load("p", model, version)
+        if version == 3:
+            os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
+        wanted = [run(alone, item)[0] for item in asked]
+        found = run(pool, *asked)
+        assert [(item.token_ids, item.version) for item in found] == [(item.token_ids, version) for item in wanted]
+        for one, other in zip(found, wanted, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=within)
+    alone.close()
+    assert pool.replaced == 1
+
+
 @pytest.mark.slow
 def test_workers_answer_like_the_learner_also_after_one_was_killed() -> None:
     pytest.importorskip("ray")
-    model, pool, alone = build("qwen2"), RayPool(2), InProcessEngine()
+    pool = RayPool(2)
     requests = [request([3 + n, 9, 4], n, temperature=float(n), max_tokens=8) for n in range(2)]
     try:
-        for version in (1, 2, 3):
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.mul_(1.01)
-            pool.load("p", model, version)
-            alone.load("p", model, version)
-            if version == 3:
-                os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
-            wanted = [run(alone, item)[0] for item in requests]
-            found = run(pool, *requests)
-            assert [(item.token_ids, item.version) for item in found] == [(item.token_ids, version) for item in wanted]
-            for one, other in zip(found, wanted, strict=True):
-                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
-        assert pool.replaced == 1
+        check_samples(pool, build("qwen2"), requests, within=1e-6)
         below = descendants(os.getpid())
         assert any("gcs_server" in line for line in below.values()), below
     finally:
-        alone.close()
         pool.close()
     eventually(lambda: not any(alive(pid) for pid in below), 20)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +27,11 @@ from mrlm_pl.engines import (
 from mrlm_pl.engines.gpu_places import LearnerPlace
 from mrlm_pl.engines.skeleton import Skeleton, rebuild
 from mrlm_pl.engines.spreading import Spreading
+from mrlm_pl.engines.weight_sync import WeightSender
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy.lora import LoRA, add_adapter
 from tests.engines.conftest import FUSED, GENERIC, build, request, run
-from tests.engines.pool_parts import FakeActor, FakeCluster
+from tests.engines.pool_parts import FakeActor, FakeCluster, sent_tensors, stand_in
 
 MakePool = Callable[..., tuple[RayPool, FakeCluster]]
 
@@ -40,9 +42,7 @@ def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
     pools: list[RayPool] = []
 
     def make(workers: int = 2, **options: Any) -> tuple[RayPool, FakeCluster]:
-        cluster = FakeCluster()
-        monkeypatch.setattr(worker_group, "RayCluster", lambda *arguments: cluster)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers set it for their process, which here is this one
+        cluster = stand_in(monkeypatch)
         options.setdefault("transfer", WeightTransfer(bucket_bytes=4096))
         options.setdefault("deadlines", PoolDeadlines(start=10, sample=10, transfer=1.5, silence=1))
         pools.append(RayPool(workers, **options))
@@ -236,14 +236,7 @@ def test_with_adapters_only_they_are_sent_again(make_pool: MakePool, monkeypatch
     pool, _ = make_pool(2)
     model = build("llama").requires_grad_(False)
     add_adapter(model, LoRA(rank=2), "p")
-    sent: list[list[str]] = []
-    send = worker_group.WeightSender.send
-
-    def recording(self: Any, invitation: Any, manifest: Any, *rest: Any) -> Any:
-        sent.append([item.name for item in manifest.tensors])
-        return send(self, invitation, manifest, *rest)
-
-    monkeypatch.setattr(worker_group.WeightSender, "send", recording)
+    sent = sent_tensors(monkeypatch)
     for version in (1, 2):
         pool.load("p", model, version)
         requests = [request([1, 2, 3], 5, max_tokens=4), request([4], 6, max_tokens=4)]
@@ -439,17 +432,48 @@ def test_too_many_lost_workers_end_the_run_with_a_remedy(make_pool: MakePool) ->
         run(pool, request([1]))
 
 
-def test_a_pool_that_cannot_start_begins_anew_when_it_is_asked_again(make_pool: MakePool) -> None:
+def test_a_pool_that_cannot_start_begins_anew_when_it_is_asked_again(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports: list[int] = []
+
+    class Recording(WeightSender):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            ports.append(self.invite(1).port)
+
+    monkeypatch.setattr(worker_group, "WeightSender", Recording)
     pool, cluster = make_pool(2)
     model = build("llama")
     cluster.prepare = lambda actor: actor.kill()
     with pytest.raises(EngineError, match=r"gone while it should start; .*deadlines.start"):
         pool.load("p", model, 1)
     assert cluster.closed
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", ports[0]))
     cluster.actors.clear()
     cluster.prepare = lambda actor: None
     pool.load("p", model, 2)
     assert run(pool, request([1]))[0].version == 2
+
+
+def test_a_worker_that_does_not_start_in_time_does_not_stay(make_pool: MakePool) -> None:
+    pool, cluster = make_pool(1, deadlines=PoolDeadlines(1.0, 10, 5, 1))
+    pool.load("p", build("llama"), 1)
+    late = threading.Event()
+
+    def hang(actor: FakeActor) -> None:
+        async def describe() -> Any:
+            await asyncio.to_thread(late.wait)
+
+        if len(cluster.actors) == 1:  # the first that takes the place of another
+            actor.worker.describe = describe
+
+    cluster.prepare = hang
+    cluster.of(0).kill()
+    run(pool, request([1], 3))
+    late.set()
+    assert [actor.alive for actor in cluster.actors] == [False, False, True]
 
 
 def test_a_worker_that_does_not_answer_is_replaced(make_pool: MakePool) -> None:

@@ -17,13 +17,12 @@ from mrlm_environments import MathEnvironment
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import InProcessEngine, OpenAICompatible, PoolDeadlines, RayPool, Sample, WeightTransfer
-from mrlm_pl.engines import worker_group as worker_group_module
 from mrlm_pl.engines.http_replicas import Terms
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.lora import add_adapter
 from tests.engines.conftest import build, request, run
-from tests.engines.pool_parts import FakeCluster
+from tests.engines.pool_parts import FakeCluster, sent_tensors, stand_in
 from tests.fake_servers import FakeServer, FakeSglang, FakeVllm
 
 QUICK = Terms(timeout_seconds=5, patience_seconds=10, retries=4)
@@ -53,8 +52,7 @@ def make_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MakeP
     pools: list[RayPool] = []
 
     def make(*servers: FakeServer, workers: int = 2, options: dict[str, Any] | None = None, **pool: Any) -> Any:
-        cluster = FakeCluster()
-        monkeypatch.setattr(worker_group_module, "RayCluster", lambda *arguments: cluster)
+        cluster = stand_in(monkeypatch)
         urls = [server.url for server in servers]
         settings: dict[str, Any] = {"url": urls[0] if len(urls) == 1 else urls, "terms": QUICK}
         settings |= {"weights_folder": str(tmp_path), "dialect": "sglang" if is_sglang(servers) else "vllm"}
@@ -251,14 +249,7 @@ def test_a_server_is_given_many_calls_at_once_unless_calls_says_less(
 def test_adapters_travel_alone_and_servers_get_merged_weights(
     serve: Callable[..., Any], make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[list[str]] = []
-    send = worker_group_module.WeightSender.send
-
-    def recording(self: Any, invitation: Any, manifest: Any, *rest: Any) -> Any:
-        sent.append([item.name for item in manifest.tensors])
-        return send(self, invitation, manifest, *rest)
-
-    monkeypatch.setattr(worker_group_module.WeightSender, "send", recording)
+    sent = sent_tensors(monkeypatch)
     pool, _ = make_pool(serve(), workers=1)
     model = build("llama").requires_grad_(False)
     add_adapter(model, LoRA(rank=2), "p")

@@ -18,7 +18,7 @@ from mrlm_pl.engines.reference_worker import Precision
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy import LoRA, Policy
 from tests.engines.conftest import build
-from tests.engines.pool_parts import FakeActor, FakeCluster
+from tests.engines.pool_parts import FakeActor, FakeCluster, stand_in
 
 MakeReference = Callable[..., tuple[RayReference, FakeCluster]]
 
@@ -29,9 +29,7 @@ def make_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeReference]:
     made: list[RayReference] = []
 
     def make(workers: int = 1, **options: Any) -> tuple[RayReference, FakeCluster]:
-        cluster = FakeCluster()
-        monkeypatch.setattr(worker_group, "RayCluster", lambda *arguments: cluster)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers set it for their process, which here is this one
+        cluster = stand_in(monkeypatch)
         options.setdefault("transfer", WeightTransfer(bucket_bytes=2**16, transport="gloo"))
         options.setdefault("deadlines", PoolDeadlines(start=10, sample=10, transfer=3, silence=1))
         made.append(RayReference(workers, **options))

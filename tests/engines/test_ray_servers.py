@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from mrlm_pl.engines import InProcessEngine, OpenAICompatible, RayPool
+from mrlm_pl.engines import OpenAICompatible, RayPool
 from mrlm_pl.policy import Policy
-from tests.engines.conftest import build, request, run
-from tests.engines.test_ray import ROOT, turns, workers_of
+from tests.engines.conftest import build, request
+from tests.engines.test_ray import ROOT, check_samples, turns
 from tests.fake_servers import FakeVllm
 
 pytestmark = pytest.mark.slow
@@ -48,27 +45,13 @@ def folders(server: FakeVllm) -> list[str]:
 
 
 def test_samples_are_those_of_the_process_also_after_a_worker_was_killed(serve: Any, tmp_path: Path) -> None:
-    model, alone = build("llama"), InProcessEngine()
     servers = serve(build("llama", seed=3), 64)
     urls = [server.url for server in servers]
     pool = RayPool(2, engine=partial(OpenAICompatible, url=urls, weights_folder=str(tmp_path)))
     asked = [request(context, temperature=0.0, max_tokens=8) for context in CONTEXTS]
     try:
-        for version in (1, 2, 3):
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.mul_(1.05)
-            pool.load("p", model, version)
-            alone.load("p", model, version)
-            if version == 3:
-                os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
-            wanted, found = run(alone, *asked), run(pool, *asked)
-            assert [(item.token_ids, item.version) for item in found] == [(item.token_ids, version) for item in wanted]
-            for one, other in zip(found, wanted, strict=True):
-                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-        assert pool.replaced == 1
+        check_samples(pool, build("llama"), asked, within=1e-4)
     finally:
-        alone.close()
         pool.close()
     told = [[int(folder[-1]) for folder in folders(server)] for server in servers]
     assert sorted(told) == [[1, 2, 3], [1, 2, 3, 3]]
