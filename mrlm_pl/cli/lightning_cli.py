@@ -34,6 +34,7 @@ from mrlm_pl.cli.run_outputs import (
     place_checkpoints,
     silence_noise,
 )
+from mrlm_pl.data.termination import EndTogether
 from mrlm_pl.errors import ConfigurationError
 
 FSDP_CLASS = "mrlm_pl.strategies.FSDP"
@@ -166,6 +167,8 @@ class RunCommand(LightningCLI):
         everything = [*(given if isinstance(given, list) else [given]), *callbacks]
         if self.stage == "predict":
             everything.append(PredictedEpisodes())
+        if self.stage == "fit":
+            everything.append(EndTogether())  # after those whose state a checkpoint holds
         if config["barebones"]:
             config = {**config, "log_every_n_steps": None}  # the trainer refuses to be told how often not to log
         if config["enable_checkpointing"] is False or config["barebones"]:

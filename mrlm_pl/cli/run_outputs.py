@@ -25,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.cli.run_folder import LAST_CHECKPOINT, TENSORBOARD
 from mrlm_pl.data import write_episodes
+from mrlm_pl.data.termination import ends_where_others_do, inside_update
 
 _MINUTES = 10.0
 _REMOTE = re.compile(r"^\w+://")
@@ -135,16 +136,11 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 os.close(folder)
 
 
-def _inside_update(trainer: Trainer) -> bool:
-    ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-    return ready % trainer.accumulate_grad_batches != 0 and ready != trainer.num_training_batches
-
-
 class LastCheckpoint(ModelCheckpoint):
     """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
 
-    When nothing is set it is saved every ten minutes and at the end of each epoch; it is also saved when SIGTERM ends a
-    run of one process. To keep the best checkpoints too, add a ``ModelCheckpoint`` to ``trainer.callbacks``.
+    When nothing is set it is saved every ten minutes and at the end of each epoch; it is also saved when SIGTERM ends
+    the run. To keep the best checkpoints too, add a ``ModelCheckpoint`` to ``trainer.callbacks``.
 
     Args:
         every_n_epochs: epochs between two saves; an epoch is ``data.iterations`` collections.
@@ -174,16 +170,16 @@ class LastCheckpoint(ModelCheckpoint):
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
         """Save when it is due; between the pieces of an update, after its last one."""
-        if not _inside_update(trainer):
+        if not inside_update(trainer):
             super().on_train_batch_end(trainer, *arguments, **options)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Keep what there is when SIGTERM ends the run of one process; several may be at different batches.
+        """Keep what there is when SIGTERM ends the run.
 
         Gradients are in no checkpoint, so that there is none between the pieces of an update.
         """
-        ended = isinstance(exception, SIGTERMException) and trainer.training and trainer.world_size == 1
-        unsaved = self._last_global_step_saved != trainer.global_step and not _inside_update(trainer)
+        ended = isinstance(exception, SIGTERMException) and trainer.training and ends_where_others_do(trainer)
+        unsaved = self._last_global_step_saved != trainer.global_step and not inside_update(trainer)
         if ended and unsaved and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._save_checkpoint(trainer, self.format_checkpoint_name({}))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mrlm_pl.algorithms.base import Algorithm
+from mrlm_pl.data.async_collector import AsyncOptions
 from mrlm_pl.data.engine_check import check_logprobs
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
@@ -52,6 +53,11 @@ def check_fit(data: RolloutDataModule, algorithm: Algorithm, ranks: int, accumul
         raise ConfigurationError(
             f"data.async_options.over_age is reweight, but {name} weighs nothing; give it a "
             "correction (`model.correction: {kind: truncated}`), or choose drop"
+        )
+    if data.mode == "sync" and (data.max_lag > 1 or data.async_options != AsyncOptions()):
+        logger.warning(
+            "data.max_lag and data.async_options have no effect in data.mode sync, where what samples is what learns; "
+            "`--data.mode async` plays episodes while the learner updates"
         )
     if data.overlaps and not algorithm.weighs_sampler(data.sampling):
         logger.warning(

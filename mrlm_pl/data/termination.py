@@ -1,4 +1,4 @@
-"""SIGTERM while episodes are collected."""
+"""SIGTERM, which clusters send some seconds before they end a process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,55 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+
+class EndTogether(Callback):
+    """Ends a run of several processes after the update in hand when SIGTERM has come to any of them.
+
+    They agree on it after each batch. Lightning's own handler broadcasts as soon as the signal is there, whatever the
+    processes exchange at that moment.
+    """
+
+    def __init__(self) -> None:
+        self._received = False
+        self._users: Any = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Remember what the signal has done so far."""
+        self._received, self._users = False, signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the signal; the trainer gives it back when it ends."""
+        if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._note)
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
+        """End all processes, or none."""
+        if trainer.world_size == 1 or not trainer.strategy.reduce_boolean_decision(self._received, all=False):
+            return
+        self._received = True  # if an update is under way, after its last batch
+        if not inside_update(trainer):
+            trainer._signal_connector.received_sigterm = True  # for which the trainer looks after the batch
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._received = True
+        if callable(self._users):
+            self._users(number, frame)
+
+
+def ends_where_others_do(trainer: Trainer) -> bool:
+    """Whether SIGTERM finds all processes after the same update."""
+    return trainer.world_size == 1 or any(isinstance(item, EndTogether) for item in trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def inside_update(trainer: Trainer) -> bool:
+    """Whether a batch is not the last of those whose gradients make up an update."""
+    ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return ready % trainer.accumulate_grad_batches != 0 and ready != trainer.num_training_batches
 
 
 @contextmanager

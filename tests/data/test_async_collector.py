@@ -582,3 +582,20 @@ def test_the_rate_of_a_resumed_run_leaves_out_what_was_sampled_before(
     quiet_trainer(callbacks=[metrics]).fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
     assert metrics.seen[0]["rollout/tokens_per_second"] == 0.0, "the whole iteration was in the checkpoint"
     assert metrics.seen[1]["rollout/tokens_per_second"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_lag": 2}, True),
+        ({"async_options": AsyncOptions(piece=8)}, True),
+        ({}, False),
+        ({"max_lag": 0}, False),
+        ({"mode": "async", "max_lag": 2}, False),
+    ],
+)
+def test_options_without_effect_are_told(
+    options: dict[str, Any], told: bool, model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet_trainer().fit(*make(model_folder, Slow(0.0), iterations=1, **options))
+    assert ("data.max_lag and data.async_options have no effect in data.mode sync" in caplog.text) == told

@@ -1,4 +1,4 @@
-"""SIGTERM while episodes are collected."""
+"""SIGTERM while episodes are collected, in an update, and to one of several processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import model_checkpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.cli.run_outputs import LastCheckpoint
-from mrlm_pl.data.termination import ended_by_sigterm
+from mrlm_pl.data.termination import EndTogether, ended_by_sigterm
 from mrlm_pl.environment import Observations, Step
 from mrlm_pl.episode import Message, Task
 from tests.conftest import EchoEnvironment
@@ -180,3 +180,53 @@ def test_several_processes_wait_for_the_batch() -> None:
         assert len(seen) == 3, "after the block its handler is there again"
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class Strategy:
+    """Of two processes, whose other one has had the signal or not."""
+
+    def __init__(self) -> None:
+        self.other = False
+        self.asked: list[bool] = []
+
+    def reduce_boolean_decision(self, mine: bool, all: bool) -> bool:
+        assert not all
+        self.asked.append(mine)
+        return mine or self.other
+
+
+def two_processes(ready: int) -> Any:
+    """A trainer after so many batches of an epoch of 8, two for each update."""
+    progress = SimpleNamespace(current=SimpleNamespace(ready=ready))
+    return SimpleNamespace(
+        world_size=2,
+        strategy=Strategy(),
+        accumulate_grad_batches=2,
+        num_training_batches=8,
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
+        _signal_connector=SimpleNamespace(received_sigterm=False),
+    )
+
+
+@pytest.mark.parametrize("receives", ["this", "the other"])
+def test_processes_end_together_and_after_an_update(receives: str) -> None:
+    users: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: users.append(number))
+    callback, trainer = EndTogether(), two_processes(ready=1)
+    try:
+        callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
+        callback.on_train_start(trainer, None)  # type: ignore[arg-type]
+        callback.on_train_batch_end(trainer)
+        if receives == "this":
+            signal.raise_signal(signal.SIGTERM)
+        trainer.strategy.other = receives == "the other"
+        callback.on_train_batch_end(trainer)
+        assert not trainer._signal_connector.received_sigterm, "in the middle of an update"
+        trainer.strategy.other = False  # it tells once
+        trainer.fit_loop.epoch_loop.batch_progress.current.ready = 2
+        callback.on_train_batch_end(trainer)
+        assert trainer._signal_connector.received_sigterm
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert users == [signal.SIGTERM] * (receives == "this")
+    assert trainer.strategy.asked == [False, receives == "this", True]
