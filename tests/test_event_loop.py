@@ -55,8 +55,10 @@ def test_what_does_not_end_is_told_and_left(monkeypatch: pytest.MonkeyPatch, cap
             except asyncio.CancelledError:
                 continue
 
+    released = threading.Event()
+
     async def blocking() -> None:
-        time.sleep(2)
+        released.wait(60)
 
     for coroutine, name in ((stubborn(), "stubborn"), (blocking(), "blocks the event loop")):
         caplog.clear()
@@ -65,9 +67,10 @@ def test_what_does_not_end_is_told_and_left(monkeypatch: pytest.MonkeyPatch, cap
         time.sleep(0.05)
         started = time.monotonic()
         loop.close()
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 20
         assert name in caplog.text
         assert loop.closed
+    released.set()
 
 
 def test_a_loop_that_somebody_blocks_is_told_of_once(

@@ -349,12 +349,12 @@ def test_a_replay_has_the_deadline_of_a_step_for_each_step() -> None:
         name = "slow"
 
         def step(self, actions: Mapping[str, Message]) -> Step:
-            time.sleep(0.12)
+            time.sleep(0.3)
             return super().step(actions)
 
-    (episodes,), _ = grow(Slow(4, forks=False), TurnTree("align"), branches=1, step_timeout=0.4)
+    (episodes,), _ = grow(Slow(4, forks=False), TurnTree("align"), branches=1, step_timeout=1.1)
     assert not any(episode.failed for episode in episodes)
-    (episodes,), _ = grow(Slow(4, forks=False), TurnTree("align", expand="best"), step_timeout=0.4, retries=0)
+    (episodes,), _ = grow(Slow(4, forks=False), TurnTree("align", expand="best"), step_timeout=1.1, retries=0)
     assert not any(episode.failed for episode in episodes)
 
 

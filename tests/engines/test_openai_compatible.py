@@ -261,7 +261,7 @@ def test_a_server_that_hangs_is_given_up_in_time(
     started = time.monotonic()
     with pytest.raises(RemoteError, match=r"gave a sample in \d tries .*no answer within 0\.\d+ s"):
         run(remote, request((5,)))
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 15
 
 
 def test_nobody_there(engine: Callable[..., OpenAICompatible], serve: Callable[..., Any], model: Any) -> None:

@@ -114,7 +114,7 @@ def test_what_has_no_value_is_told_why(expression: str, reason: str) -> None:
     started = time.perf_counter()
     with pytest.raises(ToolError, match=reason):
         evaluate(expression)
-    assert time.perf_counter() - started < 1
+    assert time.perf_counter() - started < 10
 
 
 def test_a_long_sum_is_no_deep_nesting() -> None:

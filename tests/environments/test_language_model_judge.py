@@ -239,7 +239,7 @@ def test_a_server_that_hangs_is_given_up_on(endpoint: Endpoint, drip: bool) -> N
     started = time.monotonic()
     with pytest.raises(JudgeError, match=r"did not answer within|timed out"):
         LanguageModelJudge(generator, attempts=2, pause=0.0, fallback="error").judge(DEBATE)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 9
     released.set()
 
 

@@ -280,4 +280,4 @@ def test_the_time_of_a_step_does_not_grow_with_the_text() -> None:
             started = time.perf_counter()
             scored(text, text)
             seconds.append(time.perf_counter() - started)
-        assert min(seconds) < 0.01
+        assert min(seconds) < 0.05, "it takes .0001; reading it all takes longer"

@@ -165,7 +165,7 @@ def test_patience_ends(free_port: Callable[[], int]) -> None:
     port, started = free_port(), time.monotonic()
     with pytest.raises(RemoteError, match=rf"no verifier at 127.0.0.1:{port} gave scores within 1 s; start it again"):
         scored(client(f"127.0.0.1:{port}", patience_seconds=1.0), "0.5")
-    assert 0.9 < time.monotonic() - started < 3
+    assert 0.9 < time.monotonic() - started < 15
 
 
 def test_a_server_that_is_silent_is_asked_again(serve: Any) -> None:
