@@ -51,7 +51,7 @@ class RayConnection:
         gpus: which GPUs of this machine the workers of an own Ray have.
 
     Raises:
-        ConfigurationError: Ray is not installed.
+        ConfigurationError: Ray is not installed, or the process has joined another one.
         EngineError: there is no such cluster, or it does not answer in time.
     """
 
@@ -86,6 +86,11 @@ class RayConnection:
         self.started_here = address is None and not self._joined
         if self._joined:
             self._look_around()
+            if address not in (None, "auto") and not _same_head(str(address), self.address):
+                raise ConfigurationError(
+                    f"Ray at {address} is asked for, but this process has joined Ray at {self.address} already; leave "
+                    "the address out to use that, or call `ray.shutdown()` before"
+                )
             return
         self._thread = threading.Thread(target=self._live, name="mrlm-ray", daemon=True)
         self._thread.start()
@@ -250,6 +255,16 @@ class RayConnection:
             with contextlib.suppress(psutil.NoSuchProcess):  # most have gone by themselves
                 process.kill()
         psutil.wait_procs(self._below, timeout=STOP_SECONDS)
+
+
+def _same_head(asked: str, joined: str) -> bool:
+    """Whether two ``HOST:PORT`` are one, as far as names can be resolved; Ray gives its head's outside address."""
+    (host, port), (other, other_port) = (text.rpartition(":")[::2] for text in (asked, joined))
+    if port != other_port:
+        return False
+    with contextlib.suppress(OSError):
+        host, other = socket.gethostbyname(host), socket.gethostbyname(other)
+    return host == other or host.startswith("127.")
 
 
 def _own_folder() -> tuple[Path, IO[str]]:

@@ -163,3 +163,34 @@ def test_the_head_is_asked_once_for_many_calls(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(connection, "broken", lambda: True)
     with pytest.raises(EngineError, match="head:1 has not answered"):
         connection.check(0.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [
+        (None, False),
+        ("auto", False),
+        ("10.1.2.3:6379", False),
+        ("localhost:6379", False),
+        ("10.1.2.3:6380", True),
+        ("10.1.2.4:6379", True),
+    ],
+)
+def test_another_ray_than_the_process_has_joined_is_refused(
+    asked: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = SimpleNamespace(gcs_address="10.1.2.3:6379")
+    joined = SimpleNamespace(
+        is_initialized=lambda: True,
+        get_runtime_context=lambda: context,
+        util=SimpleNamespace(get_node_ip_address=lambda: "10.1.2.3"),
+        _private=SimpleNamespace(worker=SimpleNamespace(_global_node=None)),
+    )
+    monkeypatch.setitem(sys.modules, "ray", joined)
+    for name in _SETTINGS:
+        monkeypatch.setenv(name, "0")
+    if refused:
+        with pytest.raises(ConfigurationError, match=rf"{asked} is asked for, .* joined Ray at 10.1.2.3:6379 already"):
+            RayConnection(asked, 5.0)
+    else:
+        assert RayConnection(asked, 5.0).address == "10.1.2.3:6379"
