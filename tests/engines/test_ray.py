@@ -237,7 +237,12 @@ def fit(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         # As many threads as a worker with one CPU: sums in another order end in other bits.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen([*FIT, *flat, *arguments], cwd=ROOT, env=environment, **pipes))
+        # What runs in the background of a shell ignores SIGINT, and so would what it starts.
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            started.append(subprocess.Popen([*FIT, *flat, *arguments], cwd=ROOT, env=environment, **pipes))
+        finally:
+            signal.signal(signal.SIGINT, before)
         return started[-1]
 
     yield start
