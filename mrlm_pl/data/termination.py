@@ -28,8 +28,12 @@ class EndTogether(Callback):
         """Remember what the signal has done so far."""
         self._received, self._users = False, signal.getsignal(signal.SIGTERM)
 
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the signal before the first episodes; the trainer gives it back when it ends."""
+        self.on_train_start(trainer, pl_module)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the signal; the trainer gives it back when it ends."""
+        """Take the signal where nothing was validated before."""
         if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._note)
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -208,14 +209,16 @@ def two_processes(ready: int) -> Any:
     )
 
 
+@pytest.mark.parametrize("hook", ["on_sanity_check_start", "on_train_start"])
 @pytest.mark.parametrize("receives", ["this", "the other"])
-def test_processes_end_together_and_after_an_update(receives: str) -> None:
+def test_processes_end_together_and_after_an_update(receives: str, hook: str) -> None:
     users: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: users.append(number))
     callback, trainer = EndTogether(), two_processes(ready=1)
+    first = partial(getattr(callback, hook), trainer, None)
     try:
         callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
-        callback.on_train_start(trainer, None)  # type: ignore[arg-type]
+        first()
         callback.on_train_batch_end(trainer)
         if receives == "this":
             signal.raise_signal(signal.SIGTERM)
