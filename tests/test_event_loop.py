@@ -60,17 +60,19 @@ def test_what_does_not_end_is_told_and_left(monkeypatch: pytest.MonkeyPatch, cap
     async def blocking() -> None:
         released.wait(60)
 
-    for coroutine, name in ((stubborn(), "stubborn"), (blocking(), "blocks the event loop")):
-        caplog.clear()
-        loop = EventLoopThread()
-        loop.submit(coroutine)
-        time.sleep(0.05)
-        started = time.monotonic()
-        loop.close()
-        assert time.monotonic() - started < 20
-        assert name in caplog.text
-        assert loop.closed
-    released.set()
+    try:
+        for coroutine, name in ((stubborn(), "stubborn"), (blocking(), "blocks the event loop")):
+            caplog.clear()
+            loop = EventLoopThread()
+            loop.submit(coroutine)
+            time.sleep(0.05)
+            started = time.monotonic()
+            loop.close()
+            assert time.monotonic() - started < 20
+            assert name in caplog.text
+            assert loop.closed
+    finally:
+        released.set()
 
 
 def test_a_loop_that_somebody_blocks_is_told_of_once(

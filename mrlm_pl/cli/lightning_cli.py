@@ -168,7 +168,7 @@ class RunCommand(LightningCLI):
         if self.stage == "predict":
             everything.append(PredictedEpisodes())
         if self.stage == "fit":
-            everything.append(EndTogether())  # after those whose state a checkpoint holds
+            everything.append(EndTogether())  # checkpoint callbacks come after it, wherever they are
         if config["barebones"]:
             config = {**config, "log_every_n_steps": None}  # the trainer refuses to be told how often not to log
         if config["enable_checkpointing"] is False or config["barebones"]:
@@ -235,7 +235,7 @@ def warn_of_emulated_bf16(trainer: Namespace) -> None:
 
 
 def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = None) -> int:
-    """Exit status 0 after the stage has run, 143 when SIGTERM has ended it.
+    """Exit status 0 after the stage has run, 143 when SIGTERM has ended it and this is the first of its processes.
 
     Raises:
         ConfigurationError: a mistake in the options or files, or a combination that the trainer refuses.
@@ -249,9 +249,10 @@ def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = Non
     except MisconfigurationException as error:
         raise ConfigurationError(str(error)) from error
     except SIGTERMException:
-        if getattr(rank_zero_only, "rank", 0) == 0:
-            remedy = "; `--ckpt_path last` goes on from the last checkpoint, if there is one" if stage == "fit" else ""
-            print(f"mrlm: SIGTERM has ended {stage}{remedy}", file=sys.stderr)
+        if getattr(rank_zero_only, "rank", 0) != 0:
+            return 0  # for any other the launcher would kill the first process, which has logs to finish
+        remedy = "; `--ckpt_path last` goes on from the last checkpoint, if there is one" if stage == "fit" else ""
+        print(f"mrlm: SIGTERM has ended {stage}{remedy}", file=sys.stderr)
         return 128 + signal.SIGTERM  # what a shell says of a process that a signal has ended
     return 0
 

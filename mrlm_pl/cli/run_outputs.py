@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins import TorchCheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from transformers.utils.logging import disable_progress_bar
@@ -39,6 +40,7 @@ _NOISE = (
     r"Total length of `list` across ranks is zero",  # there is no validation data
     r"your dataloader is not resumable",  # the position in the stream is in the data module
     r"module\(s\) in eval mode",
+    r"recommended to use `self\.log\('(val|test)/",  # they are of all ranks already
     r"Checkpoint directory .* exists and is not empty",
 )
 
@@ -178,7 +180,8 @@ class LastCheckpoint(ModelCheckpoint):
 
         Gradients are in no checkpoint, so that there is none between the pieces of an update.
         """
-        ended = isinstance(exception, SIGTERMException) and trainer.training and ends_where_others_do(trainer)
+        fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        ended = isinstance(exception, SIGTERMException) and fitting and ends_where_others_do(trainer)
         unsaved = self._last_global_step_saved != trainer.global_step and not inside_update(trainer)
         if ended and unsaved and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._save_checkpoint(trainer, self.format_checkpoint_name({}))

@@ -328,7 +328,8 @@ class RolloutDataModule(LightningDataModule):
         """Episodes played with the current weights."""
         algorithm = self._algorithm()
         player = self.players.player(algorithm, sampling)
-        return self.players.with_current_weights(algorithm, self._version(), lambda: player.play_blocking(specs))
+        with ended_by_sigterm(self._trainer()):
+            return self.players.with_current_weights(algorithm, self._version(), lambda: player.play_blocking(specs))
 
     def _collect(self) -> dict[str, PolicyBatch]:
         started = time.perf_counter()

@@ -16,39 +16,40 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 class EndTogether(Callback):
     """Ends a run of several processes after the update in hand when SIGTERM has come to any of them.
 
-    They agree on it after each batch. Lightning's own handler broadcasts as soon as the signal is there, whatever the
-    processes exchange at that moment.
+    They agree on it after each batch, each validation and each epoch. Lightning's own handler, in whose place this one
+    is, broadcasts as soon as the signal is there, whatever the processes exchange at that moment.
     """
 
     def __init__(self) -> None:
         self._received = False
-        self._users: Any = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Remember what the signal has done so far."""
-        self._received, self._users = False, signal.getsignal(signal.SIGTERM)
-
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the signal before the first episodes; the trainer gives it back when it ends."""
-        self.on_train_start(trainer, pl_module)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the signal where nothing was validated before."""
-        if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._note)
+        """Take the place of the trainer's handler before the trainer registers it."""
+        self._received = False
+        if trainer.world_size > 1:
+            trainer._signal_connector._sigterm_notifier_fn = self._note  # type: ignore[assignment]
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
         """End all processes, or none."""
+        self._agree(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End all processes, or none."""
+        self._agree(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End all processes, or none."""
+        self._agree(trainer)
+
+    def _agree(self, trainer: Trainer) -> None:
         if trainer.world_size == 1 or not trainer.strategy.reduce_boolean_decision(self._received, all=False):
             return
         self._received = True  # if an update is under way, after its last batch
         if not inside_update(trainer):
-            trainer._signal_connector.received_sigterm = True  # for which the trainer looks after the batch
+            trainer._signal_connector.received_sigterm = True  # for which the trainer looks next
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = True
-        if callable(self._users):
-            self._users(number, frame)
 
 
 def ends_where_others_do(trainer: Trainer) -> bool:
@@ -66,15 +67,17 @@ def inside_update(trainer: Trainer) -> bool:
 def ended_by_sigterm(trainer: Trainer) -> Iterator[None]:
     """In this block SIGTERM ends the run of one process at once, as Ctrl-C does; the trainer waits for the next batch.
 
-    A collection may take longer than the time that a cluster leaves a process to end. Several processes do wait for the
-    batch, since one that leaves the others in the middle of a collection would let them wait for it.
+    A collection or an evaluation may take longer than the time that a cluster leaves a process to end. Several do wait
+    for the batch, since one that leaves the others in the middle of a collection would let them wait for it.
 
     Raises:
-        SIGTERMException: the signal came, in the block or shortly before.
+        SIGTERMException: the signal came, in the block or shortly before, or several have agreed to end.
     """
     theirs = signal.getsignal(signal.SIGTERM)
     alone = trainer.world_size == 1 and threading.current_thread() is threading.main_thread()
     if not alone or not callable(theirs):  # in other threads the trainer has no handler either
+        if trainer.received_sigterm and ends_where_others_do(trainer):
+            raise SIGTERMException
         yield
         return
 

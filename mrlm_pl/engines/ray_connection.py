@@ -86,11 +86,8 @@ class RayConnection:
         self.started_here = address is None and not self._joined
         if self._joined:
             self._look_around()
-            if address not in (None, "auto") and not _same_head(str(address), self.address):
-                raise ConfigurationError(
-                    f"Ray at {address} is asked for, but this process has joined Ray at {self.address} already; leave "
-                    "the address out to use that, or call `ray.shutdown()` before"
-                )
+            if address not in (None, "auto"):
+                self._compare(str(address))
             return
         self._thread = threading.Thread(target=self._live, name="mrlm-ray", daemon=True)
         self._thread.start()
@@ -138,6 +135,25 @@ class RayConnection:
             "start it with `ray start --head`; if it wants a token, set RAY_AUTH_MODE=token for the run as well; or "
             "leave the address out to start Ray on this machine"
         )
+
+    def _compare(self, asked: str) -> None:
+        """Nothing, or a warning, when the Ray that the process has joined may be the one that is asked for.
+
+        A head has several names and addresses, and need not know all of them, but one port.
+
+        Raises:
+            ConfigurationError: the ports differ.
+        """
+        (host, port), (other, other_port) = (text.rpartition(":")[::2] for text in (asked, self.address))
+        found = f"Ray at {asked} is asked for, but this process has joined Ray at {self.address} already"
+        if port != other_port:
+            raise ConfigurationError(
+                f"{found}; leave the address out to use that, or call `ray.shutdown()` before the run"
+            )
+        with contextlib.suppress(OSError, UnicodeError):
+            host, other = socket.gethostbyname(host), socket.gethostbyname(other)
+        if host != other and not (host.startswith("127.") and other == self.host):
+            logger.warning("%s, which is used; is it the same?", found)
 
     def _live(self) -> None:
         """Start Ray, wait, end it; in a thread of its own."""
@@ -255,16 +271,6 @@ class RayConnection:
             with contextlib.suppress(psutil.NoSuchProcess):  # most have gone by themselves
                 process.kill()
         psutil.wait_procs(self._below, timeout=STOP_SECONDS)
-
-
-def _same_head(asked: str, joined: str) -> bool:
-    """Whether two ``HOST:PORT`` are one, as far as names can be resolved; Ray gives its head's outside address."""
-    (host, port), (other, other_port) = (text.rpartition(":")[::2] for text in (asked, joined))
-    if port != other_port:
-        return False
-    with contextlib.suppress(OSError):
-        host, other = socket.gethostbyname(host), socket.gethostbyname(other)
-    return host == other or host.startswith("127.")
 
 
 def _own_folder() -> tuple[Path, IO[str]]:

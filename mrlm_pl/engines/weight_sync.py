@@ -79,7 +79,7 @@ class WeightSender:
             )
         self.host, self.bucket_bytes, self.seconds, self.transport = host, bucket_bytes, seconds, transport
         # Listens wherever the receivers come from.
-        self._store: Any = dist.TCPStore(
+        self._store: dist.TCPStore | None = dist.TCPStore(
             "0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
         )
         self._numbers = itertools.count()
@@ -90,7 +90,7 @@ class WeightSender:
         self._groups.clear()
         number = next(self._numbers)
         return Invitation(
-            self.host, self._store.port, f"weights-{number}", receivers + 1, self.seconds, self.transport, number
+            self.host, self._address.port, f"weights-{number}", receivers + 1, self.seconds, self.transport, number
         )
 
     def invite_again(self, invitation: Invitation) -> Invitation:
@@ -127,6 +127,12 @@ class WeightSender:
             raise
         return {rank: text for rank, text in answers.items() if text}
 
+    @property
+    def _address(self) -> dist.TCPStore:
+        if self._store is None:
+            raise EngineError("the sender of weights is closed; make another")
+        return self._store
+
     def close(self) -> None:
         """Leave all groups and close the address where they meet; may be called twice, and nothing after it."""
         self._groups.clear()
@@ -142,11 +148,11 @@ class WeightSender:
             for rank in ranks:
                 self._wait_for(invitation, rank, "here", check)
         except BaseException:
-            self._store.set(begin, "")
+            self._address.set(begin, "")
             raise
-        self._store.set(begin, "yes")
+        self._address.set(begin, "yes")
         with _told(None, 0, invitation, "sent"):
-            group = _join(self._store, invitation, 0)
+            group = _join(self._address, invitation, 0)
         for rank in ranks:
             self._wait_for(invitation, rank, "joined", check)
         return group
@@ -154,7 +160,7 @@ class WeightSender:
     def _wait_for(self, invitation: Invitation, rank: int, what: str, check: Callable[[], None]) -> str:
         """What a receiver has put into the store."""
         key, deadline = invitation.key(rank, what), time.monotonic() + invitation.seconds
-        while not self._store.check([key]):
+        while not self._address.check([key]):
             check()
             if time.monotonic() > deadline:
                 did = "join the group" if what in ("here", "joined") else "confirm the weights"
@@ -163,8 +169,8 @@ class WeightSender:
                     "lives and reaches this process, or allow more seconds"
                 )
             time.sleep(_POLL_SECONDS)
-        text = self._store.get(key).decode()
-        self._store.delete_key(key)
+        text = self._address.get(key).decode()
+        self._address.delete_key(key)
         return text
 
     def _broadcast(
@@ -289,9 +295,8 @@ class WeightReceiver:
         return Staged(manifest, stream)
 
     def close(self) -> None:
-        """Leave all groups and close the address where they meet; may be called twice, and nothing after it."""
+        """Leave all groups; may be called twice."""
         self._groups.clear()
-        self._store = None
 
 
 def _device(transport: Transport) -> torch.device:

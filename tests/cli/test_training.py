@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -293,3 +294,6 @@ def test_a_run_that_a_signal_ends_has_not_succeeded(
     monkeypatch.setattr("mrlm_pl.cli.lightning_cli.RunCommand", end)
     status, _, told = mrlm(stage, "--config", "configs/quickstart.yaml")
     assert (status, f"SIGTERM has ended {stage}" in told, remedy in told) == (143, True, True)
+    monkeypatch.setattr("mrlm_pl.cli.lightning_cli.rank_zero_only", SimpleNamespace(rank=1))
+    status, _, told = mrlm(stage, "--config", "configs/quickstart.yaml")
+    assert (status, "SIGTERM" in told) == (0, False), "any other status would have the first process killed"

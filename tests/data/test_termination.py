@@ -15,6 +15,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import model_checkpoint
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.cli.run_outputs import LastCheckpoint
@@ -157,8 +158,80 @@ def test_a_checkpoint_that_is_due_in_an_update_waits_for_its_end(
     assert fit(ckpt_path=tmp_path / "last.ckpt") == whole
 
 
+class SignalsAt(Callback):
+    """The signal comes at the end of a batch, or in the validation after it."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.hook == "batch" and batch_idx == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.hook == "validation" and trainer.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class SignalsInValidation(EchoEnvironment):
+    """The signal comes while the second batch of a validation is played; left alone, that takes long."""
+
+    played = 0
+
+    async def reset(self, task: Task) -> Observations:  # type: ignore[override]
+        if task.split == "validation":
+            SignalsInValidation.played += 1
+            if SignalsInValidation.played == 100:
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(600.0)
+        return super().reset(task)
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("hook", ["batch", "validation", "episode"])
+def test_a_run_goes_on_that_was_to_be_validated(
+    hook: str, model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    SignalsInValidation.played = 0 if hook == "episode" else 1000
+
+    def fit(*callbacks: Callback, ckpt_path: Path | None = None) -> str:
+        algorithm, data = make(model_folder, SignalsInValidation(size=128), iterations=4, validation_episodes=128)
+        validated = Validated()
+        options = {"val_check_interval": 2, "limit_val_batches": 1.0, "enable_checkpointing": bool(callbacks)}
+        trainer = quiet_trainer(callbacks=[*callbacks, validated], **options)
+        try:
+            trainer.fit(algorithm, data, ckpt_path=ckpt_path)
+        finally:
+            steps.extend(validated.steps)
+        return fingerprint(algorithm)
+
+    steps: list[int] = []
+    last = LastCheckpoint(minutes=60)
+    last.dirpath = str(tmp_path)
+    with pytest.raises(SIGTERMException):
+        fit(SignalsAt(hook), last)
+    assert progress(tmp_path / "last.ckpt") == (2, 0)
+    assert steps == []
+    resumed = fit(ckpt_path=tmp_path / "last.ckpt")
+    assert steps == [4], "the trainer does not make up for a validation"
+    assert resumed == fit()
+
+
+class Validated(Callback):
+    """Updates before each validation that has ended."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.steps.append(trainer.global_step)
+
+
 class Trainers:
     world_size, received_sigterm = 1, False
+    callbacks: tuple[Callback, ...] = ()
 
 
 def test_several_processes_wait_for_the_batch() -> None:
@@ -173,10 +246,16 @@ def test_several_processes_wait_for_the_batch() -> None:
         with pytest.raises(SIGTERMException), ended_by_sigterm(Trainers()):  # type: ignore[arg-type]
             signal.raise_signal(signal.SIGTERM)
         assert len(seen) == 2, "the trainer's own handler has been called"
-        late = Trainers()
-        late.received_sigterm = True
-        with pytest.raises(SIGTERMException), ended_by_sigterm(late):  # type: ignore[arg-type]
-            pytest.fail("the collection began")
+        late, agreed = Trainers(), Trainers()
+        late.received_sigterm = agreed.received_sigterm = True
+        agreed.world_size, agreed.callbacks = 2, (EndTogether(),)
+        for trainer in (late, agreed):
+            with pytest.raises(SIGTERMException), ended_by_sigterm(trainer):  # type: ignore[arg-type]
+                pytest.fail("the collection began")
+        several.received_sigterm = True
+        with ended_by_sigterm(several):  # type: ignore[arg-type]
+            begun = True
+        assert begun, "the others may not have had it"
         signal.raise_signal(signal.SIGTERM)
         assert len(seen) == 3, "after the block its handler is there again"
     finally:
@@ -196,38 +275,38 @@ class Strategy:
         return mine or self.other
 
 
-def two_processes(ready: int) -> Any:
-    """A trainer after so many batches of an epoch of 8, two for each update."""
-    progress = SimpleNamespace(current=SimpleNamespace(ready=ready))
-    return SimpleNamespace(
-        world_size=2,
-        strategy=Strategy(),
-        accumulate_grad_batches=2,
-        num_training_batches=8,
-        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
-        _signal_connector=SimpleNamespace(received_sigterm=False),
-    )
+class TwoProcesses:
+    """A trainer after so many batches of an epoch of 8, two for each update, with Lightning's own signal handling."""
+
+    world_size, accumulate_grad_batches, num_training_batches = 2, 2, 8
+
+    def __init__(self, ready: int) -> None:
+        progress = SimpleNamespace(current=SimpleNamespace(ready=ready))
+        self.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
+        self.strategy = Strategy()
+        self._accelerator_connector = SimpleNamespace(cluster_environment=None)
+        self._signal_connector = _SignalConnector(self)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("hook", ["on_sanity_check_start", "on_train_start"])
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_end", "on_train_epoch_end"])
 @pytest.mark.parametrize("receives", ["this", "the other"])
 def test_processes_end_together_and_after_an_update(receives: str, hook: str) -> None:
     users: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: users.append(number))
-    callback, trainer = EndTogether(), two_processes(ready=1)
-    first = partial(getattr(callback, hook), trainer, None)
+    callback, trainer = EndTogether(), TwoProcesses(ready=1)
+    agree = partial(getattr(callback, hook), trainer, None)
     try:
         callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
-        first()
-        callback.on_train_batch_end(trainer)
+        trainer._signal_connector.register_signal_handlers()
+        agree()
         if receives == "this":
             signal.raise_signal(signal.SIGTERM)
         trainer.strategy.other = receives == "the other"
-        callback.on_train_batch_end(trainer)
+        agree()
         assert not trainer._signal_connector.received_sigterm, "in the middle of an update"
         trainer.strategy.other = False  # it tells once
         trainer.fit_loop.epoch_loop.batch_progress.current.ready = 2
-        callback.on_train_batch_end(trainer)
+        agree()
         assert trainer._signal_connector.received_sigterm
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -85,20 +85,22 @@ def workers_of(parent: int) -> list[int]:
 def check_samples(pool: RayPool, model: Any, asked: list[SampleRequest], within: float) -> None:
     """Of three versions of the weights the pool samples what this process does, also after a worker was killed."""
     alone = InProcessEngine()
-    for version in (1, 2, 3):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.05)
-        pool.load("p", model, version)
-        alone.load("p", model, version)
-        if version == 3:
-            os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
-        wanted = [run(alone, item)[0] for item in asked]
-        found = run(pool, *asked)
-        assert [(item.token_ids, item.version) for item in found] == [(item.token_ids, version) for item in wanted]
-        for one, other in zip(found, wanted, strict=True):
-            assert one.logprobs == pytest.approx(other.logprobs, abs=within)
-    alone.close()
+    try:
+        for version in (1, 2, 3):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.05)
+            pool.load("p", model, version)
+            alone.load("p", model, version)
+            if version == 3:
+                os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
+            wanted = [run(alone, item)[0] for item in asked]
+            found = run(pool, *asked)
+            assert [(item.token_ids, item.version) for item in found] == [(item.token_ids, version) for item in wanted]
+            for one, other in zip(found, wanted, strict=True):
+                assert one.logprobs == pytest.approx(other.logprobs, abs=within)
+    finally:
+        alone.close()
     assert pool.replaced == 1
 
 
