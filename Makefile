@@ -9,10 +9,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 quickstart: install  ## train the built-in tiny model on the built-in math problems (about two minutes)
 	$(BIN)/mrlm fit --config configs/quickstart.yaml
 
-# Two workers with a thread each: threads of both would fight for two cores.
+# Workers with a thread each: more threads would fight for two cores. One worker more than cores, as tests wait for
+# processes, servers and deadlines for a fifth of their time.
 test: export OMP_NUM_THREADS = 1
 test: install  ## the default tier of the tests
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 3
 
 check: install  ## lint, format and types
 	$(BIN)/ruff check .
