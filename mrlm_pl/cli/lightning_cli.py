@@ -250,7 +250,7 @@ def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = Non
         raise ConfigurationError(str(error)) from error
     except SIGTERMException:
         if getattr(rank_zero_only, "rank", 0) != 0:
-            return 0  # for any other the launcher would kill the first process, which has logs to finish
+            return 0  # for any other status the launcher kills the first process, which has logs to finish
         remedy = "; `--ckpt_path last` goes on from the last checkpoint, if there is one" if stage == "fit" else ""
         print(f"mrlm: SIGTERM has ended {stage}{remedy}", file=sys.stderr)
         return 128 + signal.SIGTERM  # what a shell says of a process that a signal has ended

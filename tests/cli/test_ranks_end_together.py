@@ -6,27 +6,22 @@ import csv
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.engines.test_ray import ROOT, alive, eventually, weights
+from tests.engines.test_ray import alive, eventually, weights
+from tests.short_runs import ShortRuns
 
-FIT = [sys.executable, "-m", "mrlm_pl.cli.main", "fit", "--config", "configs/quickstart.yaml"]
 SHORT = {
     "--data.groups": "4",
     "--data.group_size": "4",
     "--data.iterations": "24",
     "--data.validation_episodes": "8",
-    "--trainer.accelerator": "cpu",
     "--trainer.devices": "2",
-    "--trainer.callbacks": "null",
-    "--trainer.enable_progress_bar": "false",
     "--trainer.log_every_n_steps": "1",
 }
 
@@ -36,22 +31,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def fit(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts short runs of two processes; all are ended with the test."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(folder: str, *arguments: str) -> subprocess.Popen[str]:
-        options = {**SHORT, "--trainer.default_root_dir": str(tmp_path / folder)}
-        flat = [word for option in options.items() for word in option]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        command = [*FIT, *flat, *arguments]
-        started.append(subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes))
-        return started[-1]
-
-    yield start
-    for process in started:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
+    runs = ShortRuns(tmp_path, "configs/quickstart.yaml", SHORT)
+    yield runs.start
+    runs.end()
 
 
 def ended(process: subprocess.Popen[str]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,16 +29,9 @@ from mrlm_pl.episode import Turn
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy import Policy
 from tests.engines.conftest import build, request, run
+from tests.short_runs import ShortRuns
 
-ROOT = Path(__file__).parents[2]
-FIT = [sys.executable, "-m", "mrlm_pl.cli.main", "fit", "--config", "configs/ray_pool.yaml"]
-SHORT = {
-    "--data.groups": "4",
-    "--data.group_size": "8",
-    "--trainer.callbacks": "null",
-    "--trainer.enable_progress_bar": "false",
-    "--trainer.accelerator": "cpu",
-}
+SHORT = {"--data.groups": "4", "--data.group_size": "8"}
 
 
 def descendants(parent: int) -> dict[int, str]:
@@ -231,26 +223,13 @@ def test_an_own_ray_gives_its_workers_the_gpus_that_are_left(
 @pytest.fixture
 def fit(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts short runs with a pool of two; all are ended with the test."""
-    started: list[subprocess.Popen[str]] = []
+    runs = ShortRuns(tmp_path, "configs/ray_pool.yaml", SHORT)
 
     def start(folder: str, *arguments: str, iterations: int = 6) -> subprocess.Popen[str]:
-        options = {**SHORT, "--data.iterations": str(iterations), "--trainer.default_root_dir": str(tmp_path / folder)}
-        flat = [word for option in options.items() for word in option]
-        # As many threads as a worker with one CPU: sums in another order end in other bits.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        # What runs in the background of a shell ignores SIGINT, and so would what it starts.
-        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-        try:
-            started.append(subprocess.Popen([*FIT, *flat, *arguments], cwd=ROOT, env=environment, **pipes))
-        finally:
-            signal.signal(signal.SIGINT, before)
-        return started[-1]
+        return runs.start(folder, *arguments, iterations=str(iterations))
 
     yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    runs.end()
 
 
 def finished(process: subprocess.Popen[str]) -> str:

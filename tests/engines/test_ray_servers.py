@@ -15,8 +15,9 @@ import pytest
 from mrlm_pl.engines import OpenAICompatible, RayPool
 from mrlm_pl.policy import Policy
 from tests.engines.conftest import build, request
-from tests.engines.test_ray import ROOT, check_samples, turns
+from tests.engines.test_ray import check_samples, turns
 from tests.fake_servers import FakeVllm
+from tests.short_runs import ROOT
 
 pytestmark = pytest.mark.slow
 CONTEXTS = [(5, 9, 2), (7,), (11, 3, 3, 20, 41), (4, 4)]
