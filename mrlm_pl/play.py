@@ -137,7 +137,8 @@ class Play:
         latest = {turn.agent: turn for turn in self.turns}
         for agent, reward in step.rewards.items():
             if agent in latest:
-                parts = step.components.get(agent) or {"reward": reward}
+                # A reward of 0 without named parts is no component: it would be reported beside the named ones.
+                parts = step.components.get(agent) or ({"reward": reward} if reward else {})
                 latest[agent].reward += reward
                 for name, value in parts.items():
                     latest[agent].components[name] = latest[agent].components.get(name, 0.0) + value

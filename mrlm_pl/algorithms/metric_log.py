@@ -68,7 +68,8 @@ class MetricLog(LightningModule):
     def _log_collection(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             short = name.rsplit("/", 1)[-1]
-            on_bar = name.count("/") == 1 and short in ("reward", "entropy", "tokens_per_second")
+            whole = name.count("/") == 1 and short in ("reward", "entropy", "tokens_per_second")
+            on_bar = whole or (name.startswith("rollout/agent/") and name.count("/") == 3 and short == "reward")
             self.log(name, value, prog_bar=on_bar, batch_size=1)
 
     def note_evaluation(

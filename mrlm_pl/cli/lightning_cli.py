@@ -13,6 +13,7 @@ from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.callbacks import ModelSummary, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import StrategyRegistry
@@ -34,8 +35,10 @@ from mrlm_pl.cli.run_outputs import (
     place_checkpoints,
     silence_noise,
 )
+from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.termination import EndTogether
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs import PolicySummary, RunProgress, run_summary
 
 FSDP_CLASS = "mrlm_pl.strategies.FSDP"
 OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines", "mrlm_pl.remote")
@@ -150,6 +153,12 @@ class RunCommand(LightningCLI):
                 f"make a whole one of it with `mrlm consolidate {path} FILE`"
             )
 
+    def after_fit(self) -> None:
+        """Say where the run is and what to do next."""
+        if self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            assert self.folder is not None
+            print(run_summary(self.folder.path, played=isinstance(self.datamodule, RolloutDataModule)))
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with loggers that write to the run folder unless others are configured."""
         assert self.folder is not None
@@ -169,6 +178,7 @@ class RunCommand(LightningCLI):
             everything.append(PredictedEpisodes())
         if self.stage == "fit":
             everything.append(EndTogether())  # checkpoint callbacks come after it, wherever they are
+            everything += own_displays(config, everything)
         if config["barebones"]:
             config = {**config, "log_every_n_steps": None}  # the trainer refuses to be told how often not to log
         if config["enable_checkpointing"] is False or config["barebones"]:
@@ -179,6 +189,18 @@ class RunCommand(LightningCLI):
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             config = {**config, "plugins": [*plugins, DurableCheckpointIO()]}
         return super()._instantiate_trainer({**config, "callbacks": everything}, [])
+
+
+def own_displays(config: dict[str, Any], callbacks: Sequence[Callback]) -> list[Callback]:
+    """Return the progress display and the model summary that replace Lightning's, unless switched off or configured."""
+    if config["barebones"]:
+        return []
+    found: list[Callback] = []
+    if config["enable_progress_bar"] is not False and not any(isinstance(item, ProgressBar) for item in callbacks):
+        found.append(RunProgress())
+    if config["enable_model_summary"] is not False and not any(isinstance(item, ModelSummary) for item in callbacks):
+        found.append(PolicySummary())
+    return found
 
 
 def check_strategy(trainer: Namespace) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +32,8 @@ _MINUTES = 10.0
 _REMOTE = re.compile(r"^\w+://")
 _NOISE = (
     r"^Seed set to",
+    r"^TPU available: False",
+    r"^Trainer already configured with model summary callbacks",
     r"litlogger",
     r"litmodels",
     r"does not have many workers",
@@ -223,11 +225,24 @@ class SaveConfig(SaveConfigCallback):
             number += 1
             path = folder / f"config-{number}.yaml"
         self.parser.save(self.config, str(path), skip_unset=False, multifile=False)
+        hyperparameters = without_paths(self.config.as_dict())
+        for logger in trainer.loggers:
+            logger.log_hyperparams(hyperparameters)
+
+
+def without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the files that it was read from, as loggers take it.
+
+    >>> without_paths({"config": ["a.yaml"], "seed_everything": 0})
+    {'seed_everything': 0}
+    """
+    return {name: value for name, value in config.items() if name != "config"}
 
 
 def default_loggers(folder: str) -> list[Logger]:
     """TensorBoard in ``RUN/tensorboard`` and ``RUN/metrics.csv``."""
-    return [TensorBoardLogger(folder, name=TENSORBOARD, version=""), MetricsFile(folder)]
+    tensorboard = TensorBoardLogger(folder, name=TENSORBOARD, version="", default_hp_metric=False)
+    return [tensorboard, MetricsFile(folder)]
 
 
 def place_checkpoints(callbacks: list[Callback], folder: str) -> None:

@@ -6,6 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from mrlm_pl.agent_measures import (
+    Components,
+    components_by_agent,
+    means_by_agent,
+    stop_reasons,
+    without_sole_owners,
+)
 from mrlm_pl.algorithms.group import equal_returns
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.evaluation import judging_environments
@@ -64,11 +71,15 @@ class CollectionSums:
         means: (sum, count) of what is logged as a mean, by name.
         sums: what is logged as a sum.
         successes: (successes, episodes) by environment that judges.
+        components: reward components and stop reasons, by the prefix of their names.
+        played: episodes, decisions and generated tokens, with those that are not trained on.
     """
 
     means: dict[str, tuple[float, float]]
     sums: dict[str, float]
     successes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    components: dict[str, Components] = field(default_factory=dict)
+    played: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -101,18 +112,17 @@ class CollectionSums:
             "rollout/truncated_turns": [(float(turn.finish_reason == "length"), 1.0) for turn, _ in turns],
             "rollout/zero_variance_groups": [(float(silent(group)), 1.0) for group in groups.values()],
         }
-        judging = judging_environments(played)
-        for episode, weight in zip(played, path_weights(played), strict=True):
-            found = {f"{episode.task.environment}/{name}": value for name, value in episode.components().items()}
-            found |= {f"{episode.task.environment}/{name}": value for name, value in episode.metrics.items()}
+        judging, weights = judging_environments(played), path_weights(played)
+        components: dict[str, Components] = {}
+        for episode, weight in zip(played, weights, strict=True):
+            environment = episode.task.environment
+            components.setdefault(f"rollout/{environment}/", Components()).add(episode.components(), weight)
+            found = {f"{environment}/{name}": value for name, value in episode.metrics.items()}
             found["reward"] = episode.reward
-            if episode.task.environment in judging and episode.stop_reason not in TREE_STOPS:
+            if environment in judging and episode.stop_reason not in TREE_STOPS:
                 found["success"] = float(bool(episode.success))
-            if f"{episode.task.environment}/reward" in found:
-                # Turns without named parts have one of this name, which is not the whole where others have names.
-                found[f"{episode.task.environment}/reward"] = episode.reward
             if by_task:
-                found |= {f"{episode.task.environment}/{name}": found[name] for name in _OF_TASKS if name in found}
+                found |= {f"{environment}/{name}": found[name] for name in _OF_TASKS if name in found}
             for name, value in found.items():
                 values.setdefault(f"rollout/{name}", []).append((value, weight))
         means = {
@@ -120,6 +130,10 @@ class CollectionSums:
             for name, found in values.items()
             if found
         }
+        means |= {f"rollout/{name}": found for name, found in means_by_agent(played, weights, turns).items()}
+        by_agent = components_by_agent(played, weights)
+        components |= {f"rollout/agent/{agent}/components/": found for agent, found in by_agent.items()}
+        components["rollout/"] = stop_reasons(played, weights)
         # What a stale snapshot sampled tells nothing of the policy's own entropy.
         own = [(turn, row) for turn, row in turns if turn.policy == row.policy]
         if own or not turns:
@@ -132,14 +146,29 @@ class CollectionSums:
             "rollout/retries": float(sum(episode.attempts - 1 for episode in (*episodes, *unused))),
             "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),
         }
-        return cls(means, sums)
+        everything = [*episodes, *unused]
+        counts = {
+            "episodes": float(len(everything)),
+            "decisions": float(len(distinct_turns(everything))),
+            "generated_tokens": token_count(everything),
+        }
+        return cls(means, sums, components=components, played=counts)
 
     def plus(self, other: CollectionSums) -> CollectionSums:
         """The sums of both."""
         means, successes = _added(self.means, other.means), _added(self.successes, other.successes)
         sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {*self.sums, *other.sums}}
-        return CollectionSums(means, sums, successes)
+        components = {
+            prefix: self.components.get(prefix, Components()).plus(other.components.get(prefix, Components()))
+            for prefix in {**self.components, **other.components}
+        }
+        played = {name: count + other.played.get(name, 0.0) for name, count in self.played.items()}
+        return CollectionSums(means, sums, successes, components, played)
 
     def metrics(self) -> dict[str, float]:
         """The numbers to log."""
-        return {name: total / count for name, (total, count) in self.means.items()} | self.sums
+        found = {
+            prefix + name: mean for prefix, parts in self.components.items() for name, mean in parts.means().items()
+        }
+        found |= {name: total / count for name, (total, count) in self.means.items() if count}
+        return without_sole_owners(found, "rollout/") | self.sums

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mrlm_pl.agent_measures import means_by_agent
 from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation import judged_successes
 
@@ -25,12 +26,19 @@ class EpisodeBatch:
         """Itself: records live on no device."""
         return self
 
-    def means(self) -> dict[str, tuple[float, int]]:
-        """Mean and number of observations, by metric: ``reward``, and ``accuracy`` where success is known.
+    def means(self) -> dict[str, tuple[float, float]]:
+        """Return mean and number of observations by metric: ``reward``, and ``accuracy`` where success is known.
 
-        Failed episodes have neither. Where all failed, both are NaN of 0 observations: nothing is known.
+        Failed episodes have neither. Where all failed, both are NaN of 0 observations: nothing is known. Episodes of
+        several agents also have ``agent/NAME/...``; see :func:`mrlm_pl.agent_measures.means_by_agent`.
         """
-        means = _means(self.episodes)
+        means: dict[str, tuple[float, float]] = {}
+        means | = _means(self.episodes)
+        played = [episode for episode in self.episodes if not episode.failed and episode.team_size > 1]
+        turns = [(turn, row) for episode in played for row in episode.rows() for turn in row.turns]
+        for name, (total, count) in means_by_agent(played, [1.0] * len(played), turns).items():
+            if name.startswith("agent/"):
+                means[name] = total / count, count
         for name in dict.fromkeys(episode.task.environment for episode in self.episodes if self.by_task):
             own = _means([episode for episode in self.episodes if episode.task.environment == name])
             means |= {f"{name}/{metric}": mean for metric, mean in own.items()}
@@ -41,7 +49,7 @@ class EpisodeBatch:
         return {"failed_episodes": sum(episode.failed for episode in self.episodes)}
 
 
-def _means(episodes: Sequence[Episode]) -> dict[str, tuple[float, int]]:
+def _means(episodes: Sequence[Episode]) -> Mapping[str, tuple[float, float]]:
     played = [episode for episode in episodes if not episode.failed]
     if not played:
         return {"reward": (math.nan, 0), "accuracy": (math.nan, 0)} if episodes else {}

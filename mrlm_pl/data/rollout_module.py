@@ -31,6 +31,8 @@ from mrlm_pl.data.players import Players
 from mrlm_pl.data.rollout_checks import check_fit, check_kept, check_played
 from mrlm_pl.data.rollout_state import of_all_ranks, own_groups_ahead, rows_from_state, rows_to_state
 from mrlm_pl.data.run_tasks import RunTasks
+from mrlm_pl.data.run_totals import RunTotals
+from mrlm_pl.data.signal_check import SignalCheck
 from mrlm_pl.data.stale_snapshots import StaleSnapshots
 from mrlm_pl.data.streams import EvaluationStream, TrainingStream
 from mrlm_pl.data.sync_collector import Collected, SyncCollector
@@ -61,11 +63,15 @@ class RolloutDataModule(LightningDataModule):
     per token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
     collection, ``truncated_turns`` (share cut at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups``,
     ``retries`` (episodes that were started again), ``row_restarts``, ``dropped_groups`` and ``resampled_members``
-    (see ``failed_members``), ``resampled_groups`` (see ``resample_rounds``), with ``cross_policy`` ``stale_turns``
-    (share that snapshots sampled; they do not count in ``entropy``) and ``stale_age`` (their mean age in optimizer
-    steps), and the components and metrics of each environment as ``rollout/ENVIRONMENT/NAME``; with several
-    environments, also ``reward``, ``success`` and ``groups`` (how many of its tasks the collection was planned
-    with) of each, and with a curriculum its ``success_rate`` and ``weight`` for what is planned next.
+    (see ``failed_members``), ``resampled_groups`` and ``reward_of_all_groups`` (see ``resample_rounds``), with
+    ``cross_policy`` ``stale_turns`` (share that snapshots sampled; they do not count in ``entropy``) and
+    ``stale_age`` (their mean age in optimizer steps), and the components and metrics of each environment as
+    ``rollout/ENVIRONMENT/NAME``; with several environments, also ``reward``, ``success`` and ``groups`` (how many of
+    its tasks the collection was planned with) of each, and with a curriculum its ``success_rate`` and ``weight`` for
+    what is planned next. ``stop/REASON`` and ``truncated_episodes`` are shares of the episodes. With several agents
+    or policies there are also ``rollout/agent/NAME/...`` and ``rollout/policy/NAME/...``; see
+    :func:`mrlm_pl.agent_measures.means_by_agent`. What the run has played so far is logged as ``progress/...``; see
+    :class:`~mrlm_pl.data.run_totals.RunTotals`.
 
     Args:
         environment: where episodes are played; several make a multi-task run.
@@ -192,6 +198,8 @@ class RolloutDataModule(LightningDataModule):
         self.position = 0
         self._rows: dict[str, PolicyBatch] | None = None
         self._metrics: dict[str, float] = {}
+        self.totals = RunTotals()
+        self._signal: SignalCheck | None = None
 
     # Lightning's hooks.
 
@@ -203,6 +211,9 @@ class RolloutDataModule(LightningDataModule):
         if stage != "fit":
             return
         check_fit(self, algorithm, self.share()[1], self._accumulation())
+        self.totals.start()
+        if self.share()[0] == 0:
+            self._signal = SignalCheck(self.sampling, compares=algorithm.smallest_group > 1)
         if self.stale is not None:
             self.stale.check(algorithm, self._trainer(), self.sampling)
 
@@ -239,11 +250,13 @@ class RolloutDataModule(LightningDataModule):
             "stale": None if self.stale is None else self.stale.state(),
             "shape": self._shape(),
             "tasks": self.tasks.state(),
+            "totals": self.totals.state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.iteration, self.position = state_dict["iteration"], state_dict["position"]
         self.tasks.load(state_dict.get("tasks"))
+        self.totals.load(state_dict.get("totals"))
         ranks, trainer = state_dict["rows"], self._trainer()
         if self.stale is not None:
             self.stale.load_state(state_dict.get("stale"))
@@ -346,8 +359,12 @@ class RolloutDataModule(LightningDataModule):
         with nullcontext() if self.overlaps else ended_by_sigterm(self._trainer()):
             rows = self._prepared(collected)
         measured = self._measured(collected, own, collected.seconds or time.perf_counter() - started)
+        metrics = measured.metrics()
+        if self._signal is not None:
+            self._signal.see(metrics, collected.episodes)
         prepared = self._algorithm().take_prepared_metrics()
-        self._metrics = measured.metrics() | prepared | self.tasks.learn(measured.successes)
+        totals = self.totals.after(self.iteration + 1, measured.played)
+        self._metrics = metrics | prepared | self.tasks.learn(measured.successes) | totals
         show_collection(self._trainer(), played)
         return rows
 
@@ -372,6 +389,10 @@ class RolloutDataModule(LightningDataModule):
             episodes, seconds, self._silent, unused, by_task=several, earlier_tokens=collected.earlier_tokens
         )
         measured.means |= collected.metrics
+        if self.resample_rounds:
+            played = [episode for episode in (*episodes, *collected.replaced) if not episode.failed]
+            rewards = math.fsum(episode.reward for episode in played)
+            measured.means["rollout/reward_of_all_groups"] = (rewards, float(len(played)))
         if self.stale is not None:
             measured.means |= self.stale.metrics(episodes, self._version())
         told = {"dropped_groups": True, "resampled_groups": self.resample_rounds > 0}

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mrlm_pl.errors import EngineError
+from mrlm_pl.policy.export import write_model
 from mrlm_pl.policy.lora import is_adapter, merged_state
 
 KEPT = 2
@@ -57,4 +58,4 @@ def _save(model: PreTrainedModel, folder: Path) -> None:
     if any(is_adapter(name) for name, _ in model.named_parameters()):
         with torch.device("meta"):
             plain = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
-    plain.save_pretrained(folder, state_dict=merged_state(model))
+    write_model(plain, folder, merged_state(model))

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.chat import ChatFormat
+from mrlm_pl.policy.export import write_model
 from mrlm_pl.policy.lora import (
     ADAPTER_FOLDER,
     LoRA,
@@ -300,7 +301,7 @@ class Policy(nn.Module):
         adapter = {name: whole(value) for name, value in self.model.state_dict().items() if is_adapter(name)}
         if write:
             plain = self.network if self.lora is None else self._empty_model()
-            plain.save_pretrained(folder, state_dict=weights)
+            write_model(plain, folder, weights)
             if self.lora is not None:
                 self.model.save_pretrained(Path(folder) / ADAPTER_FOLDER, state_dict=adapter)
             self.tokenizer.save_pretrained(folder)

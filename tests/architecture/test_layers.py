@@ -17,6 +17,7 @@ LAYERS = {
     "seeding": 0,
     "intervals": 0,
     "number_answers": 0,
+    "agent_measures": 1,
     "environment": 1,
     "environment_check": 1,
     "tools": 1,
@@ -41,7 +42,8 @@ LAYERS = {
     "evaluation_comparison": 3,
     "data": 4,
     "algorithms": 4,
-    "cli": 5,
+    "runs": 5,
+    "cli": 6,
 }
 # Reading a data file needs no torch and no model: environments use it, so it counts as a record module.
 LIGHT = {"data.rows": 1}

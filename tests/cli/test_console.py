@@ -1,0 +1,99 @@
+"""What a run prints and logs: progress, models, agents, hyper-parameters, and where to go on."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mrlm_pl.runs.progress import RunProgress
+
+TOY = {"model": {"class_path": "ToyAlgorithm"}, "data": {"class_path": "ToyData"}, "trainer": {"accelerator": "cpu"}}
+TEAM = {
+    "model": {
+        "class_path": "GRPO",
+        "init_args": {
+            "policies": {"first": {"learning_rate": 1e-3}, "second": {"learning_rate": 1e-3}},
+            "seats": {"row": "first", "column": "second"},
+        },
+    },
+    "data": {
+        "class_path": "RolloutDataModule",
+        "init_args": {
+            "environment": {"class_path": "CoordinationGame"},
+            "groups": 2,
+            "group_size": 2,
+            "iterations": 2,
+            "validation_episodes": 2,
+            "sampling": {"max_tokens": 4},
+        },
+    },
+    "trainer": {"accelerator": "cpu", "max_epochs": 1},
+}
+"""Two agents, each with a policy of its own."""
+
+
+def test_a_run_of_two_agents_shows_and_logs_each_of_them(mrlm) -> None:
+    Path("team.yaml").write_text(yaml.safe_dump(TEAM))
+    status, out, err = mrlm("fit", "--config", "team.yaml")
+    assert status == 0, err
+    lines = out.splitlines()
+    assert lines[0] == "policies.first: builtin:tiny (llama), 166,848 weights, trained at learning rate 0.001"
+    progress = [line for line in lines if line.startswith("iteration ")]
+    assert [line.split()[1] for line in progress] == ["1/2", "2/2"], "one line for each iteration"
+    assert all("rollout/agent/" in line and "…" not in line for line in progress)
+    for noise in ("FLOPs", "TPU", "Writing model shards", "Trainer already configured"):
+        assert noise not in out + err
+    assert "mrlm eval --model runs/team" in out, "the next command"
+    with Path("runs/team/metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row.get("rollout/reward")]
+    assert [float(row["progress/iteration"]) for row in rows] == [1.0, 2.0]
+    assert [float(row["progress/episodes"]) for row in rows] == [4.0, 8.0]
+    assert float(rows[1]["progress/decisions"]) > float(rows[0]["progress/decisions"]) > 0
+    assert float(rows[0]["progress/generated_tokens"]) <= 4 * float(rows[0]["progress/decisions"])
+    assert float(rows[1]["progress/seconds"]) > float(rows[0]["progress/seconds"]) > 0
+    agents = {name.split("/")[2] for name in rows[0] if name.startswith("rollout/agent/")}
+    assert agents == {"row", "column"}
+    policies = {name.split("/")[2] for name in rows[0] if name.startswith("rollout/policy/")}
+    assert policies == {"first", "second"}
+    for row in rows:
+        own = [float(row[f"rollout/agent/{agent}/reward"]) for agent in agents]
+        assert float(row["rollout/reward"]) == pytest.approx(sum(own) / 2, abs=1e-6)
+
+
+def test_the_loggers_have_the_hyper_parameters(mrlm) -> None:
+    Path("toy.yaml").write_text(yaml.safe_dump(TOY))
+    status, out, err = mrlm("fit", "--config", "toy.yaml", "--model.rate", "0.125")
+    assert status == 0, err
+    logged = yaml.unsafe_load(Path("runs/toy/tensorboard/hparams.yaml").read_text())
+    assert logged["model"]["init_args"]["rate"] == 0.125
+    assert "config" not in logged
+    assert "mrlm: the run is in runs/toy" in out
+
+
+def test_bars_and_summaries_can_be_switched_off(mrlm) -> None:
+    Path("toy.yaml").write_text(yaml.safe_dump(TOY))
+    off = ("--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false")
+    status, out, err = mrlm("fit", "--config", "toy.yaml", *off)
+    assert status == 0, err
+    assert "batch " not in out
+
+
+def test_a_run_without_collections_prints_about_fifty_lines(mrlm) -> None:
+    Path("toy.yaml").write_text(yaml.safe_dump(TOY))
+    status, out, err = mrlm("fit", "--config", "toy.yaml", "--trainer.max_epochs", "60")
+    assert status == 0, err
+    lines = [line for line in out.splitlines() if line.startswith("batch ")]
+    assert 30 <= len(lines) <= 50
+    assert lines[-1].startswith("batch 120/120")
+
+
+def test_a_terminal_shows_the_last_state(quiet_trainer, capsys) -> None:
+    from mrlm_toy import ToyAlgorithm, ToyData
+
+    Path("run").mkdir()
+    trainer = quiet_trainer(callbacks=[RunProgress(live=True)], enable_progress_bar=True, max_epochs=2)
+    trainer.fit(ToyAlgorithm(), ToyData())
+    assert "4/4" in capsys.readouterr().out
