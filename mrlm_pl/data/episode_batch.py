@@ -32,8 +32,7 @@ class EpisodeBatch:
         Failed episodes have neither. Where all failed, both are NaN of 0 observations: nothing is known. Episodes of
         several agents also have ``agent/NAME/...``; see :func:`mrlm_pl.agent_measures.means_by_agent`.
         """
-        means: dict[str, tuple[float, float]] = {}
-        means | = _means(self.episodes)
+        means = dict(_means(self.episodes))
         played = [episode for episode in self.episodes if not episode.failed and episode.team_size > 1]
         turns = [(turn, row) for episode in played for row in episode.rows() for turn in row.turns]
         for name, (total, count) in means_by_agent(played, [1.0] * len(played), turns).items():
