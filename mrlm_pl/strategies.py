@@ -13,9 +13,10 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from mrlm_pl.engines.gpu_places import LearnerPlace
+from mrlm_pl.sharded_checkpoint import METADATA_FILE, check_sharded_checkpoint
 
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
-SHARDED_CHECKPOINT_FILES = (".metadata", "meta.pt")
+SHARDED_CHECKPOINT_FILES = (METADATA_FILE, "meta.pt")
 """What a sharded checkpoint holds beside the shards: where every weight is, and all that is no weight."""
 
 
@@ -87,6 +88,17 @@ class FSDP(ModelParallelStrategy):
             _force_to_disk(final.parent)
             _remove(replaced)
         self.barrier()
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Load a checkpoint of either form; see :meth:`ModelParallelStrategy.load_checkpoint`.
+
+        Raises:
+            ConfigurationError: it is a folder of shards that would run code when it is read.
+        """
+        path = Path(self.broadcast(checkpoint_path))
+        if path.is_dir():
+            check_sharded_checkpoint(path)
+        return super().load_checkpoint(path, weights_only is not False)
 
 
 def former_checkpoint(path: Path) -> Path:

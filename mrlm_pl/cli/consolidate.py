@@ -18,7 +18,7 @@ def run(arguments: Sequence[str]) -> int:
     """Exit status 0 after the file is written.
 
     Raises:
-        ConfigurationError: there is no such checkpoint, or the file exists.
+        ConfigurationError: there is no such checkpoint, it would run code when it is read, or the file exists.
     """
     parser = argparse.ArgumentParser(prog="mrlm consolidate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", type=Path, help="folder that `save_distributed_checkpoint: true` has written")
@@ -34,10 +34,17 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def consolidate(folder: Path, output: Path) -> None:
-    """Write the sharded checkpoint in ``folder`` as one file, in the form of a run in one process."""
+    """Write the sharded checkpoint in ``folder`` as one file, in the form of a run in one process.
+
+    Raises:
+        ConfigurationError: the checkpoint would run code when it is read.
+    """
     import torch
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+    from mrlm_pl.sharded_checkpoint import check_sharded_checkpoint
+
+    check_sharded_checkpoint(folder)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
         parts = Path(scratch) / "parts.pt"

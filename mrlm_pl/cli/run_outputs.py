@@ -139,6 +139,11 @@ class DurableCheckpointIO(TorchCheckpointIO):
             finally:
                 os.close(folder)
 
+    def load_checkpoint(self, path: str | Path, *arguments: Any, weights_only: bool | None = None, **named: Any) -> Any:
+        """Read a checkpoint; unless it is asked for, no code of the file runs, from wherever it comes."""
+        # The base class unpickles everything that comes from a URL.
+        return super().load_checkpoint(path, *arguments, weights_only=weights_only is not False, **named)
+
 
 class LastCheckpoint(ModelCheckpoint):
     """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.

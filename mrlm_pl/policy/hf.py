@@ -342,9 +342,11 @@ class Policy(nn.Module):
         if self.random_init_seed is not None:
             with torch.random.fork_rng():
                 torch.manual_seed(self.random_init_seed)
-                return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+                return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         try:
-            return AutoModelForCausalLM.from_pretrained(self.source, config=config, dtype=torch.float32)
+            return AutoModelForCausalLM.from_pretrained(
+                self.source, config=config, dtype=torch.float32, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
 
@@ -375,7 +377,7 @@ def _resolve(model: str) -> str:
 
 def _read_config(model: str, source: str) -> Any:
     try:
-        return AutoConfig.from_pretrained(source)
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise PolicyError(
             f"policy model {model!r} is neither a folder here nor a model that can be read from the hub; "
@@ -388,7 +390,7 @@ def _read_tokenizer(model: str, source: str) -> Any:
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
         raise PolicyError(f"policy model folder {model!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); {remedy}")
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise PolicyError(f"the tokenizer of {model!r} cannot be read ({_first_line(error)}); {remedy}") from error
 

@@ -30,8 +30,8 @@ class TextCodec:
     def __init__(self, tokenizer: str) -> None:
         self.source = str(tiny_model_path()) if tokenizer == BUILTIN_TINY else tokenizer
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(self.source)
-            config = AutoConfig.from_pretrained(self.source)
+            self.tokenizer = AutoTokenizer.from_pretrained(self.source, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(self.source, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise PolicyError(
                 f"the tokenizer of {tokenizer!r} cannot be read ({str(error).strip()[:200]}); give the folder or hub "

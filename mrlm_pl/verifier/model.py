@@ -197,8 +197,10 @@ class _Classifier(LoadedModel):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(model)
-            self.network, report = AutoModelForSequenceClassification.from_pretrained(model, output_loading_info=True)
+            self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+            self.network, report = AutoModelForSequenceClassification.from_pretrained(
+                model, output_loading_info=True, trust_remote_code=False
+            )
         except (OSError, ValueError, KeyError) as error:
             raise PolicyError(f"reward model {model!r} cannot be read: {error}") from error
         missing = sorted(report["missing_keys"])

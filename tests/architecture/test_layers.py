@@ -34,6 +34,7 @@ LAYERS = {
     "event_loop": 2,
     "stepping": 2,
     "hosting": 2,
+    "sharded_checkpoint": 2,
     "strategies": 3,
     "play": 3,
     "rollout": 3,

@@ -1,0 +1,76 @@
+"""Reading sharded checkpoints without running what they contain.
+
+A sharded checkpoint is a folder that ``torch.distributed.checkpoint`` writes. Its reader unpickles two kinds of content
+without any restriction: the file ``.metadata``, and every entry that is not a tensor. Both are checked here first.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
+
+from mrlm_pl.errors import ConfigurationError
+
+METADATA_FILE = ".metadata"
+REMEDY = "a checkpoint from elsewhere may run programs when it is read; use one that `mrlm fit` has written"
+_RECORDS = "torch.distributed.checkpoint.metadata"
+_ALLOWED = frozenset(
+    (
+        *((_RECORDS, name) for name in ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex")),
+        *((_RECORDS, name) for name in ("StorageMeta", "TensorProperties", "TensorStorageMetadata")),
+        (_RECORDS, "_MEM_FORMAT_ENCODING"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.serialization", "_get_layout"),
+        ("torch", "Size"),
+        *(("pathlib", name) for name in ("Path", "PosixPath", "WindowsPath")),
+    )
+)
+"""The classes and functions that PyTorch's own writer names in ``.metadata``, beside the dtypes; none has effects."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Loads nothing but what :data:`_ALLOWED` names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_dtype and (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def check_sharded_checkpoint(folder: Path) -> None:
+    """Refuse a sharded checkpoint that would run code, or read files of other folders, when PyTorch loads it.
+
+    Raises:
+        ConfigurationError: the metadata or an entry names a function or class that no checkpoint needs, an entry lies
+            outside the folder, or the metadata is damaged.
+    """
+    try:
+        with (folder / METADATA_FILE).open("rb") as file:
+            metadata = _Unpickler(file).load()
+        _check_entries(folder, metadata)
+    except Exception as error:  # damaged pickles raise errors of any class
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigurationError(f"checkpoint {str(folder)!r} is refused: {reason}; {REMEDY}") from error
+
+
+def _check_entries(folder: Path, metadata: Any) -> None:
+    if type(metadata) is not Metadata or type(metadata.storage_data) is not dict:
+        raise ValueError(f"{METADATA_FILE} does not hold the metadata of a checkpoint")
+    plain = {name for name, kind in metadata.state_dict_metadata.items() if type(kind) is BytesStorageMetadata}
+    for index, place in metadata.storage_data.items():
+        if type(index) is not MetadataIndex or type(place) is not _StorageInfo or place.transform_descriptors:
+            raise ValueError(f"entry {index!r} of {METADATA_FILE} is of an unknown form")
+        shard = folder / place.relative_path
+        if Path(place.relative_path).name != place.relative_path or shard.is_symlink() or not shard.is_file():
+            raise ValueError(f"entry {index.fqn!r} lies in {place.relative_path!r}, which is no file of the folder")
+        if index.fqn in plain:
+            with shard.open("rb") as file:
+                file.seek(place.offset)
+                torch.load(io.BytesIO(file.read(place.length)), weights_only=True)
