@@ -8,10 +8,11 @@ from random import Random
 from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks
-from mrlm_environments.sql_database import Database, SqliteDatabase
+from mrlm_environments.sql_database import Database
 from mrlm_environments.sql_dialect import SqlError
-from mrlm_environments.sql_state import equal_answers, state_hash
+from mrlm_environments.sql_state import equal_answers
 from mrlm_environments.sql_tasks import KINDS, Kind, dbbench_task, generated_task
+from mrlm_environments.sql_worker import SqliteDatabase
 from mrlm_pl.environment import (
     Message,
     Outcome,
@@ -184,7 +185,7 @@ class SqlEnvironment(SingleAgentEnvironment):
             return equal_answers(answers, data["answers"])
         assert self._database is not None
         try:
-            state = state_hash([self._database.rows(table["name"], table["columns"]) for table in data["tables"]])
+            state = self._database.state(data["tables"])
         except SqlError:  # the agent dropped a table, or made it too large to be read
             return False
         return state == data["state"]

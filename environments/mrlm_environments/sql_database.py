@@ -11,10 +11,11 @@ from typing import Any
 
 from mrlm_environments import sql_functions
 from mrlm_environments.sql_dialect import SqlError, sqlite_statement
+from mrlm_environments.sql_state import state_hash
 from mrlm_pl.errors import DataError
 
 SHOWN_CHARACTERS = 20_000
-"""Characters of a result that are read, to the end of a row; what an agent sees of it is cut before."""
+"""Characters of a result that are read, and of each of its rows; what an agent sees of it is cut before."""
 
 STATE_CHARACTERS = 20_000_000
 """Characters of a table that are read to judge its state."""
@@ -24,7 +25,12 @@ MAX_STEPS = 20_000_000
 
 STEPS_PER_CHECK = 10_000
 MAX_MEMORY = 256 * 1024 * 1024
-"""Bytes that SQLite may hold in this process, over all databases; a statement that wants more fails."""
+"""Bytes that SQLite may hold in a process, over all databases; a statement that wants more fails."""
+
+MAX_PAGES = 64 * 1024 * 1024 // 4096
+"""Pages of one database, which are 64 MiB: no episode takes the memory of the others."""
+
+_FAULTS = {"database or disk is full": f"the tables need too much memory: {MAX_PAGES * 4096 >> 20} MiB are the most"}
 
 Table = Mapping[str, Any]
 """A table of a task: ``name``, ``columns`` (names) and ``rows`` of texts."""
@@ -52,11 +58,11 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def rows(self, name: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-        """The present content of a table.
+    def state(self, tables: Sequence[Table]) -> str:
+        """The hash of the present content of some tables; see :func:`~mrlm_environments.sql_state.state_hash`.
 
         Raises:
-            SqlError: the table or a column is gone, or reading it takes too long.
+            SqlError: a table or a column is gone, or reading it takes too long.
         """
 
     @abstractmethod
@@ -66,6 +72,9 @@ class Database(ABC):
 
 class Fence:
     """Keeps the statements of an SQLite connection away from files and within bounds of time and memory.
+
+    The time is checked every :data:`STEPS_PER_CHECK` steps of SQLite and before every function and comparison. A single
+    call of one of SQLite's own functions is not interrupted: only :mod:`mrlm_environments.sql_worker` stops it.
 
     Args:
         connection: with its tables in place; nothing but tables can be reached through it afterwards.
@@ -77,6 +86,7 @@ class Fence:
         self.begin()
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute(f"PRAGMA hard_heap_limit = {MAX_MEMORY}")
+        connection.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
         if sys.version_info >= (3, 11):  # before, the limit of memory alone stops huge texts
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, sql_functions.MAX_TEXT)
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -107,8 +117,8 @@ def _authorized(action: int, first: str | None, second: str | None, *_: Any) -> 
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
-class SqliteDatabase(Database):
-    """SQLite in memory that reads MySQL's statements.
+class MemoryDatabase(Database):
+    """SQLite in the memory of this process that reads MySQL's statements.
 
     Args:
         tables: the task's tables; all columns hold text.
@@ -133,26 +143,29 @@ class SqliteDatabase(Database):
         except (sqlite3.Error, ValueError) as error:
             self._connection.close()
             raise DataError(f"sql: SQLite cannot hold the task's tables ({error}); mend the row of the data") from error
-        self._fence = Fence(self._connection, seconds)
+        self._fence, self.has_changed = Fence(self._connection, seconds), False
 
     def execute(self, query: str) -> str:
-        """See :meth:`Database.execute`."""
-        statement = sqlite_statement(query)
+        """See :meth:`Database.execute`; ``has_changed`` then tells whether the statement could change something."""
 
         def run() -> str:
-            cursor = self._connection.execute(statement)
+            cursor = self._connection.execute(sqlite_statement(query))
             if cursor.description is None:
                 return changed(cursor.rowcount)
             shown = listed(cursor)
             cursor.close()
             return shown
 
-        return self._guarded(run)
+        before = self._connection.total_changes
+        shown = self._guarded(run)
+        self.has_changed = shown.startswith("OK") or self._connection.total_changes != before
+        return shown
 
-    def rows(self, name: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-        """See :meth:`Database.rows`."""
-        statement = f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(name)}"
-        return self._guarded(lambda: state_rows(self._connection.execute(statement)))
+    def state(self, tables: Sequence[Table]) -> str:
+        """See :meth:`Database.state`."""
+        return self._guarded(
+            lambda: state_hash(state_rows(self._connection.execute(reading(table))) for table in tables)
+        )
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
         self._fence.begin()
@@ -161,7 +174,9 @@ class SqliteDatabase(Database):
         except MemoryError:
             raise SqlError("the statement needs too much memory") from None
         except sqlite3.Error as error:
-            raise SqlError("the statement takes too long" if str(error) == "interrupted" else str(error)) from None
+            # A function that was stopped is told as a failure of its own.
+            slow = str(error) == "interrupted" or self._fence.expired()
+            raise SqlError("the statement takes too long" if slow else _FAULTS.get(str(error), str(error))) from None
         except (ValueError, OverflowError) as error:  # texts that are no Unicode, numbers beyond 64 bits
             raise SqlError(str(error)) from None
 
@@ -175,6 +190,11 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def reading(table: Table) -> str:
+    """The statement that reads a table's columns."""
+    return f"SELECT {', '.join(map(quoted, table['columns']))} FROM {quoted(table['name'])}"
+
+
 def changed(count: int) -> str:
     """What a statement without a result answers; a count below 0 is unknown."""
     return f"OK, {count} row{'' if count == 1 else 's'} changed" if count >= 0 else "OK"
@@ -184,7 +204,7 @@ def listed(rows: Iterable[Sequence[Any]]) -> str:
     """The rows of a result as a list of tuples, up to :data:`SHOWN_CHARACTERS`."""
     shown, length = [], 0
     for row in rows:
-        shown.append(repr(tuple(row)))
+        shown.append(repr(tuple(row))[:SHOWN_CHARACTERS])
         length += len(shown[-1])
         if length > SHOWN_CHARACTERS:
             return f"[{', '.join(shown)}, and more rows]"

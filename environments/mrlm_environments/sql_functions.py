@@ -260,6 +260,17 @@ def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _timed(function: Callable[..., Any], expired: Callable[[], bool]) -> Callable[..., Any]:
+    """The function, which fails once the statement's time is over: SQLite makes no check between calls."""
+
+    def call(*values: Any) -> Any:
+        if expired():
+            raise TimeoutError
+        return function(*values)
+
+    return call
+
+
 _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "upper": (1, lambda value: text(value).upper()),
     "lower": (1, lambda value: text(value).lower()),
@@ -310,12 +321,11 @@ def install(connection: sqlite3.Connection, expired: Callable[[], bool]) -> None
         connection: an open connection.
         expired: whether the statement's time is over. SQLite sorts without asking, so the collation asks for it.
     """
-    for name, (count, function) in _STRICT.items():
-        connection.create_function(name, count, _strict(function), deterministic=True)
-    for name, (count, function) in _OWN.items():
-        connection.create_function(name, count, function, deterministic=True)
-    for count in (2, 3):
-        connection.create_function("like", count, like, deterministic=True)
+    functions = [(name, count, _strict(function)) for name, (count, function) in _STRICT.items()]
+    functions += [(name, count, function) for name, (count, function) in _OWN.items()]
+    functions += [("like", count, like) for count in (2, 3)]
+    for name, count, function in functions:
+        connection.create_function(name, count, _timed(function, expired), deterministic=True)
 
     def compare(first: str, second: str) -> int:
         if expired():

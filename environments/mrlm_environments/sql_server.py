@@ -6,9 +6,10 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mrlm_environments.sql_database import Database, Fence, Table, changed, listed, quoted, state_rows
+from mrlm_environments.sql_database import Database, Fence, Table, changed, listed, quoted, reading, state_rows
 from mrlm_environments.sql_dialect import SqlError, sqlite_statement
 from mrlm_environments.sql_functions import COLLATION
+from mrlm_environments.sql_state import state_hash
 from mrlm_pl.errors import ConfigurationError, MRLMError
 
 BACKENDS = ("mysql", "mariadb", "sqlite")
@@ -17,8 +18,8 @@ BACKENDS = ("mysql", "mariadb", "sqlite")
 class ServerDatabase(Database):
     """A fresh database on a server, reached through SQLAlchemy; it is dropped at the end.
 
-    Statements go to the server as they are. With ``sqlite://`` the database is in memory, fenced in like
-    :class:`SqliteDatabase`, and statements are MySQL's.
+    Statements go to the server as they are. ``sqlite://`` is for tests of this class: the database is in the memory of
+    this process, where nothing stops a single call of a function, and statements are MySQL's.
 
     Args:
         url: SQLAlchemy's URL, such as ``mysql+pymysql://user:password@host``.
@@ -114,10 +115,9 @@ class ServerDatabase(Database):
 
         return self._guarded(run)
 
-    def rows(self, name: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-        """See :meth:`Database.rows`."""
-        statement = f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(name)}"
-        return self._guarded(lambda: state_rows(self._run(statement)))
+    def state(self, tables: Sequence[Table]) -> str:
+        """See :meth:`Database.state`."""
+        return self._guarded(lambda: state_hash(state_rows(self._run(reading(table))) for table in tables))
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
         if self._fence is not None:

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import ast
+import gc
+import multiprocessing
+import os
+import signal
 import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mrlm_environments.sql_database import SqliteDatabase, state_rows
+from mrlm_environments import sql_worker
+from mrlm_environments.sql_database import state_rows
 from mrlm_environments.sql_dialect import SqlError, sqlite_statement
 from mrlm_environments.sql_server import ServerDatabase
+from mrlm_environments.sql_worker import SqliteDatabase
 from sql_rows import TEAMS
 
 
@@ -148,11 +154,111 @@ def test_slow_matching_is_bounded() -> None:
     assert time.monotonic() - begun < 5
 
 
+def many(times: int, expression: str) -> str:
+    return "SELECT " + " + ".join([f"({expression})"] * times)
+
+
+TRIM = "SELECT TRIM(BOTH CONCAT(REPEAT('b', 8000), 'c') FROM REPEAT('c', 99999))"
+SLOW = {
+    "texts compared with a pattern": many(161, "REPEAT('a', 4990) LIKE CONCAT(REPEAT('%a', 499), 'b')"),
+    "regular expressions": many(100, "REPEAT('x', 3000) REGEXP '(x+x+)+y'"),
+    "approximate expressions": f"SELECT REPEAT('ab', 40000) REGEXP '(?:{'abcdefgh' * 20}){{e<=60}}'",
+    "texts found in others": many(150, "INSTR(REPEAT('ab', 49999), CONCAT(REPEAT('ab', 24000), 'c'))"),
+    "a pattern of a date": many(20, "STR_TO_DATE(REPEAT(' ', 50000), CONCAT(REPEAT(' %% ', 20000), 'x')) = 1"),
+    "one call of SQLite's own": TRIM,
+    "such a call in a change": f"INSERT INTO `2nd league` {TRIM}, 1, 1",
+    "such a call in a condition": f"DELETE FROM `2nd league` WHERE `1st name` = ({TRIM})",
+}
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_the_time_of_a_statement_is_bounded_within_functions(kind: str) -> None:
+    database = SqliteDatabase([TEAMS], 0.5)
+    database.execute("UPDATE `2nd league` SET Points = 77 WHERE `1st name` = 'ADA'")
+    begun = time.monotonic()
+    with pytest.raises(SqlError, match="takes too long"):
+        database.execute(SLOW[kind])
+    assert time.monotonic() - begun < 6
+    assert selected(database, "SELECT Points FROM `2nd league` WHERE `1st name` = 'ADA'") == ["77"]
+    assert selected(database, "SELECT COUNT(*) FROM `2nd league`") == [4]
+
+
+@pytest.fixture
+def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql_worker, "WORKERS", 1)
+    monkeypatch.setattr(sql_worker, "_POOL", sql_worker._Pool())
+
+
+def test_a_statement_that_is_killed_costs_other_episodes_nothing(one_worker: None) -> None:
+    mine, other = SqliteDatabase([TEAMS], 0.3), SqliteDatabase([TEAMS], 0.3)
+    for statement in ("DELETE FROM `2nd league` WHERE Points > 9", "CREATE TABLE more (a TEXT)"):
+        other.execute(statement)
+    other.execute("WITH new AS (SELECT 'x' AS a) SELECT * FROM new")
+    before = other.state([TEAMS])
+    with pytest.raises(SqlError, match="takes too long"):
+        mine.execute(TRIM)
+    assert other.state([TEAMS]) == before != mine.state([TEAMS])
+    assert selected(other, "SHOW TABLES") == ["2nd league", "more"]
+
+
+def test_a_worker_that_dies_between_statements_is_replaced() -> None:
+    database = SqliteDatabase([TEAMS], 3.0)
+    database.execute("DELETE FROM `2nd league` WHERE Points > 9")
+    left = selected(database, "SELECT COUNT(*) FROM `2nd league`")
+    os.kill(database._worker._process.pid, signal.SIGKILL)
+    database._worker._process.wait()
+    assert selected(database, "SELECT COUNT(*) FROM `2nd league`") == left
+
+
+def test_tables_that_cannot_be_filled_again_fail_the_agent_and_not_the_episode() -> None:
+    database = SqliteDatabase([TEAMS], 0.3)
+    database._changes.append(f"INSERT INTO `2nd league` {TRIM}, 1, 1")  # as if it had just been fast enough
+    with pytest.raises(SqlError, match="takes too long"):
+        database.execute(TRIM)
+    begun = time.monotonic()
+    for _ in range(10):
+        with pytest.raises(SqlError, match="the tables are lost"):
+            database.execute("SELECT 1")
+    assert time.monotonic() - begun < 4, "it is tried once"
+    database.close()
+
+
+def test_a_forked_process_has_workers_of_its_own() -> None:
+    database = SqliteDatabase([TEAMS], 3.0)
+    database.execute("DELETE FROM `2nd league` WHERE Points > 9")
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=database.execute, args=("DELETE FROM `2nd league`",))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    assert selected(database, "SELECT COUNT(*) FROM `2nd league`") == [2]
+
+
+def test_databases_are_let_go(one_worker: None) -> None:
+    for _ in range(3):
+        database = SqliteDatabase([TEAMS], 3.0)
+        worker = database._worker
+        assert len(worker.databases) == 1
+        database.close()
+        database.close()
+    del database
+    SqliteDatabase([TEAMS], 3.0)  # dropped without being closed
+    gc.collect()
+    assert not worker.databases
+
+
+def test_one_row_of_a_result_is_bounded() -> None:
+    shown = SqliteDatabase([TEAMS], 3.0).execute("SELECT " + ", ".join(["REPEAT('😀', 24000)"] * 60))
+    assert len(shown) < 25_000
+
+
 def test_memory_is_bounded() -> None:
+    other = SqliteDatabase([TEAMS], 3.0)
     with pytest.raises(SqlError, match="memory"):
         SqliteDatabase([TEAMS], 3.0).execute("CREATE TABLE big AS " + LOOP.format(first="REPEAT('a', 90000)", what="*"))
     with pytest.raises(SqlError, match="too large"):
         state_rows([("a" * 1_000_000,)] * 30)
+    assert selected(other, "SELECT COUNT(*) FROM `2nd league`") == [4]
 
 
 def test_a_server_through_sqlite_is_fenced_in_too(tmp_path: Path) -> None:
