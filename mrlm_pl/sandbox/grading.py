@@ -119,8 +119,10 @@ def grade(sandbox: Sandbox, program: str, tests: Tests | UnitTests) -> Grade:
     The program runs in one child and the tests in another. Calls and their results pass by value, so that the program
     can only answer calls: expected values, the tests and the verdict are out of its reach.
 
+    Tests that break after an answer of the program, such as a value that exhausts their memory, fail the program.
+
     Raises:
-        SandboxError: the sandbox is broken, or the tests end their own process.
+        SandboxError: the sandbox is broken, or the tests break before the program answers a call.
 
     >>> sandbox = Sandbox()
     >>> tests = Tests(("assert double(2) == 4", "assert double('a') == 'aa'"))
@@ -163,16 +165,24 @@ def _load(candidate: Cell, program: str, tests: Tests | UnitTests, deadline: flo
 def _relay(
     candidate: Cell, grader: Cell, tests: Tests | UnitTests, deadline: float
 ) -> tuple[dict[str, Any], Ending | None]:
-    """Pass calls of the tests to the program until the verdict is there."""
-    message = tests.request()
+    """Pass calls of the tests to the program until the verdict is there.
+
+    Raises:
+        SandboxError: the tests broke before they received anything from the program, or the sandbox server is gone.
+    """
+    message, answered = tests.request(), False
     while True:
         try:
             reply = grader.request(message, deadline)
         except CellEndedError as ended:
             if ended.ending == "time":
                 return {}, "time"
-            raise SandboxError(f"the tests ended their own process ({ended.ending})") from ended
-        if "ask" not in reply:
+            fault = f"the tests ended their own process ({ended.ending})"
+            break
+        if "ok" in reply:
+            return reply["ok"], candidate.ending
+        if "error" in reply:
+            fault = f"the tests cannot be run: {reply['error']}"
             break
         try:
             message = candidate.request({"operation": "call", **reply["ask"]}, deadline)
@@ -180,6 +190,8 @@ def _relay(
             if ended.ending == "time":
                 return {}, "time"
             message = {"gone": True}
-    if "error" in reply:
-        raise SandboxError(f"the tests cannot be run: {reply['error']}")
-    return reply["ok"], candidate.ending
+        answered = True
+    # An answer of the program may have broken the tests. If that were an error, a program could choose to have one.
+    if answered and candidate.server.alive:
+        return {"fault": fault}, candidate.ending
+    raise SandboxError(fault)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
 
 _RECORD, _FAILED, _ERROR = "__record_test", "__failed_test", "__test_error"
 MAX_TESTS = 100_000
+MAX_FAULT_CHARACTERS = 500
 
 
 class CandidateGone(BaseException):
@@ -35,6 +37,7 @@ def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
             the candidate defines), ``tests`` (code, in parts that are independent of each other) and ``entry`` (name
             of the function that a ``check`` function receives, or None).
     """
+    discard_output()
     tally: dict[str, Any] = {"passed": 0, "run": 0, "gone": False, "fault": ""}
     for part in request["tests"]:
         reached = tally["run"]
@@ -47,8 +50,29 @@ def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
         except Exception as error:
             # What the error kept from being reached counts, else one error after the first success would pay.
             tally["run"] = max(tally["run"] + 1, reached + _asserts(part))
-            tally["fault"] = tally["fault"] or f"{type(error).__name__}: {error}"[:500]
+            tally["fault"] = tally["fault"] or in_words(error)
     return tally
+
+
+def discard_output() -> None:
+    """Send everything that this process prints to ``/dev/null``: tests may print values without end."""
+    nothing = os.open("/dev/null", os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
+
+
+def in_words(error: BaseException) -> str:
+    """Class and text of an error, at most ``MAX_FAULT_CHARACTERS``; the class alone where it has no text.
+
+    >>> in_words(ValueError("odd"))
+    'ValueError: odd'
+    """
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # the text is made of arguments that the candidate chose
+        text = type(error).__name__
+    return text[:MAX_FAULT_CHARACTERS]
 
 
 def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, Any]) -> None:
@@ -84,7 +108,7 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
 
     def failed(error: Exception) -> None:
         record(False)
-        tally["fault"] = tally["fault"] or f"{type(error).__name__}: {error}"[:500]
+        tally["fault"] = tally["fault"] or in_words(error)
 
     namespace[_RECORD], namespace[_FAILED] = record, failed
     exec(compile(counted(part), "<tests>", "exec"), namespace)
@@ -118,12 +142,24 @@ def raised(text: str, kind: Any, arguments: Sequence[Any] | None = None) -> Exce
         arguments: of its constructor; the text alone by default.
     """
     known = getattr(builtins, kind, None) if isinstance(kind, str) else None
-    if isinstance(known, type) and issubclass(known, Exception) and known not in (StopIteration, UnicodeError):
-        try:
-            return known(*([text] if arguments is None else arguments))
-        except TypeError:
-            return CandidateError(text)  # a class whose constructor wants more than a text
-    return CandidateError(text)
+    if not (isinstance(known, type) and issubclass(known, Exception)) or known in (StopIteration, UnicodeError):
+        return CandidateError(text)
+    try:
+        if issubclass(known, UnicodeError):
+            # Their own text reads the object at their offsets, which the candidate could place outside of it.
+            error: Exception = known(*_UNICODE_ARGUMENTS[known])
+            error.args = (text,) if arguments is None else tuple(arguments)
+            return error
+        return known(*([text] if arguments is None else arguments))
+    except Exception:  # a class whose constructor wants other arguments
+        return CandidateError(text)
+
+
+_UNICODE_ARGUMENTS: dict[type[Exception], tuple[Any, ...]] = {
+    UnicodeDecodeError: ("utf-8", b" ", 0, 1, ""),
+    UnicodeEncodeError: ("utf-8", " ", 0, 1, ""),
+    UnicodeTranslateError: (" ", 0, 1, ""),
+}
 
 
 def _refuse(value: Any) -> Opaque:

@@ -6,7 +6,6 @@ with these is asked of the program's process, values come back as copies, and co
 
 from __future__ import annotations
 
-import io
 import sys
 import types
 import unittest
@@ -15,7 +14,7 @@ from typing import Any
 
 from mrlm_pl.sandbox.inside.channel import Channel
 from mrlm_pl.sandbox.inside.files import Files
-from mrlm_pl.sandbox.inside.grader import CandidateError, CandidateGone, raised
+from mrlm_pl.sandbox.inside.grader import CandidateError, CandidateGone, discard_output, in_words, raised
 from mrlm_pl.sandbox.inside.shared import KINDS, Shared
 from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
 
@@ -160,20 +159,13 @@ class _Result(unittest.TestResult):
         self.fault = self.fault or "a test passed that should fail"
 
     def addFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
-        self.fault = self.fault or f"{err[0].__name__}: {err[1]}"[:500]
+        self.fault = self.fault or in_words(err[1])
 
     addError = addFailure  # noqa: N815
 
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:  # noqa: N802
         if err is not None:
             self.addFailure(subtest, err)
-
-
-class _Nowhere(io.TextIOBase):
-    """Takes what tests print: a program could make it endless, and nobody reads it."""
-
-    def write(self, text: str) -> int:
-        return len(text)
 
 
 def grade_unit_tests(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +177,7 @@ def grade_unit_tests(channel: Channel, request: dict[str, Any]) -> dict[str, Any
             defines), ``operators`` (methods of operators that are the task's) and ``tests`` (code with ``unittest``
             classes).
     """
-    sys.stdout = sys.stderr = _Nowhere()
+    discard_output()
     # Differences of values are for readers. Of values that a program made they could take for ever.
     case: Any = unittest.case
     case.difflib = types.SimpleNamespace(ndiff=lambda *_: iter(()), unified_diff=lambda *_, **__: iter(()))
@@ -203,5 +195,5 @@ def grade_unit_tests(channel: Channel, request: dict[str, Any]) -> dict[str, Any
         total = suite.countTestCases()
         suite.run(result)
     except (CandidateGone, CandidateError) as error:
-        result.fault = result.fault or f"{type(error).__name__}: {error}"
+        result.fault = result.fault or in_words(error)
     return {"passed": result.passed, "run": max(total - result.without, 0), "fault": result.fault}
