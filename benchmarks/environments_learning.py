@@ -63,7 +63,7 @@ def learned(environment: str, policy: Path, seed: int, folder: Path, overrides: 
         report = json.loads((folder / f"evaluation_{moment}.json").read_text())[environment]
         row[moment] = {
             "reward": round(report["mean_reward"], 3),
-            "ci95": [round(bound, 3) for bound in report["ci95"]],
+            "ci95": [bound if bound is None else round(bound, 3) for bound in report["ci95"]],
             "accuracy": round(report["accuracy"], 3),
             "accuracy_ci95": [round(bound, 3) for bound in report["accuracy_ci95"]],
         }

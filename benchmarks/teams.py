@@ -70,7 +70,10 @@ def summary(found: Mapping[str, Any]) -> dict[str, Any]:
     """Reward and success of both evaluations."""
     row: dict[str, Any] = {}
     for moment, report in found.items():
-        row[moment] = {"reward": round(report["mean_reward"], 3), "ci95": [round(x, 3) for x in report["ci95"]]}
+        row[moment] = {
+            "reward": round(report["mean_reward"], 3),
+            "ci95": [x if x is None else round(x, 3) for x in report["ci95"]],
+        }
         if report["accuracy"] is not None:
             row[moment]["success"] = round(report["accuracy"], 3)
     return row

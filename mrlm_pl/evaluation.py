@@ -13,7 +13,7 @@ from typing import Any
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.intervals import clustered_wilson_interval, mean_interval, pass_at_k, ratio_interval
+from mrlm_pl.intervals import mean_interval, pass_at_k, ratio_interval, share_interval
 from mrlm_pl.play import EpisodeSpec
 from mrlm_pl.rollout import EpisodePlayer
 from mrlm_pl.seeding import derive_seed, keyed_random
@@ -30,7 +30,7 @@ class Measured:
 
     Args:
         value: its mean, or the share of the cases in which it holds; None of no case.
-        ci95: 95 % interval of the value, normal, with problems as the unit; None likewise.
+        ci95: 95 % interval, clustered by problem: Wilson's of a share, Student's t of a mean; None likewise.
         of: how many cases: the episodes that have the metric, or all cases that these count.
     """
 
@@ -51,11 +51,12 @@ class EvaluationReport:
         episodes: episodes that ended without an infrastructure error; all numbers are over these.
         failed: episodes that did not.
         mean_reward: mean over episodes of the mean over agents of their returns; NaN where all failed, like ``ci95``.
-        ci95: 95 % interval of ``mean_reward``, normal, with tasks (not their repeated samples) as the unit.
+        ci95: 95 % interval of ``mean_reward`` by Student's t, with tasks (not their repeated samples) as the unit;
+            infinite where no spread is known: a single task, or equal rewards everywhere.
         accuracy: share of episodes that the environment called a success, or None if it says nothing of success. An
             episode that a limit cut short before it was judged is none.
-        accuracy_ci95: its 95 % Wilson interval, for as many independent episodes as these are worth when those of equal
-            problems depend on each other; None likewise.
+        accuracy_ci95: its 95 % interval, clustered by problem; see :func:`mrlm_pl.intervals.share_interval`. None
+            likewise.
         pass_at_k: for each k up to the samples per task, the chance that one of k samples succeeds (unbiased,
             arXiv 2107.03374); empty likewise.
         components: mean of each reward component.
@@ -89,8 +90,8 @@ class EvaluationReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON-like data; it holds no time and no path, so that equal runs give equal files.
 
-        The bounds of an interval that no spread is known for (a single task) are None, and so is the mean of no
-        episode: JSON has no infinity and no NaN.
+        The bounds of an interval that no spread is known for (a single task, equal rewards) are None, and so is the
+        mean of no episode: JSON has no infinity and no NaN.
         """
         data = asdict(self)
         data["mean_reward"] = self.mean_reward if math.isfinite(self.mean_reward) else None
@@ -223,8 +224,8 @@ def summarize(
         mean_reward=math.fsum(rewards) / len(rewards),
         ci95=mean_interval([[episode.reward for episode in group] for group in by_problem.values()]),
         accuracy=wins / len(played) if judged else None,
-        accuracy_ci95=clustered_wilson_interval(
-            [[bool(episode.success) for episode in group] for group in by_problem.values()]
+        accuracy_ci95=share_interval(
+            [(sum(bool(episode.success) for episode in group), len(group)) for group in by_problem.values()]
         )
         if judged
         else None,
@@ -282,7 +283,9 @@ def _measured(groups: Sequence[Sequence[Episode]], name: str, cases: str | None)
     total = math.fsum(count for _, count in sums)
     if not total:
         return Measured(None, None, 0)
-    return Measured(math.fsum(value for value, _ in sums) / total, ratio_interval(sums), round(total))
+    share = cases is not None and all(0 <= value <= count for value, count in sums)
+    interval = share_interval(sums) if share else ratio_interval(sums)
+    return Measured(math.fsum(value for value, _ in sums) / total, interval, round(total))
 
 
 def _pass_at_k(by_task: Mapping[str, Sequence[Episode]]) -> dict[str, float]:

@@ -20,7 +20,7 @@ class Comparison:
 
     Args:
         gain: mean over the tasks of the one's result less the other's.
-        ci95: its 95 % interval, normal, of the differences of pairs; tasks that pose the same problem count together.
+        ci95: its paired 95 % interval, within [-1, 1]; tasks that pose the same problem are one cluster.
         tasks: how many tasks both have.
         own: the one's mean over these tasks.
         own_measure: what it is: ``accuracy``, or ``majority@N`` of an evaluation with N samples of each task.
@@ -41,9 +41,8 @@ class Comparison:
     other_decisions: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The comparison as JSON-like data; bounds that no spread is known for are None."""
-        low, high = self.ci95
-        return asdict(self) | {"ci95": [bound if math.isfinite(bound) else None for bound in (low, high)]}
+        """The comparison as JSON-like data."""
+        return asdict(self)
 
 
 def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
@@ -66,7 +65,7 @@ def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
         differences[key[1]].append(values[key] - their_values[key])
     return Comparison(
         gain=math.fsum(value for group in differences.values() for value in group) / len(common),
-        ci95=mean_interval(list(differences.values())),
+        ci95=mean_interval(list(differences.values()), low=-1.0, high=1.0),
         tasks=len(common),
         own=math.fsum(values[key] for key in common) / len(common),
         own_measure=measure,

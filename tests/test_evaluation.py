@@ -52,8 +52,8 @@ def test_the_report_has_the_documented_keys_and_survives_json() -> None:
 
 def test_numbers_by_hand() -> None:
     report = summary([episode(0, 1.0, True), episode(1, 0.0, False), episode(2, 1.0, True), episode(3, 1.0, True)])
-    # mean .75, s^2 = (3 * .0625 + .5625) / 3 = .25, standard error .25
-    assert report.ci95 == pytest.approx((0.75 - 1.959964 * 0.25, 0.75 + 1.959964 * 0.25), abs=1e-5)
+    # mean .75, s^2 = (3 * .0625 + .5625) / 3 = .25, standard error .25, Student's t of 3 degrees 3.182446
+    assert report.ci95 == pytest.approx((0.75 - 3.182446 * 0.25, 0.75 + 3.182446 * 0.25), abs=1e-5)
     assert report.accuracy == 0.75
     assert report.pass_at_k == {"1": 0.75}
     assert report.components == {"correct": 0.75}
@@ -121,8 +121,8 @@ def test_metrics_are_means_over_those_that_have_them_and_shares_of_what_they_cou
         "improved": (0.25, 4),
         "never": (None, 0),
     }
-    # ratio .25 of 4, 2 clusters with cases: residuals 1 - .25 and 0 - .75; half = z sqrt(2 * 1.125) / 4
-    assert found["improved"].ci95 == pytest.approx((0.25 - 1.959964 * 0.375, 0.25 + 1.959964 * 0.375), abs=1e-5)
+    # 1 of 4 cases in clusters of 1 and 3: Kish's effective number 16 / 10, the least that Wilson's formula is given
+    assert found["improved"].ci95 == pytest.approx(wilson_interval(0.25 * 1.6, 1.6))
     assert found["late"].ci95 == (-math.inf, math.inf)
     assert found["never"].ci95 is None
 
@@ -166,8 +166,9 @@ def test_the_gain_is_the_mean_difference_of_pairs_of_tasks() -> None:
     assert found.tasks == 3
     assert (found.own_measure, found.other_measure) == ("accuracy", "majority@3")
     assert (found.own_decisions, found.other_decisions) == (1.0, 3.0)
-    half = 1.959964 * math.sqrt(1 / 3 / 3)  # s^2 = (4 + 1 + 1) / 9 / 2 of three differences
-    assert found.ci95 == pytest.approx((1 / 3 - half, 1 / 3 + half), abs=1e-5)
+    half = 4.302653 * math.sqrt(1 / 3 / 3)  # s^2 = (4 + 1 + 1) / 9 / 2 of three differences, t of 2 degrees
+    assert 1 / 3 - half < -1
+    assert found.ci95 == (-1.0, 1.0), "a gain lies in [-1, 1]: three tasks tell nothing"
     assert compare(as_data(one), as_data(team)).own_measure == "majority@3"
 
 

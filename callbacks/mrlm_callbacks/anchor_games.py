@@ -13,7 +13,8 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
-from mrlm_pl.evaluation import evaluation_specs, mean_interval
+from mrlm_pl.evaluation import evaluation_specs
+from mrlm_pl.intervals import share_interval
 from mrlm_pl.policy import Policy
 from mrlm_pl.strategies import data_parallel_rank, each_share
 
@@ -68,8 +69,8 @@ class AnchorGames:
         """Numbers of the learner's games against who sits in the opponent's seat; every rank must ask.
 
         Returns:
-            ``score`` with its 95 % interval ``low`` to ``high``; shares ``wins`` and ``draws``; ``games`` without
-            those that failed.
+            ``score`` with its 95 % Wilson interval ``low`` to ``high``; shares ``wins`` and ``draws``; ``games``
+            without those that failed.
 
         Raises:
             RolloutError: every game failed.
@@ -83,11 +84,11 @@ class AnchorGames:
             found += [value for share in each_share(trainer, scores) for value in share]
         if not found:
             raise RolloutError(f"all games against an anchor failed; try `mrlm check-env {environments[0]}`")
-        low, high = mean_interval([[value] for value in found])
+        low, high = share_interval([(value, 1) for value in found])
         return {
             "score": sum(found) / len(found),
-            "low": max(low, 0.0),
-            "high": min(high, 1.0),
+            "low": low,
+            "high": high,
             "wins": sum(value == 1 for value in found) / len(found),
             "draws": sum(value == 0.5 for value in found) / len(found),
             "games": float(len(found)),

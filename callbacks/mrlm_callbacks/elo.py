@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mrlm_pl.intervals import Z95
+
 ELO = 400 / math.log(10)
 """Elo points of a difference of 1 in the logarithm of the odds."""
 
-_Z95 = 1.959963984540054
 _STEPS, _PRECISION = 200, 1e-10
 
 
@@ -98,7 +99,7 @@ def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict
     errors[free] = torch.linalg.inv(information).diagonal().sqrt()
     ratings = {}
     for player, place in index.items():
-        elo, half = ELO * float(strength[place]), ELO * _Z95 * float(errors[place])
+        elo, half = ELO * float(strength[place]), ELO * Z95 * float(errors[place])
         ratings[player] = Rating(elo, elo - half, elo + half)
     return ratings
 

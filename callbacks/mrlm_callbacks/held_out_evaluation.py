@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -77,4 +78,5 @@ class HeldOutEvaluation(Callback):
 
 
 def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
-    return f"{value:.3f}" if interval is None else f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+    known = interval is not None and all(map(math.isfinite, interval))
+    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval and known else f"{value:.3f}"

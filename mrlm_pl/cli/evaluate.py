@@ -291,7 +291,6 @@ def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
 
 
 def _table(report: EvaluationReport, sampling: Sampling) -> str:
-    low, high = report.ci95
     lines = [
         ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
         ("model", report.model),
@@ -299,7 +298,7 @@ def _table(report: EvaluationReport, sampling: Sampling) -> str:
         ("episodes", f"{report.episodes}" + (f" and {report.failed} failed" if report.failed else "")),
     ]
     if report.episodes:
-        lines.append(("mean reward", f"{report.mean_reward:.4f}  95 % [{low:.4f}, {high:.4f}]"))
+        lines.append(("mean reward", f"{report.mean_reward:.4f}{_interval(report.ci95)}"))
     if report.accuracy is not None:
         lines.append(("accuracy", f"{report.accuracy:.4f}" + _interval(report.accuracy_ci95)))
     lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]
@@ -328,7 +327,10 @@ def _comparison(found: Comparison, path: str) -> str:
 
 
 def _interval(bounds: tuple[float, float] | None) -> str:
-    return "" if bounds is None else f"  95 % [{bounds[0]:.4f}, {bounds[1]:.4f}]"
+    """The interval; nothing where there is none, or none is known."""
+    if bounds is None or not all(map(math.isfinite, bounds)):
+        return ""
+    return f"  95 % [{bounds[0]:.4f}, {bounds[1]:.4f}]"
 
 
 def _finite(value: Any) -> Any:
