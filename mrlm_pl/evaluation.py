@@ -110,6 +110,7 @@ def evaluate(
     split: str = "test",
     seed: int = 0,
     samples_per_task: int = 1,
+    name: str | None = None,
 ) -> EvaluationReport:
     """The report of ``num_episodes`` episodes on tasks of a split.
 
@@ -123,14 +124,16 @@ def evaluate(
         split: split of the tasks.
         seed: of the tasks' choice and of the sampling.
         samples_per_task: episodes of each task.
+        name: the environment's, where the player has it under another name than its own.
 
     Raises:
         ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
     """
-    specs = evaluation_specs(environment, num_episodes, split, seed, samples_per_task)
+    name = environment.name if name is None else name
+    specs = evaluation_specs(environment, num_episodes, split, seed, samples_per_task, name)
     episodes = player.play_blocking(specs)
     majority = environment.majority if len(environment.agents) == 1 else None
-    return summarize(episodes, environment=environment.name, model=model, split=split, seed=seed, majority=majority)
+    return summarize(episodes, environment=name, model=model, split=split, seed=seed, majority=majority)
 
 
 def evaluation_specs(

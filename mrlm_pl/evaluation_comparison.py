@@ -76,21 +76,35 @@ def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
     )
 
 
-def read_report(path: str | Path) -> dict[str, Any]:
-    """A report that ``mrlm eval --output`` wrote.
+def read_report(path: str | Path, environment: str | None = None) -> dict[str, Any]:
+    """Return a report that ``mrlm eval --output`` wrote, or one of a run's ``evaluation_before.json``.
+
+    Args:
+        path: the file.
+        environment: which report to take of a run's file, which has one for each environment; None takes the only one.
 
     Raises:
-        ConfigurationError: the file cannot be read, or is no such report.
+        ConfigurationError: the file cannot be read, or holds no such report.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"report {str(path)!r} cannot be read: {error}") from error
-    if not isinstance(data, dict) or not {"environment", "split", "tasks", "decisions_per_task"} <= set(data):
+    if not _is_report(data) and isinstance(data, dict) and data and all(map(_is_report, data.values())):
+        if environment not in data and (environment is not None or len(data) > 1):
+            raise ConfigurationError(
+                f"report {str(path)!r} has no environment {environment!r}; choose from {', '.join(data)}"
+            )
+        data = data[environment] if environment in data else next(iter(data.values()))
+    if not _is_report(data):
         raise ConfigurationError(
-            f"{str(path)!r} is no report of `mrlm eval --output`; write it again with this version"
+            f"{str(path)!r} is no report of `mrlm eval --output` or of a run; write it again with this version"
         )
     return data
+
+
+def _is_report(data: Any) -> bool:
+    return isinstance(data, dict) and {"environment", "split", "tasks", "decisions_per_task"} <= set(data)
 
 
 _Key = tuple[str, str]

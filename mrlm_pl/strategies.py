@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from mrlm_pl.engines.gpu_places import LearnerPlace
 from mrlm_pl.sharded_checkpoint import METADATA_FILE, check_sharded_checkpoint
+from mrlm_pl.whole_files import force_to_disk
 
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
 SHARDED_CHECKPOINT_FILES = (METADATA_FILE, "meta.pt")
@@ -79,13 +79,13 @@ class FSDP(ModelParallelStrategy):
         self.barrier()  # all shards are there
         if self.is_global_zero:
             for path in (*draft.iterdir(), draft):
-                _force_to_disk(path)
+                force_to_disk(path)
             replaced = former_checkpoint(final)
             if final.exists():
                 _remove(replaced)
                 os.rename(final, replaced)
             os.rename(draft, final)
-            _force_to_disk(final.parent)
+            force_to_disk(final.parent)
             _remove(replaced)
         self.barrier()
 
@@ -111,15 +111,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _force_to_disk(path: Path) -> None:
-    with suppress(OSError):  # some systems cannot open a folder
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
 
 
 def data_parallel_rank(trainer: Any) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import SPLITS
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation import EvaluationReport
+from mrlm_pl.whole_files import write_json
 
 
 class HeldOutEvaluation(Callback):
@@ -55,9 +55,7 @@ class HeldOutEvaluation(Callback):
         }
         if not trainer.is_global_zero:
             return
-        path = self._file(trainer, moment)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({name: report.to_dict() for name, report in reports.items()}, indent=1) + "\n")
+        write_json(self._file(trainer, moment), {name: report.to_dict() for name, report in reports.items()})
         self._print(moment, reports)
 
     def _file(self, trainer: Trainer, moment: str) -> Path:

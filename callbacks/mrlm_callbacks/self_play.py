@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy.lora import merged_state
 from mrlm_pl.strategies import each_share
+from mrlm_pl.whole_files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -247,10 +247,8 @@ class SelfPlay(Callback, CollectionObserver):
         return game_score(episode, self._sides)
 
     def _write(self, trainer: Trainer, ratings: Mapping[str, Rating]) -> None:
-        path = Path(trainer.default_root_dir) / "self_play.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
         table = {name: {"elo": item.elo, "low": item.low, "high": item.high} for name, item in ratings.items()}
-        path.write_text(json.dumps({"ratings": table, "anchors": self.history}, indent=1) + "\n")
+        write_json(Path(trainer.default_root_dir) / "self_play.json", {"ratings": table, "anchors": self.history})
 
     # What the trainer knows.
 

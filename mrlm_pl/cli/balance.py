@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from mrlm_pl.data.answer_rows import Answer, read_answers
 from mrlm_pl.data.balancing import BalancedAnswers, balance
 from mrlm_pl.data.rows import read_rows
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.whole_files import replacing, write_json
 
 HELD_OUT = ".validation"
 """Comes before the suffix of a file with what was held out."""
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     balanced.report["answers"]["failed_episodes"] = failed
     files = _write_splits(balanced, output, pairs)
     if report is not None:
-        _write(report, json.dumps(balanced.report, indent=2, ensure_ascii=False) + "\n")
+        write_json(report, balanced.report)
     print(_table(balanced, files))
     return 0
 
@@ -144,12 +144,9 @@ def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file in one go: it is whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     data = text.encode()
-    draft.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-    os.replace(draft, path)
+    with replacing(path) as draft:
+        draft.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def _table(balanced: BalancedAnswers, files: dict[str, Path]) -> str:

@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from mrlm_pl.cli.environment_option import environment_parser, read
+from mrlm_pl.cli.environment_option import environment_parser, read_with_run, shown_settings
 from mrlm_pl.cli.evaluate import (
-    EvaluatedModel,
     add_model_options,
     add_sampling_options,
-    chosen_model,
     player_of,
     sampling_of,
+    seated,
     tell_of_few,
 )
 from mrlm_pl.cli.parser import CommandParser
+from mrlm_pl.cli.recorded_run import RecordedRun
 from mrlm_pl.cli.unfinished import progress_note
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.whole_files import replacing
 
 if TYPE_CHECKING:
     from mrlm_pl.play import EpisodeSpec
@@ -49,21 +50,24 @@ def run(arguments: Sequence[str]) -> int:
         RolloutError: every episode failed.
     """
     parser = collect_parser()
-    config = read(parser, arguments)
-    options = parser.instantiate(config)
+    read = read_with_run(parser, arguments)
+    options = parser.instantiate(read.config)
     environment: Environment = options.environment
-    model = chosen_model(options, environment)
+    model = seated(options, read.run, environment)
     output = Path(options.output)
     if output.is_dir() or not {".jsonl", ".gz"} & set(output.suffixes):
         raise ConfigurationError(f"output: {str(output)!r} must be a file that ends in .jsonl or .jsonl.gz")
-    progress = Progress(output, _fingerprint(config))
-    print(_collect(model, environment, options, progress))
+    name, settings = read.name_of(environment), shown_settings(read.config.environment)
+    print(f"mrlm: collecting in {name} ({settings})", file=sys.stderr)
+    progress = Progress(output, _fingerprint(read.config))
+    print(_collect(model, environment, name, options, progress))
     return 0
 
 
 def collect_parser() -> CommandParser:
     """The parser of ``mrlm collect``."""
-    parser = environment_parser("collect", "Play episodes with a run or a model and keep them in a file.")
+    text = "Play episodes with a run or a model and keep them in a file; in the run's own environment by default."
+    parser = environment_parser("collect", text, required=False)
     add_model_options(parser)
     parser.add_argument("-n", "--num-episodes", type=PositiveInt, default=100, help="Episodes to play.")
     parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl or .jsonl.gz.")
@@ -137,22 +141,21 @@ class Progress:
 
     def _write_note(self) -> None:
         keys = ("fingerprint", "played", "kept", "failed", "size")
-        draft = self._note.with_name(self._note.name + ".part")
-        draft.write_text(json.dumps({key: getattr(self, key) for key in keys}), encoding="utf-8")
-        os.replace(draft, self._note)
+        with replacing(self._note) as draft:
+            draft.write_text(json.dumps({key: getattr(self, key) for key in keys}), encoding="utf-8")
 
     def finish(self) -> None:
         """The file is complete."""
         self._note.unlink(missing_ok=True)
 
 
-def _collect(model: EvaluatedModel, environment: Environment, options: Any, progress: Progress) -> str:
+def _collect(model: RecordedRun, environment: Environment, name: str, options: Any, progress: Progress) -> str:
     sampling = sampling_of(options, model.sampling)
-    planned = _plan(environment, options, sampling.temperature)
+    planned = _plan(environment, name, options, sampling.temperature)
     temperatures = list(dict.fromkeys(temperature for _, temperature in planned))
     tell_of_few(len(planned), options)
     reason = ""
-    with player_of(model, environment, options, sampling) as player:
+    with player_of(model, environment, name, options, sampling) as player:
         chunk = CHUNK * len(temperatures)
         for start in range(progress.played, len(planned), chunk):
             episodes = _play(player, planned[start : start + chunk])
@@ -164,13 +167,13 @@ def _collect(model: EvaluatedModel, environment: Environment, options: Any, prog
             print(f"\rmrlm: {progress.played}/{len(planned)} played, {progress.kept} kept", end="", file=sys.stderr)
     print(file=sys.stderr)
     if progress.failed == progress.played:
-        raise RolloutError(f"every episode of {environment.name!r} failed; the first: {reason}")
+        raise RolloutError(f"every episode of {name!r} failed; the first: {reason}")
     progress.finish()
     failed = f", {progress.failed} failed" if progress.failed else ""
     return f"{progress.kept} of {progress.played} episodes in {progress.path}{failed}"
 
 
-def _plan(environment: Environment, options: Any, temperature: float) -> list[tuple[EpisodeSpec, float]]:
+def _plan(environment: Environment, name: str, options: Any, temperature: float) -> list[tuple[EpisodeSpec, float]]:
     """The episodes to play, task after task, each with its temperature."""
     from mrlm_pl.evaluation import evaluation_specs
 
@@ -186,7 +189,7 @@ def _plan(environment: Environment, options: Any, temperature: float) -> list[tu
         )
     given = given or [temperature]
     each = samples * len(given)
-    specs = evaluation_specs(environment, options.num_episodes, options.split, options.seed, each)
+    specs = evaluation_specs(environment, options.num_episodes, options.split, options.seed, each, name)
     return [(spec, given[number % each // samples]) for number, spec in enumerate(specs)]
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from mrlm_pl.cli.environment_option import environment_parser, parse
+from mrlm_pl.cli.environment_option import environment_parser, read_with_run, shown_settings
 from mrlm_pl.cli.parser import CommandParser
+from mrlm_pl.cli.recorded_run import RecordedRun
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.whole_files import write_json
 
 if TYPE_CHECKING:
     from mrlm_pl.evaluation import EvaluationReport, Measured
@@ -27,42 +27,9 @@ if TYPE_CHECKING:
     from mrlm_pl.policy import Policy
     from mrlm_pl.rollout import EpisodePlayer
 
-SINGLE = "main"
-"""Name of the policy when a model, rather than a run, is evaluated."""
 
-
-@dataclass(frozen=True)
-class EvaluatedModel:
-    """What is evaluated.
-
-    Args:
-        policies: constructor arguments of each policy.
-        seats: which policy decides for each agent.
-        sampling: how the run sampled in training, as arguments of :class:`Sampling`; empty for a model.
-        validation_sampling: how it sampled when it was validated, likewise.
-    """
-
-    policies: Mapping[str, Mapping[str, Any]]
-    seats: Mapping[str, str] = field(default_factory=dict)
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    validation_sampling: Mapping[str, Any] = field(default_factory=dict)
-
-    def policy_of(self, agent: str) -> str:
-        """Name of the policy that decides for an agent.
-
-        Raises:
-            ConfigurationError: several policies could.
-        """
-        if agent in self.seats:
-            return self.seats[agent]
-        if len(self.policies) == 1:
-            return next(iter(self.policies))
-        if agent in self.policies:
-            return agent
-        raise ConfigurationError(
-            f"agent {agent!r} has no seat among the policies {sorted(self.policies)}; "
-            f'bind it with `--seats \'{{"{agent}": "POLICY"}}\'`'
-        )
+MAX_TURNS = 64
+"""Decisions of an episode where neither an option nor a run says how many."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -71,19 +38,22 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a mistake in the options, or the model cannot be used.
     """
-    options = parse(eval_parser(), arguments)
+    parser = eval_parser()
+    read = read_with_run(parser, arguments)
+    options = parser.instantiate(read.config)
     environment: Environment = options.environment
-    model = chosen_model(options, environment)
+    name = read.name_of(environment)
+    model = seated(options, read.run, environment)
     output = Path(options.output) if options.output else None
     if output is not None and output.is_dir():
         raise ConfigurationError(f"output: {str(output)!r} is a folder; name a file, as in `--output {output}/F.json`")
     from mrlm_pl.evaluation_comparison import compare, read_report
 
-    other = read_report(options.compare) if options.compare else None
+    other = read_report(options.compare, name) if options.compare else None
     sampling = sampling_of(options, model.validation_sampling)
-    report = _evaluate(model, environment, options, sampling)
-    written = {**report.to_dict(), "sampling": asdict(sampling)}
-    print(_table(report, sampling))
+    report = _evaluate(model, environment, name, options, sampling)
+    written = {**report.to_dict(), "settings": read.environment_settings(), "sampling": asdict(sampling)}
+    print(_table(report, shown_settings(read.config.environment), sampling))
     if output is not None:
         write_json(output, written)
     if other is not None and report.episodes:
@@ -98,7 +68,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def eval_parser() -> CommandParser:
     """The parser of ``mrlm eval``."""
-    parser = environment_parser("eval", "Score a run or a model on an environment.")
+    text = "Score a run or a model on an environment: the run's own with its settings, unless another is named."
+    parser = environment_parser("eval", text, required=False)
     add_model_options(parser)
     parser.add_argument("-n", "--num-episodes", type=PositiveInt, default=200, help="Episodes in all.")
     parser.add_argument("--split", choices=SPLITS, default="test", help="Split of the tasks.")
@@ -107,7 +78,10 @@ def eval_parser() -> CommandParser:
     add_sampling_options(parser, "the run's validation")
     parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report with transcripts.")
     parser.add_argument(
-        "--compare", type=str | None, default=None, help="Report of an earlier evaluation of the same tasks."
+        "--compare",
+        type=str | None,
+        default=None,
+        help="Report of an earlier evaluation of the same tasks, or a run's evaluation_before.json.",
     )
     return parser
 
@@ -129,24 +103,32 @@ def add_sampling_options(parser: CommandParser, source: str) -> None:
     ):
         text = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name)}."
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=None, help=text)
-    parser.add_argument("--max-turns", type=PositiveInt, default=64, help="Decisions after which an episode is cut.")
+    text = f"Decisions after which an episode is truncated; default is that of the run, else {MAX_TURNS}."
+    parser.add_argument("--max-turns", type=PositiveInt | None, default=None, help=text)
 
 
-def chosen_model(options: Any, environment: Environment) -> EvaluatedModel:
-    """What ``--model`` and ``--seats`` name; every agent of the environment has a seat.
+def seated(options: Any, run: RecordedRun, environment: Environment) -> RecordedRun:
+    """Return what ``--model`` names with the seats of ``--seats``; warn of agents and policies that do not play.
 
     Raises:
-        ConfigurationError: an agent or a seat has no policy, or the run cannot be read.
+        ConfigurationError: an agent of the environment or a seat has no policy.
     """
-    model = read_model(options.model)
     if options.seats:
-        model = replace(model, seats={**model.seats, **options.seats})
-    unknown = sorted(set(model.seats.values()) - set(model.policies))
+        run = replace(run, seats={**run.seats, **options.seats})
+    unknown = sorted(set(run.seats.values()) - set(run.policies))
     if unknown:
-        raise ConfigurationError(f"seats name the policies {unknown}; {options.model!r} has {sorted(model.policies)}")
-    for agent in environment.agents:
-        model.policy_of(agent)
-    return model
+        raise ConfigurationError(f"seats name the policies {unknown}; {options.model!r} has {sorted(run.policies)}")
+    playing = {run.policy_of(agent) for agent in environment.agents}
+    missing = sorted(set(run.seats) - set(environment.agents))
+    idle = sorted(set(run.policies) - playing)
+    for what, names in (("the agents", missing), ("the policies", idle)):
+        if names:
+            print(
+                f"mrlm: warning: {what} {', '.join(names)} of {options.model!r} do not play: {environment.name!r} has "
+                f"the agents {', '.join(environment.agents)}",
+                file=sys.stderr,
+            )
+    return run
 
 
 def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
@@ -160,66 +142,17 @@ def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
     return Sampling(**{**{name: of_run[name] for name in names if name in of_run}, **given})
 
 
-def read_model(name: str) -> EvaluatedModel:
-    """What a run folder, a model folder or a hub id holds; no weights are read.
-
-    Raises:
-        ConfigurationError: the run has not written its policies yet, or its configuration cannot be read.
-    """
-    folder = Path(name)
-    if (folder / "config.json").is_file() or not folder.is_dir():
-        return EvaluatedModel({SINGLE: {"model": name}})
-    exported = sorted(path.parent for path in (folder / "policies").glob("*/config.json"))
-    if not exported:
-        if (folder / "config.yaml").is_file():
-            raise ConfigurationError(
-                f"model: the run {name!r} has no policies yet, they are written when it ends; "
-                "continue it with `mrlm train --output FOLDER --resume`"
-            )
-        return EvaluatedModel({SINGLE: {"model": name}})  # the policy says what such a folder lacks
-    settings = _run_settings(folder / "config.yaml")
-    described: dict[str, Any] = settings.get("model", {}).get("policies") or {}
-    policies: dict[str, dict[str, Any]] = {}
-    for policy, values in described.items():
-        policies[policy] = {key: values[key] for key in ("model", "chat_template") if values.get(key) is not None}
-    for path in exported:
-        policies.setdefault(path.name, {})["model"] = str(path)
-    data = settings.get("data", {})
-    sampling = data.get("sampling") or {}
-    validation = data.get("validation_sampling") or sampling
-    return EvaluatedModel(policies, settings.get("model", {}).get("seats") or {}, sampling, validation)
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write JSON in one go, so that a reader sees the old file or the whole new one; infinities become null."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    draft.write_text(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(draft, path)
-
-
-def _run_settings(path: Path) -> dict[str, dict[str, Any]]:
-    """Arguments of a run's algorithm and data module, as ``RUN/config.yaml`` has them; empty without such a file."""
-    import yaml
-
-    if not path.is_file():
-        return {}
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
-    return {key: (config.get(key) or {}).get("init_args") or {} for key in ("model", "data")}
-
-
-def _evaluate(model: EvaluatedModel, environment: Environment, options: Any, sampling: Sampling) -> EvaluationReport:
+def _evaluate(
+    model: RecordedRun, environment: Environment, name: str, options: Any, sampling: Sampling
+) -> EvaluationReport:
     from mrlm_pl.evaluation import evaluate, evaluation_specs
 
     numbers = {"num_episodes": options.num_episodes, "split": options.split, "seed": options.seed}
     samples = options.samples_per_task
     # Raises for wrong numbers before a model is loaded.
     tell_of_few(len(evaluation_specs(environment, **numbers, samples_per_task=samples)), options)
-    with player_of(model, environment, options, sampling) as player:
-        return evaluate(player, environment, model=options.model, samples_per_task=samples, **numbers)
+    with player_of(model, environment, name, options, sampling) as player:
+        return evaluate(player, environment, model=options.model, samples_per_task=samples, name=name, **numbers)
 
 
 def tell_of_few(episodes: int, options: Any) -> None:
@@ -233,15 +166,16 @@ def tell_of_few(episodes: int, options: Any) -> None:
 
 @contextmanager
 def player_of(
-    model: EvaluatedModel, environment: Environment, options: Any, sampling: Sampling
+    model: RecordedRun, environment: Environment, name: str, options: Any, sampling: Sampling
 ) -> Iterator[EpisodePlayer]:
-    """A player of the environment with the model's policies in their seats; all of it is closed at the end."""
+    """A player of the environment, under its name in the run, with the policies in their seats; closed at the end."""
     from mrlm_pl.engines import InProcessEngine
     from mrlm_pl.rollout import EpisodePlayer
 
     engine = InProcessEngine()
     seats = _seats(model, environment, sampling, engine, options.device)
-    player = EpisodePlayer({environment.name: environment}, seats, engine, max_turns=options.max_turns)
+    limit = options.max_turns or model.turn_limit(name) or MAX_TURNS
+    player = EpisodePlayer({name: environment}, seats, engine, max_turns=limit)
     try:
         yield player
     finally:
@@ -251,7 +185,7 @@ def player_of(
 
 
 def _seats(
-    model: EvaluatedModel, environment: Environment, sampling: Sampling, engine: Any, device: str
+    model: RecordedRun, environment: Environment, sampling: Sampling, engine: Any, device: str
 ) -> dict[str, Seat]:
     """The agents' seats, after the policies that are needed have been loaded into the engine."""
     import torch
@@ -290,9 +224,10 @@ def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
     return policy
 
 
-def _table(report: EvaluationReport, sampling: Sampling) -> str:
+def _table(report: EvaluationReport, settings: str, sampling: Sampling) -> str:
     lines = [
         ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
+        ("settings", settings),
         ("model", report.model),
         ("sampling", ", ".join(f"{name} {value:g}" for name, value in asdict(sampling).items())),
         ("episodes", f"{report.episodes}" + (f" and {report.failed} failed" if report.failed else "")),
@@ -331,14 +266,3 @@ def _interval(bounds: tuple[float, float] | None) -> str:
     if bounds is None or not all(map(math.isfinite, bounds)):
         return ""
     return f"  95 % [{bounds[0]:.4f}, {bounds[1]:.4f}]"
-
-
-def _finite(value: Any) -> Any:
-    """The value with infinities and NaN replaced by None: JSON has no such numbers."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value

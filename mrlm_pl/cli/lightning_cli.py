@@ -119,6 +119,7 @@ class RunCommand(LightningCLI):
         """Check what a trainer would find out too late, and choose the run folder."""
         config = self.config[self.stage]
         check_strategy(config.trainer)
+        self._play_what_training_skips(config.trainer)
         if config.trainer.strategy == "fsdp":
             config.trainer.strategy = Namespace(class_path=FSDP_CLASS, init_args=Namespace())
         warn_of_emulated_bf16(config.trainer)
@@ -137,6 +138,16 @@ class RunCommand(LightningCLI):
         config.trainer.default_root_dir = self.folder.path
         config.ckpt_path = self.folder.checkpoint
         self._check_sharded(config)
+
+    def _play_what_training_skips(self, trainer: Namespace) -> None:
+        """Play the loop that the command names, also where the configuration turns it off for training."""
+        loop = {"validate": "val", "test": "test", "predict": "predict"}.get(self.stage)
+        if loop is not None and trainer[f"limit_{loop}_batches"] == 0:
+            trainer[f"limit_{loop}_batches"] = None
+            rank_zero_only(print)(
+                f"mrlm: `trainer.limit_{loop}_batches: 0` is left to `mrlm fit`; `mrlm {self.stage}` runs the loop",
+                file=sys.stderr,
+            )
 
     @staticmethod
     def _check_sharded(config: Namespace) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import logging
-import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 from mrlm_pl.cli.run_folder import LAST_CHECKPOINT, TENSORBOARD
 from mrlm_pl.data import write_episodes
 from mrlm_pl.data.termination import ends_where_others_do, inside_update
+from mrlm_pl.whole_files import replacing
 
 _MINUTES = 10.0
 _REMOTE = re.compile(r"^\w+://")
@@ -106,14 +105,10 @@ class MetricsFile(Logger):
         return rows
 
     def _rewrite(self, rows: Sequence[dict[str, str]]) -> None:
-        """Replace the file in one go, so that a kill leaves the old one or the new one."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_suffix(".csv.part")
-        with draft.open("w", newline="", encoding="utf-8") as file:
+        with replacing(self.path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(draft, self.path)
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
@@ -124,20 +119,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
         if _REMOTE.match(str(path)):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        final = Path(path)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        draft = final.with_name(final.name + ".part")
-        with draft.open("wb") as file:
+        with replacing(path, durable=True) as draft, draft.open("wb") as file:
             torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, final)
-        with suppress(OSError):  # some systems cannot open a folder
-            folder = os.open(final.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
 
     def load_checkpoint(self, path: str | Path, *arguments: Any, weights_only: bool | None = None, **named: Any) -> Any:
         """Read a checkpoint; unless it is asked for, no code of the file runs, from wherever it comes."""

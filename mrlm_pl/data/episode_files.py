@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import DataError
+from mrlm_pl.whole_files import replacing
 
 
 def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
     """Write ``episodes`` as gzipped JSON lines, atomically: the file is either whole or not there."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
     text = "".join(episode.to_json() + "\n" for episode in episodes)
-    partial.write_bytes(gzip.compress(text.encode(), compresslevel=1, mtime=0))
-    os.replace(partial, path)
+    with replacing(path) as draft:
+        draft.write_bytes(gzip.compress(text.encode(), compresslevel=1, mtime=0))
 
 
 def read_episodes(path: str | Path) -> Iterator[Episode]:

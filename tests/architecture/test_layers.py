@@ -18,6 +18,7 @@ LAYERS = {
     "intervals": 0,
     "number_answers": 0,
     "agent_measures": 1,
+    "whole_files": 0,
     "environment": 1,
     "environment_check": 1,
     "tools": 1,

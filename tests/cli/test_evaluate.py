@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from mrlm_pl.cli.evaluate import EvaluatedModel, read_model, sampling_of, write_json
+from mrlm_pl.cli.evaluate import sampling_of
+from mrlm_pl.cli.recorded_run import RecordedRun, read_run
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 
@@ -68,7 +69,7 @@ def test_run_folder_gives_policies_seats_and_length(tmp_path):
         "data": {"init_args": {"sampling": {"max_tokens": 77}, "validation_sampling": {"temperature": 0.0}}},
     }
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
-    assert read_model("run") == EvaluatedModel(
+    assert read_run("run") == RecordedRun(
         {
             "solver": {"model": "run/policies/solver", "chat_template": "x"},
             "critic": {"model": "run/policies/critic"},
@@ -122,9 +123,9 @@ def test_what_neither_options_nor_the_run_say_is_as_by_default():
 
 
 def test_agents_find_their_policy():
-    two = EvaluatedModel({"a": {}, "b": {}}, {"pro": "a"})
+    two = RecordedRun({"a": {}, "b": {}}, {"pro": "a"})
     assert (two.policy_of("pro"), two.policy_of("b")) == ("a", "b")
-    assert EvaluatedModel({"a": {}}).policy_of("anyone") == "a"
+    assert RecordedRun({"a": {}}).policy_of("anyone") == "a"
     with pytest.raises(ConfigurationError, match="agent 'con' has no seat"):
         two.policy_of("con")
 
@@ -155,16 +156,6 @@ def test_model_that_cannot_be_used(evaluate):
     Path("run").mkdir()
     Path("run/config.yaml").write_text("{}")
     assert "has no policies yet" in evaluate(model="run", status=2)
-
-
-def test_json_is_replaced_in_one_go_and_has_no_infinities():
-    path = Path("r.json")
-    write_json(path, {"ci95": (-float("inf"), 1.0)})
-    assert json.loads(path.read_text()) == {"ci95": [None, 1.0]}
-    with pytest.raises(TypeError):
-        write_json(path, {"x": object()})
-    assert json.loads(path.read_text()) == {"ci95": [None, 1.0]}
-    assert [item.name for item in Path().iterdir()] == ["r.json"]
 
 
 def test_a_split_with_fewer_tasks_than_episodes_is_told(mrlm, model_folder):
@@ -211,3 +202,109 @@ def test_an_evaluation_of_failures_alone_ends_with_a_report(evaluate, monkeypatc
     assert all("the back end is away" in item["error"] for item in report["transcripts"])
     assert len(begun) == 9, "each was begun three times, and no more"
     assert "3 of 3 episodes of 'parrot' failed" in caplog.text
+
+
+@pytest.fixture
+def recorded(model_folder):
+    """Makes a run folder: its policies, and its configurations in their order."""
+
+    def make(*configurations, policies=("main",)):
+        for name in policies:
+            folder = Path("run/policies") / name
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.symlink_to(model_folder)
+        for number, (model, data) in enumerate(configurations, start=1):
+            name = "config.yaml" if number == 1 else f"config-{number}.yaml"
+            Path("run", name).write_text(yaml.safe_dump({"model": {"init_args": model}, "data": {"init_args": data}}))
+
+    return make
+
+
+def parrot(*difficulty):
+    return {"class_path": "mrlm_toy.ParrotEnvironment", "init_args": {"difficulty": list(difficulty)}}
+
+
+def evaluated(mrlm, *options):
+    status, out, err = mrlm("eval", "--model", "run", "-n", "4", "--max-tokens", "2", "--output", "r.json", *options)
+    assert status == 0, err
+    return json.loads(Path("r.json").read_text()), out, err
+
+
+def lengths(report):
+    """Lengths of the words that the parrot was asked for."""
+    return {len(item["messages"]["agent"][0]["content"].split()[-1]) for item in report["transcripts"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ((), {1}),
+        (("--environment", "parrot"), {1}),
+        (("--environment", "ParrotEnvironment"), {1}),
+        (("--environment", "mrlm_toy.ParrotEnvironment"), {1}),
+        (("--environment.difficulty", "[2]"), {2}),
+        (("--environment", "parrot", "--environment.difficulty", "[2]"), {2}),
+    ],
+)
+def test_a_run_is_evaluated_in_its_environment_with_its_settings(mrlm, recorded, options, found):
+    recorded(({}, {"environment": parrot(1)}))
+    report, out, _ = evaluated(mrlm, *options)
+    assert lengths(report) == found
+    assert report["settings"] == {"difficulty": sorted(found)}
+    assert f"settings       difficulty {sorted(found)}" in out
+
+
+def test_another_environment_has_its_own_settings(mrlm, recorded):
+    recorded(({}, {"environment": parrot(1)}))
+    report, out, _ = evaluated(mrlm, "--environment", "math")
+    assert report["environment"] == "math"
+    assert "settings       defaults" in out
+
+
+def test_the_last_configuration_of_a_continued_run_counts(mrlm, recorded):
+    """``config-10.yaml`` comes after ``config-9.yaml``."""
+    recorded(*[({}, {"environment": parrot(1), "sampling": {"max_tokens": 3}})] * 9, ({}, {"environment": parrot(2)}))
+    assert Path("run/config-10.yaml").is_file()
+    assert lengths(evaluated(mrlm)[0]) == {2}
+    assert read_run("run").sampling == {}
+
+
+def test_one_of_several_environments_is_chosen_by_its_name_in_the_run(mrlm, recorded):
+    several = {"environment": [parrot(1), parrot(2)], "names": ["short", "long"]}
+    recorded(({}, {**several, "task_settings": {"long": {"max_turns": 3}}, "max_turns": 5}))
+    status, _, err = mrlm("eval", "--model", "run")
+    assert status == 2
+    assert "the run 'run' has short, long; choose one with `--environment short`" in err
+    report, _, _ = evaluated(mrlm, "--environment", "long")
+    assert lengths(report) == {2}
+    assert report["environment"] == "long"
+    assert all(item["task"].startswith("long/test/") for item in report["tasks"])
+    assert (read_run("run").turn_limit("long"), read_run("run").turn_limit("short")) == (3, 5)
+
+
+def test_a_model_by_itself_needs_an_environment(mrlm, model_folder):
+    for command in (("eval",), ("collect", "--output", "e.jsonl")):
+        status, _, err = mrlm(*command, "--model", str(model_folder))
+        assert status == 2
+        assert "give it as `--environment NAME`" in err
+
+
+def test_a_run_s_own_evaluation_is_compared_with(mrlm, recorded, evaluate):
+    recorded(({}, {"environment": parrot(1)}))
+    evaluate("--num-episodes", "4", "--output", "other.json")
+    other = json.loads(Path("other.json").read_text())
+    Path("run/evaluation_before.json").write_text(json.dumps({"parrot": other}))
+    report, out, _ = evaluated(mrlm, "--compare", "run/evaluation_before.json")
+    assert report["comparison"]["tasks"] == len({(item["task"], item["problem"]) for item in other["tasks"]}) == 4
+    assert "over run/evaluation_before.json, in 4 tasks" in out
+    Path("run/evaluation_before.json").write_text(json.dumps({"math": other, "code": other}))
+    error = mrlm("eval", "--model", "run", "--compare", "run/evaluation_before.json")[2]
+    assert "has no environment 'parrot'; choose from math, code" in error
+
+
+def test_agents_and_policies_that_do_not_play_are_named(mrlm, recorded):
+    seats = {"seats": {"agent": "main", "critic": "main", "judge": "other"}}
+    recorded((seats, {"environment": parrot(1)}), policies=("main", "other"))
+    _, _, err = evaluated(mrlm)
+    assert "warning: the agents critic, judge of 'run' do not play: 'parrot' has the agents agent" in err
+    assert "warning: the policies other of 'run' do not play" in err

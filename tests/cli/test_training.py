@@ -276,12 +276,18 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(fit, monkeyp
     with pytest.raises(BaseException):  # noqa: B017, PT011  Lightning ends the process in its own way
         fit("--checkpoint.every_n_train_steps", "1")
     monkeypatch.setattr(torch, "save", write)
-    files = sorted(path.name for path in Path("runs/toy/checkpoints").iterdir())
-    assert files == ["last.ckpt", "last.ckpt.part"]
+    Path("runs/toy/checkpoints/last.ckpt.part").write_bytes(b"half of one, which SIGKILL leaves behind")
     assert torch.load("runs/toy/checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
     fit("--ckpt_path", "last", "--checkpoint.every_n_train_steps", "1")
     assert outcome("runs/toy")["weight"] == FINAL
     assert [path.name for path in Path("runs/toy/checkpoints").iterdir()] == ["last.ckpt"]
+
+
+def test_validate_plays_also_where_training_skips_validation(mrlm):
+    status, out, err = mrlm("validate", "--config", "toy.yaml", "--trainer.limit_val_batches", "0")
+    assert status == 0, err
+    assert "val/weight" in out
+    assert "`trainer.limit_val_batches: 0` is left to `mrlm fit`; `mrlm validate` runs the loop" in err
 
 
 @pytest.mark.parametrize(("stage", "remedy"), [("fit", "--ckpt_path last"), ("validate", "")])
