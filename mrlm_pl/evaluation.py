@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -13,10 +13,12 @@ from typing import Any
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.evaluation_agents import Part, parts_by_agent, parts_by_policy, seats_of
 from mrlm_pl.intervals import mean_interval, pass_at_k, ratio_interval, share_interval
 from mrlm_pl.play import EpisodeSpec
 from mrlm_pl.rollout import EpisodePlayer
 from mrlm_pl.seeding import derive_seed, keyed_random
+from mrlm_pl.whole_files import finite
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,8 @@ class Measured:
 
     Args:
         value: its mean, or the share of the cases in which it holds; None of no case.
-        ci95: 95 % interval, clustered by problem: Wilson's of a share, Student's t of a mean; None likewise.
+        ci95: 95 % interval, clustered by problem: Wilson's where cases are counted or every value is 0 or 1, else
+            Student's t, within [0, 1] where every value is; None likewise.
         of: how many cases: the episodes that have the metric, or all cases that these count.
     """
 
@@ -48,6 +51,7 @@ class EvaluationReport:
         model: what was evaluated.
         split: split of the tasks.
         seed: of the tasks' order and of the sampling.
+        requested: episodes that were asked for; a split with fewer tasks gives fewer.
         episodes: episodes that ended without an infrastructure error; all numbers are over these.
         failed: episodes that did not.
         mean_reward: mean over episodes of the mean over agents of their returns; NaN where all failed, like ``ci95``.
@@ -65,6 +69,11 @@ class EvaluationReport:
         majority_at_k: for each k above 1 up to the samples per task, how often the majority of k samples of a task is
             right; empty where there are no votes, or several agents.
         decisions_per_task: how many times agents decided for one task, in all of its samples: the budget.
+        truncated: share of the episodes that a limit truncated; NaN where all failed.
+        stop_reasons: number of episodes by the reason for which they ended.
+        seats: the policy of each agent.
+        agents: what each agent earned and did, in the order in which they act.
+        policies: what each policy earned and did, in all of its seats.
         tasks: each task's key, what tells its problem from others, episodes, share of successes and majority.
         transcripts: what was said, episode after episode.
     """
@@ -73,6 +82,7 @@ class EvaluationReport:
     model: str
     split: str
     seed: int
+    requested: int
     episodes: int
     failed: int
     mean_reward: float
@@ -84,6 +94,11 @@ class EvaluationReport:
     metrics: Mapping[str, Measured] = field(default_factory=dict)
     majority_at_k: Mapping[str, float] = field(default_factory=dict)
     decisions_per_task: float = 0.0
+    truncated: float = math.nan
+    stop_reasons: Mapping[str, int] = field(default_factory=dict)
+    seats: Mapping[str, str] = field(default_factory=dict)
+    agents: Mapping[str, Part] = field(default_factory=dict)
+    policies: Mapping[str, Part] = field(default_factory=dict)
     tasks: Sequence[Mapping[str, Any]] = field(default_factory=list)
     transcripts: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
@@ -93,11 +108,7 @@ class EvaluationReport:
         The bounds of an interval that no spread is known for (a single task, equal rewards) are None, and so is the
         mean of no episode: JSON has no infinity and no NaN.
         """
-        data = asdict(self)
-        data["mean_reward"] = self.mean_reward if math.isfinite(self.mean_reward) else None
-        data["ci95"] = _bounds(self.ci95)
-        for measured in data["metrics"].values():
-            measured["ci95"] = None if measured["ci95"] is None else _bounds(measured["ci95"])
+        data: dict[str, Any] = finite(asdict(self))
         return data
 
 
@@ -133,7 +144,15 @@ def evaluate(
     specs = evaluation_specs(environment, num_episodes, split, seed, samples_per_task, name)
     episodes = player.play_blocking(specs)
     majority = environment.majority if len(environment.agents) == 1 else None
-    return summarize(episodes, environment=name, model=model, split=split, seed=seed, majority=majority)
+    return summarize(
+        episodes,
+        environment=name,
+        model=model,
+        split=split,
+        seed=seed,
+        requested=num_episodes,
+        majority=majority,
+    )
 
 
 def evaluation_specs(
@@ -169,6 +188,7 @@ def summarize(
     model: str,
     split: str,
     seed: int,
+    requested: int | None = None,
     majority: Majority | None = None,
 ) -> EvaluationReport:
     """The report of episodes that were played.
@@ -179,9 +199,11 @@ def summarize(
         model: what was evaluated.
         split: split of the tasks.
         seed: see :func:`evaluate`.
+        requested: episodes that were asked for; None is as many as there are.
         majority: tells whether the majority of replies to a task is right, where one agent replies.
     """
     played = [episode for episode in episodes if not episode.failed]
+    requested = len(episodes) if requested is None else requested
     if len(played) < len(episodes):
         first = next(episode.error for episode in episodes if episode.failed)
         logger.warning(
@@ -197,6 +219,7 @@ def summarize(
             model,
             split,
             seed,
+            requested,
             episodes=0,
             failed=len(episodes),
             mean_reward=math.nan,
@@ -222,6 +245,7 @@ def summarize(
         model=model,
         split=split,
         seed=seed,
+        requested=requested,
         episodes=len(played),
         failed=len(episodes) - len(played),
         mean_reward=math.fsum(rewards) / len(rewards),
@@ -236,10 +260,22 @@ def summarize(
         components=_mean_components(played),
         metrics=measured_metrics(list(by_problem.values())),
         majority_at_k=_majority_at_k(by_task, majority) if majority else {},
+        truncated=sum(episode.truncated for episode in played) / len(played),
+        stop_reasons=dict(Counter(episode.stop_reason for episode in played)),
+        seats=seats_of(played),
+        agents=parts_by_agent(by_problem),
+        policies=parts_by_policy(by_problem),
         decisions_per_task=sum(len(row.turns) for episode in played for row in episode.rows()) / len(by_task),
         tasks=[_task_result(group, majority if voting else None) for group in by_task.values()],
         transcripts=[_transcript(episode) for episode in episodes],
     )
+
+
+def played_episodes(report: EvaluationReport) -> str:
+    """Return how many episodes a report is about, in words: of how many requested, and how many failed."""
+    missing = report.requested - report.episodes - report.failed
+    counts = str(report.episodes) + (f" and {report.failed} failed" if report.failed else "")
+    return f"{counts}, {report.requested} requested (no more tasks)" if missing > 0 else counts
 
 
 def judged_successes(episodes: Sequence[Episode]) -> list[bool]:
@@ -286,8 +322,13 @@ def _measured(groups: Sequence[Sequence[Episode]], name: str, cases: str | None)
     total = math.fsum(count for _, count in sums)
     if not total:
         return Measured(None, None, 0)
-    share = cases is not None and all(0 <= value <= count for value, count in sums)
-    interval = share_interval(sums) if share else ratio_interval(sums)
+    values = [found[name] for group in having for found in group]
+    if all(value in (0, 1) for value in values) if cases is None else all(0 <= value <= count for value, count in sums):
+        interval = share_interval(sums)
+    elif cases is None and all(0 <= value <= 1 for value in values):
+        interval = ratio_interval(sums, 0.0, 1.0)
+    else:
+        interval = ratio_interval(sums)
     return Measured(math.fsum(value for value, _ in sums) / total, interval, round(total))
 
 
@@ -337,10 +378,6 @@ def _reply(episode: Episode) -> str:
     """What the one agent of an episode said last; nothing where it did not speak."""
     said = [message.content for row in episode.rows() for message in row.messages if message.role == "assistant"]
     return said[-1] if said else ""
-
-
-def _bounds(interval: tuple[float, float]) -> list[float | None]:
-    return [bound if math.isfinite(bound) else None for bound in interval]
 
 
 def _mean_components(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -46,7 +46,7 @@ def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
 
 def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
     """Replace ``path`` by indented JSON; infinities and NaN become null."""
-    text = json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
@@ -72,12 +72,12 @@ def force_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def _finite(value: Any) -> Any:
-    """The value with infinities and NaN replaced by None: JSON has no such numbers."""
+def finite(value: Any) -> Any:
+    """Return JSON-like data with infinities and NaN replaced by None: JSON has no such numbers."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

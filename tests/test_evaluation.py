@@ -121,9 +121,10 @@ def test_metrics_are_means_over_those_that_have_them_and_shares_of_what_they_cou
         "improved": (0.25, 4),
         "never": (None, 0),
     }
+    assert found["parsed"].ci95 == pytest.approx(wilson_interval(1, 2)), "every value is 0 or 1"
     # 1 of 4 cases in clusters of 1 and 3: Kish's effective number 16 / 10, the least that Wilson's formula is given
     assert found["improved"].ci95 == pytest.approx(wilson_interval(0.25 * 1.6, 1.6))
-    assert found["late"].ci95 == (-math.inf, math.inf)
+    assert found["late"].ci95 == (0.0, 1.0), "one value between 0 and 1"
     assert found["never"].ci95 is None
 
 

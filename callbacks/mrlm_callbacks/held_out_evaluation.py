@@ -14,7 +14,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import SPLITS
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.evaluation import EvaluationReport
+from mrlm_pl.evaluation import EvaluationReport, played_episodes
 from mrlm_pl.whole_files import write_json
 
 
@@ -68,7 +68,7 @@ class HeldOutEvaluation(Callback):
         for name, report in reports.items():
             table.add_row(
                 name,
-                str(report.episodes) + (f" and {report.failed} failed" if report.failed else ""),
+                played_episodes(report),
                 _with_interval(report.mean_reward, report.ci95),
                 "-" if report.accuracy is None else _with_interval(report.accuracy, report.accuracy_ci95),
             )

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +106,14 @@ def shown_settings(config: Any) -> str:
     """
     module, _, name = config.class_path.rpartition(".")
     cls = getattr(importlib.import_module(module), name)
-    defaults = {key: item.default for key, item in inspect.signature(cls).parameters.items()}
+    defaults = {key: _plain(item.default) for key, item in inspect.signature(cls).parameters.items()}
     given = config.as_dict().get("init_args") or {}
     changed = {key: value for key, value in given.items() if value != defaults.get(key, inspect.Parameter.empty)}
     return ", ".join(f"{key} {json.dumps(value, default=str)}" for key, value in changed.items()) or "defaults"
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _given(words: Sequence[str], option: str) -> str | None:

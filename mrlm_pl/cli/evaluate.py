@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mrlm_pl.rollout import EpisodePlayer
 
 
+_PART_COLUMNS = ("reward", "turns", "first turn", "opens", "tokens/turn", "truncated", "components")
 MAX_TURNS = 64
 """Decisions of an episode where neither an option nor a run says how many."""
 
@@ -156,10 +157,11 @@ def _evaluate(
 
 
 def tell_of_few(episodes: int, options: Any) -> None:
-    """Say on stderr that the split has fewer episodes than were asked for, if so."""
+    """Warn on stderr if the split has too few tasks for the episodes that are requested."""
     if episodes < options.num_episodes:
         print(
-            f"mrlm: the {options.split} split has {episodes} episodes; for more of each task use --samples-per-task",
+            f"mrlm: warning: {options.num_episodes} episodes requested, but the {options.split} split has tasks for "
+            f"{episodes}; play each task several times with --samples-per-task",
             file=sys.stderr,
         )
 
@@ -225,12 +227,14 @@ def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
 
 
 def _table(report: EvaluationReport, settings: str, sampling: Sampling) -> str:
+    from mrlm_pl.evaluation import played_episodes
+
     lines = [
         ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
         ("settings", settings),
         ("model", report.model),
         ("sampling", ", ".join(f"{name} {value:g}" for name, value in asdict(sampling).items())),
-        ("episodes", f"{report.episodes}" + (f" and {report.failed} failed" if report.failed else "")),
+        ("episodes", played_episodes(report)),
     ]
     if report.episodes:
         lines.append(("mean reward", f"{report.mean_reward:.4f}{_interval(report.ci95)}"))
@@ -240,8 +244,48 @@ def _table(report: EvaluationReport, settings: str, sampling: Sampling) -> str:
     lines += [(f"majority@{k}", f"{value:.4f}") for k, value in report.majority_at_k.items()]
     lines += [(f"  {name}", f"{value:.4f}") for name, value in report.components.items()]
     lines += [(f"  {name}", _measured(measured, report.episodes)) for name, measured in report.metrics.items()]
+    if report.episodes:
+        reasons = ", ".join(f"{name} {count}" for name, count in sorted(report.stop_reasons.items()))
+        lines.append(("stop reasons", f"{reasons}; {report.truncated:.4f} truncated"))
+    if len(report.agents) == 1:
+        (part,) = report.agents.values()
+        told = f"{_shown(part.turns, 2)} an episode, of {_shown(part.response_tokens, 1)} tokens"
+        lines.append(("turns", f"{told}; {_shown(part.truncated_turns, 4)} truncated"))
     width = max(14, *(len(name) for name, _ in lines))
-    return "\n".join(f"{name:<{width}} {text}" for name, text in lines)
+    text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
+    tables = [_parts("agent", report), _parts("policy", report)] if len(report.agents) > 1 else []
+    return "\n\n".join([text, *tables])
+
+
+def _parts(kind: str, report: EvaluationReport) -> str:
+    """A table of what each agent, or each policy, earned and did; agents stand in the order in which they act."""
+    parts = report.agents if kind == "agent" else report.policies
+    seats = report.seats.items()
+    rows = [(kind, "policy" if kind == "agent" else "agents", *_PART_COLUMNS)]
+    for name, part in parts.items():
+        agents = [agent for agent, policy in seats if policy == name]
+        own = [report.seats[name]] if kind == "agent" and name in report.seats else agents if kind == "policy" else []
+        rows.append(
+            (
+                name,
+                ", ".join(own) or "-",
+                f"{part.reward:.4f}{_interval(part.ci95)}",
+                _shown(part.turns, 2),
+                _shown(part.first_turn, 2),
+                _shown(part.opens, 2),
+                _shown(part.response_tokens, 1),
+                _shown(part.truncated_turns, 4),
+                ", ".join(f"{key} {value:.4f}" for key, value in part.components.items()),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _shown(value: float, digits: int) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def _measured(measured: Measured, episodes: int) -> str:

@@ -335,7 +335,7 @@ class RolloutDataModule(LightningDataModule):
         played: list[Any] = [None] * len(specs)
         for number, share in enumerate(each_share(self._trainer(), own)):
             played[number::ranks] = share
-        return summarize(played, environment=environment, model=model, split=split, seed=self.seed)
+        return summarize(played, environment=environment, model=model, split=split, seed=self.seed, requested=episodes)
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
         """Episodes played with the current weights."""

@@ -41,6 +41,7 @@ LAYERS = {
     "rollout": 3,
     "turn_tree": 3,
     "evaluation": 3,
+    "evaluation_agents": 3,
     "evaluation_comparison": 3,
     "data": 4,
     "algorithms": 4,

@@ -164,8 +164,12 @@ def test_a_split_with_fewer_tasks_than_episodes_is_told(mrlm, model_folder):
     options = ("eval", "--model", str(model_folder), *data, "--max-tokens", "2", "--num-episodes")
     status, _, err = mrlm(*options, "2")
     assert status == 0, err
-    assert "mrlm: the test split has 1 episodes; for more of each task use --samples-per-task" in err
-    assert "split has" not in mrlm(*options, "1")[2]
+    assert "mrlm: warning: 2 episodes requested, but the test split has tasks for 1; play each task" in err
+    status, out, err = mrlm(*options, "200", "--output", "r.json")
+    assert "episodes       1, 200 requested (no more tasks)" in out
+    report = json.loads(Path("r.json").read_text())
+    assert (report["requested"], report["episodes"]) == (200, 1)
+    assert "requested" not in "".join(mrlm(*options, "1")[1:])
 
 
 def test_metrics_and_the_gain_over_another_evaluation_are_told(mrlm, model_folder):
@@ -308,3 +312,26 @@ def test_agents_and_policies_that_do_not_play_are_named(mrlm, recorded):
     _, _, err = evaluated(mrlm)
     assert "warning: the agents critic, judge of 'run' do not play: 'parrot' has the agents agent" in err
     assert "warning: the policies other of 'run' do not play" in err
+
+
+def test_agents_and_policies_are_reported(mrlm, recorded):
+    """Two solvers with a policy of their own, each asked twice, of which neither knows the answer."""
+    environment = {"class_path": "mrlm_environments.CollaborativeReasoningEnvironment"}
+    seats = {"seats": {"solver_1": "one", "solver_2": "two"}}
+    recorded((seats, {"environment": environment}), policies=("one", "two"))
+    report, out, _ = evaluated(mrlm)
+    assert report["seats"] == {"solver_1": "one", "solver_2": "two"}
+    for owners in (report["agents"], report["policies"]):
+        assert len(owners) == 2
+        for part in owners.values():
+            assert (part["turns"], part["first_turn"], part["opens"]) == (2.0, 0.0, 1.0)
+            assert part["stop_reasons"] == {"turns": 4}
+            assert sum(part["finish_reasons"].values()) == 8
+            assert part["truncated_turns"] == part["finish_reasons"].get("length", 0) / 8
+            assert 0 < part["response_tokens"] <= 2
+            assert part["components"]["score"] == part["reward"]
+    lines = [line.split() for line in out.splitlines()]
+    assert ["agent", "policy", "reward"] in [line[:3] for line in lines]
+    assert ["solver_2", "two"] in [line[:2] for line in lines]
+    assert ["two", "solver_2"] in [line[:2] for line in lines]
+    assert ["stop", "reasons", "turns", "4;", "0.0000", "truncated"] in lines
