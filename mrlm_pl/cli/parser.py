@@ -13,6 +13,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 from jsonargparse import ArgumentParser
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
+from mrlm_pl.cli.class_change import lost_settings, refuse_lost
 from mrlm_pl.cli.class_names import UnknownName, short_class_names
 from mrlm_pl.cli.plugins import nearest
 from mrlm_pl.errors import ConfigurationError, MRLMError
@@ -52,8 +53,10 @@ class ShortErrors:
         Raises:
             ConfigurationError: the arguments or a configuration file hold a mistake.
         """
-        with short_class_names() as ShortErrors._unknown:
-            return super().parse_args(*args, **kwargs)  # type: ignore[misc]
+        with short_class_names() as ShortErrors._unknown, lost_settings() as lost:
+            parsed = super().parse_args(*args, **kwargs)  # type: ignore[misc]
+        refuse_lost(lost, parsed)
+        return parsed
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
         """The namespace with its classes built.

@@ -1,0 +1,100 @@
+"""Naming another class than a file does: settings of both are kept, settings that the new class lacks are refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+CONFIG = """
+model: {class_path: MAGRPO, init_args: {discount: 0.9, max_length: 77, schedule: linear}}
+data:
+  class_path: RolloutDataModule
+  init_args:
+    environment: {class_path: math, init_args: {kinds: [word], difficulty: [1, 2]}}
+    engine: {class_path: RayPool, init_args: {workers: 3}}
+"""
+
+
+@pytest.fixture
+def fit(mrlm):
+    Path("run.yaml").write_text(CONFIG)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        return mrlm("fit", "--config", "run.yaml", *arguments, "--print_config")
+
+    return run
+
+
+CHANGES = {
+    "algorithm": (("--model", "GRPO"), "model.discount: GRPO has no 'discount'", "0.9 for MAGRPO"),
+    "data": (("--data", "TrajectoryDataModule"), "data.environment: TrajectoryDataModule has no 'environment'", "Math"),
+    "environment": (
+        ("--data.environment", "parrot"),
+        "data.environment.kinds: ParrotEnvironment has no 'kinds'",
+        "['word'] for MathEnvironment",
+    ),
+    "value": (
+        ("--data.environment", "code"),
+        "data.environment.kinds: CodeEnvironment does not accept ['word']",
+        "for MathEnvironment",
+    ),
+    "engine": (
+        ("--data.engine", "ContinuousEngine"),
+        "data.engine.workers: ContinuousEngine has no 'workers'",
+        "3 for RayPool",
+    ),
+    "nearest": (("--data.environment", "WrappedEnvironment"), "WrappedEnvironment has no 'kinds'", "it accepts: "),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_setting_that_the_new_class_lacks_is_refused_by_name(fit, change):
+    arguments, *words = CHANGES[change]
+    status, out, err = fit(*arguments)
+    assert status == 2, out
+    assert all(word in err for word in words), err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_callback_and_a_later_file_lose_no_setting_either(fit):
+    Path("stop.yaml").write_text(
+        "trainer: {callbacks: {class_path: EarlyStopping, init_args: {monitor: a, patience: 2}}}\n"
+    )
+    status, _, err = fit("--config", "stop.yaml", "--trainer.callbacks", "ModelCheckpoint")
+    assert status == 2
+    assert "trainer.callbacks.patience: ModelCheckpoint has no 'patience'" in err
+    Path("other.yaml").write_text("model: {class_path: GRPO}\n")
+    status, _, err = fit("--config", "other.yaml")
+    assert (status, "model.discount: GRPO has no 'discount'" in err) == (2, True)
+
+
+def test_commands_without_a_trainer_refuse_it_too(mrlm):
+    Path("env.yaml").write_text("environment: {class_path: math, init_args: {kinds: [word]}}\n")
+    status, _, err = mrlm("check-env", "--config", "env.yaml", "--environment", "parrot")
+    assert (status, "environment.kinds: ParrotEnvironment has no 'kinds'" in err) == (2, True)
+
+
+def test_settings_of_both_classes_are_kept(fit):
+    status, out, err = fit("--model", "MAREINFORCE")
+    assert status == 0, err
+    arguments = yaml.safe_load(out)["model"]["init_args"]
+    assert (arguments["discount"], arguments["max_length"], arguments["schedule"]) == (0.9, 77, "linear")
+
+
+def test_the_advised_option_drops_what_does_not_fit(fit):
+    _, _, err = fit("--model", "GRPO")
+    option, value = err.rsplit("`", 2)[1].split(" ", 1)
+    status, out, err = fit(option, value.strip("'"))
+    assert status == 0, err
+    model = yaml.safe_load(out)["model"]
+    assert model["class_path"] == "mrlm_pl.algorithms.GRPO"
+    assert model["init_args"]["max_length"] == 77
+
+
+def test_the_defaults_in_a_run_s_own_configuration_do_not_bind_another_class(fit):
+    _, out, _ = fit("--model.discount", "1.0")
+    Path("run.yaml").write_text(out)
+    status, out, err = fit("--model", "GRPO")
+    assert status == 0, err
+    assert "GRPO does not take" in err
+    assert "discount" in err
