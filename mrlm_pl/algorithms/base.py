@@ -64,8 +64,10 @@ class Algorithm(ReferenceUse, ABC):
             raise ConfigurationError(f"none of the policies {sorted(policies)} is trained; set `trained: true` for one")
         for agent, policy in (seats or {}).items():
             if policy not in policies:
+                near = difflib.get_close_matches(policy, policies, n=1)
+                hint = f"did you mean {near[0]!r}? The policies" if near else "policies"
                 raise ConfigurationError(
-                    f"seat {agent!r} names policy {policy!r}, which does not exist; policies are {sorted(policies)}"
+                    f"seat {agent!r} names policy {policy!r}, which does not exist; {hint} are {sorted(policies)}"
                 )
         self.policies = nn.ModuleDict(policies)
         self.seats = dict(seats or {})
@@ -133,10 +135,11 @@ class Algorithm(ReferenceUse, ABC):
         return {name: self.policy(name) for name in self.policies}
 
     def check_agents(self, agents: Collection[str]) -> None:
-        """Nothing when there is a seat for each of a run's agents, and no other; a policy without one is warned of.
+        """Validate the seats and policies against a run's agents; a frozen policy without an agent is a warning.
 
         Raises:
-            ConfigurationError: see :meth:`seat`; or a seat is for none of the agents.
+            ConfigurationError: an agent has no seat (see :meth:`seat`), a seat is for none of the agents, or a trained
+                policy decides for none.
         """
         for agent in self.seats:
             if agent not in agents:
@@ -147,10 +150,17 @@ class Algorithm(ReferenceUse, ABC):
                 )
         used = {self.seat(agent) for agent in agents}
         for name in self.policies:
-            if name not in used:
-                logger.warning(
-                    "policy %r decides for no agent, so it stays as it is; name it in `seats`, or leave it out", name
-                )
+            if name in used:
+                continue
+            if not self.policy(name).trained:
+                logger.warning("policy %r decides for no agent; name it in `seats`, or leave it out", name)
+                continue
+            near = difflib.get_close_matches(name, used, n=1)
+            hint = f"did you mean {near[0]!r}? Otherwise name" if near else "name"
+            raise ConfigurationError(
+                f"policies: {name!r} decides for no agent, so nothing would train it; {hint} it in `seats`, or leave "
+                f"it out; the policies in seats are {sorted(used)}"
+            )
 
     def meet_tasks(self, names: Sequence[str]) -> None:
         """Take note of the run's environments, in one order on all ranks."""
@@ -212,8 +222,13 @@ class Algorithm(ReferenceUse, ABC):
             return next(iter(self.policies))
         if agent in self.policies:
             return agent
+        alike = [
+            f"{name!r} and {near[0]!r} may be one name, misspelled; otherwise "
+            for name in self.policies
+            if (near := difflib.get_close_matches(name, set(self.policies) - {name}, n=1, cutoff=0.75))
+        ]
         raise ConfigurationError(
-            f"agent {agent!r} has no seat among the policies {sorted(self.policies)}; "
+            f"agent {agent!r} has no seat among the policies {sorted(self.policies)}; {alike[0] if alike else ''}"
             f"bind it with `seats: {{{agent}: POLICY}}`"
         )
 

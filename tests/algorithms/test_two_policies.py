@@ -95,11 +95,35 @@ def test_a_seat_of_no_agent_is_named_with_the_agent_that_was_meant(model_folder:
         algorithm.check_agents(Pair.agents)
 
 
-def test_a_policy_that_decides_for_nobody_is_told(model_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    policies = {"one": Policy(str(model_folder)), "two": Policy(str(model_folder))}
+def test_a_frozen_policy_that_decides_for_nobody_is_a_warning(
+    model_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policies = {"one": Policy(str(model_folder)), "two": Policy(str(model_folder), trained=False)}
     GRPO(policies, {"left": "one", "right": "two"}).check_agents(Pair.agents)
     assert not caplog.records
     GRPO(policies, {"left": "one", "right": "one"}).check_agents(Pair.agents)
     assert [record.getMessage() for record in caplog.records] == [
-        "policy 'two' decides for no agent, so it stays as it is; name it in `seats`, or leave it out"
+        "policy 'two' decides for no agent; name it in `seats`, or leave it out"
     ]
+
+
+def test_a_trained_policy_that_decides_for_nobody_is_an_error_with_the_policy_that_was_meant(
+    model_folder: Path, quiet_trainer: Any
+) -> None:
+    policies = {name: Policy(str(model_folder)) for name in ("left", "right", "rihgt")}
+    algorithm = GRPO(policies)
+    with pytest.raises(ConfigurationError, match="'rihgt' decides for no agent.*did you mean 'right'?"):
+        quiet_trainer().fit(algorithm, RolloutDataModule(Pair(), groups=2, group_size=2))
+    assert algorithm.policy("left").model is None
+
+
+def test_a_seat_of_an_unknown_policy_is_named_with_the_policy_that_was_meant(model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="seat 'left' names policy 'mian'.*did you mean 'main'?"):
+        GRPO({"main": Policy(str(model_folder))}, {"left": "mian"})
+
+
+def test_two_policies_of_almost_one_name_are_named_together(model_folder: Path) -> None:
+    algorithm = GRPO({"main": Policy(str(model_folder)), "mian": Policy(str(model_folder))})
+    with pytest.raises(ConfigurationError, match="'main' and 'mian' may be one name, misspelled"):
+        algorithm.check_agents(["agent"])
+

@@ -32,6 +32,7 @@ from tests.engines.conftest import build, request, run
 from tests.short_runs import ShortRuns
 
 SHORT = {"--data.groups": "4", "--data.group_size": "8"}
+IN_PROCESS = "{class_path: InProcessEngine, init_args: {}}"  # which drops the pool's settings
 
 
 def descendants(parent: int) -> dict[int, str]:
@@ -296,7 +297,7 @@ def test_nothing_outlives_a_run_that_is_stopped(number: signal.Signals, fit: Any
 def test_two_ranks_have_a_pool_each(fit: Any, tmp_path: Path) -> None:
     options = ("--data.engine.workers", "1", "--trainer.devices", "2")
     finished(fit("pool", *options, "--trainer.strategy", "ddp", iterations=3))
-    finished(fit("plain", *options, "--trainer.strategy", "ddp", "--data.engine", "InProcessEngine", iterations=3))
+    finished(fit("plain", *options, "--trainer.strategy", "ddp", "--data.engine", IN_PROCESS, iterations=3))
     assert weights(tmp_path / "pool") == weights(tmp_path / "plain")
 
 
@@ -309,7 +310,7 @@ def test_a_run_with_a_reference_pool_has_the_weights_of_one_without(devices: str
     strategy = ("--trainer.strategy", "ddp") if devices == "2" else ()
     # Without a bound on a pass, each worker would get an even share of the rows, and sums in another order.
     bound = ("--model.policies.main.max_forward_tokens", "1000")
-    options = ("--trainer.devices", devices, *strategy, "--data.engine", "InProcessEngine", *bound)
+    options = ("--trainer.devices", devices, *strategy, "--data.engine", IN_PROCESS, *bound)
     finished(fit("plain", *options, *REFERENCE[:2]))
     process = fit("pool", *options, *REFERENCE)
     running(process, tmp_path / "pool", 2 * int(devices))  # each rank writes its own, before it asks its reference
