@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.tool_form import PROBE_CALL, PROBE_TOOL, CallForm, find_call_form
@@ -32,6 +35,21 @@ MAX_REMEMBERED = 256
 
 _SENTINEL = "\u241f0\u241f"
 logger = logging.getLogger(__name__)
+
+
+def checked_template(template: str) -> str:
+    """The template, if it is Jinja.
+
+    Raises:
+        PolicyError: it is not.
+    """
+    try:
+        _compile_jinja_template(template)
+    except TemplateSyntaxError as error:
+        raise PolicyError(
+            f"chat_template {template[:40]!r} is no Jinja template: line {error.lineno}: {error}"
+        ) from error
+    return template
 
 
 class ChatFormat:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
 import os
 from contextlib import nullcontext
 from functools import cached_property
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mrlm_pl.errors import PolicyError
-from mrlm_pl.policy.chat import ChatFormat
+from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template
 from mrlm_pl.policy.export import write_model
 from mrlm_pl.policy.lora import (
     ADAPTER_FOLDER,
@@ -30,6 +32,10 @@ from mrlm_pl.policy.token_logprobs import TokenOutputs, token_logprobs, token_ou
 from mrlm_pl.policy.value_head import ValueHead
 
 BUILTIN_TINY = "builtin:tiny"
+LONGEST_NAME = 1024
+"""Characters of a model's name; longer ones are no path that a file system takes."""
+
+logger = logging.getLogger(__name__)
 
 
 @final
@@ -40,7 +46,7 @@ class Policy(nn.Module):
     :meth:`load` reads the weights. They are kept in fp32: a precision plugin casts the computation, not the masters.
 
     Args:
-        model: a hub id, a folder, or ``builtin:tiny``.
+        model: a hub id, a model folder, the folder of a run that has exported one policy, or ``builtin:tiny``.
         learning_rate: step size of this policy's parameter group.
         weight_decay: decoupled weight decay of this policy's parameter group.
         trained: False freezes the weights.
@@ -77,11 +83,7 @@ class Policy(nn.Module):
         served_by: str | None = None,
     ) -> None:
         super().__init__()
-        if learning_rate < 0 or weight_decay < 0 or not 0 <= dropout < 1:
-            raise PolicyError(
-                f"policy {model!r}: learning_rate {learning_rate}, weight_decay {weight_decay} and dropout {dropout} "
-                "must be 0 or above, dropout below 1"
-            )
+        _check_numbers(model, learning_rate, weight_decay, dropout, random_init_seed, max_forward_tokens)
         self.name_or_path = model
         self.learning_rate, self.weight_decay, self.trained = learning_rate, weight_decay, trained
         self.chat_template, self.random_init_seed, self.dropout = chat_template, random_init_seed, dropout
@@ -106,7 +108,14 @@ class Policy(nn.Module):
         self.config = _read_config(model, self.source)
         self.tokenizer = _read_tokenizer(model, self.source)
         if chat_template is not None:  # what is trained with is also what the exported folder says
-            self.tokenizer.chat_template = chat_template
+            self.tokenizer.chat_template = checked_template(chat_template)
+        elif not self.tokenizer.chat_template:
+            logger.warning(
+                "model %r has no chat template: prompts are written as `User: ...`, `Assistant: ...` lines, and the "
+                "exported policy gets this template; `chat_template` sets another",
+                model,
+            )
+            self.tokenizer.chat_template = PLAIN_TEMPLATE
         self.model: Any = None
         self.reference: Any = None
         self.value_head: ValueHead | None = None
@@ -365,14 +374,40 @@ def _resolve(model: str) -> str:
         return str(tiny_model_path())
     if model.startswith("builtin:"):
         raise PolicyError(f"policy model {model!r} does not exist; the built-in model is {BUILTIN_TINY!r}")
+    if len(model) > LONGEST_NAME:
+        raise PolicyError(f"policy model {model[:40]!r}... has {len(model)} characters; give a folder or a hub id")
     path = Path(model).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise PolicyError(f"policy model folder {model!r} has no config.json; name a Hugging Face model folder")
-        return str(path)
+        return str(path if (path / "config.json").is_file() else _exported(model, path))
     if model.startswith((".", "~", os.sep)) or model.count("/") > 1:
         raise PolicyError(f"policy model folder {model!r} does not exist; check the path")
     return model
+
+
+def _exported(model: str, run: Path) -> Path:
+    """The folder of the one policy that a run has exported."""
+    found = sorted(item for item in (run / "policies").glob("*") if (item / "config.json").is_file())
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise PolicyError(f"run {model!r} has several policies; name one: {', '.join(map(str, found))}")
+    if (run / "config.yaml").is_file():
+        raise PolicyError(f"run {model!r} has exported no policy; finish it with `--ckpt_path last`, or name another")
+    raise PolicyError(f"policy model folder {model!r} has no config.json; name a Hugging Face model folder or a run")
+
+
+def _check_numbers(
+    model: str, rate: float, decay: float, dropout: float, random_init_seed: int | None, max_tokens: int | None
+) -> None:
+    for name, value in {"learning_rate": rate, "weight_decay": decay}.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise PolicyError(f"policy {model!r}: {name} is {value}; it must be a number of 0 or above")
+    if not 0 <= dropout < 1:
+        raise PolicyError(f"policy {model!r}: dropout is {dropout}; it must be 0 or above and below 1")
+    if random_init_seed is not None and not 0 <= random_init_seed < 2**63:
+        raise PolicyError(f"policy {model!r}: random_init_seed is {random_init_seed}; it must be from 0 to 2**63 - 1")
+    if max_tokens is not None and max_tokens < 1:
+        raise PolicyError(f"policy {model!r}: max_forward_tokens is {max_tokens}; give 1 or above, or leave it out")
 
 
 def _read_config(model: str, source: str) -> Any:

@@ -126,4 +126,3 @@ def test_two_policies_of_almost_one_name_are_named_together(model_folder: Path) 
     algorithm = GRPO({"main": Policy(str(model_folder)), "mian": Policy(str(model_folder))})
     with pytest.raises(ConfigurationError, match="'main' and 'mian' may be one name, misspelled"):
         algorithm.check_agents(["agent"])
-

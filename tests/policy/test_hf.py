@@ -77,16 +77,75 @@ def test_a_folder_without_tokenizer_is_refused_before_any_weights_are_read(model
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("./nowhere", "does not exist"), ("builtin:huge", "builtin:tiny"), ("/a/b/c", "does not exist")],
+    [
+        ("./nowhere", "does not exist"),
+        ("builtin:huge", "builtin:tiny"),
+        ("/a/b/c", "does not exist"),
+        ("a" * 5_000, "has 5000 characters; give a folder or a hub id"),
+        ("a\0b", "is neither a folder here nor"),
+    ],
 )
 def test_unknown_models_are_named(name: str, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         Policy(name)
 
 
-def test_values_out_of_range_are_refused(model_folder: Path) -> None:
-    with pytest.raises(PolicyError, match="learning_rate -1"):
-        Policy(str(model_folder), learning_rate=-1)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("learning_rate", -1),
+        ("learning_rate", float("nan")),
+        ("weight_decay", float("inf")),
+        ("dropout", 1.0),
+        ("dropout", float("nan")),
+        ("random_init_seed", 10**30),
+        ("random_init_seed", -1),
+        ("max_forward_tokens", 0),
+    ],
+)
+def test_values_out_of_range_are_refused(model_folder: Path, name: str, value: float) -> None:
+    with pytest.raises(PolicyError, match=f"{name} is {value}; ") as caught:
+        Policy(str(model_folder), **{name: value})
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_template_that_is_no_jinja_is_refused_with_its_line(model_folder: Path) -> None:
+    with pytest.raises(PolicyError, match="chat_template .* is no Jinja template: line 2: "):
+        Policy(str(model_folder), chat_template="{{ messages }}\n{% for x")
+
+
+def test_a_model_without_a_chat_template_is_told_and_exports_the_one_it_was_trained_with(
+    model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(model_folder, tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").unlink()
+    policy = Policy(str(tmp_path / "base"))
+    (record,) = caplog.records
+    assert "has no chat template" in record.getMessage()
+    policy.load()
+    policy.save_pretrained(tmp_path / "exported")
+    caplog.clear()
+    messages = [{"role": "user", "content": "a"}]
+    exported = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert exported.apply_chat_template(messages, tokenize=False, add_generation_prompt=True).endswith(
+        "User: a\nAssistant: "
+    )
+    Policy(str(tmp_path / "exported"))
+    assert not caplog.records
+
+
+def test_a_run_s_folder_stands_for_its_exported_policy(model_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("{}")
+    with pytest.raises(PolicyError, match="has exported no policy"):
+        Policy(str(run))
+    shutil.copytree(model_folder, run / "policies" / "main")
+    policy = Policy(str(run))
+    assert policy.source == str(run / "policies" / "main")
+    shutil.copytree(model_folder, run / "policies" / "critic")
+    with pytest.raises(PolicyError, match="several policies; name one: .*policies/critic, .*policies/main"):
+        Policy(str(run))
 
 
 def test_the_exported_folder_speaks_with_the_template_that_the_policy_was_given(
