@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: quickstart test check install test-all peers tiny-model clean
 
-quickstart: install  ## train the built-in tiny model on the built-in math problems (about two minutes)
+quickstart: $(VENV)/.installed  ## train the built-in tiny model on the built-in math problems (about two minutes)
 	$(BIN)/mrlm fit --config configs/quickstart.yaml
 
 # Workers with a thread each: more threads would fight for two cores. One worker more than cores, as tests wait for
@@ -23,30 +23,34 @@ check: install  ## lint, format and types
 test-all: install  ## with the slow tests
 	$(BIN)/python -m pytest -q -m "not gpu"
 
-install: $(VENV)/.installed
+install: $(VENV)/.installed-dev  ## everything that tests and checks need
 
-# The exact CPU build first: a range would be resolved to a build with gigabytes of GPU libraries. On a GPU machine:
-# make install TORCH="torch"
+# A bare `torch` is the build with CUDA on Linux. torch==2.13.0 is that too, unless pip is configured for a CPU index;
+# to choose another build, name it with its index: make install TORCH="torch==2.13.0 --index-url URL".
 TORCH ?= torch==2.13.0
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet "$(TORCH)"
+	$(PIP) install --quiet $(TORCH)
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with, in an environment of their own
 .venv-peers/.installed:
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet "$(TORCH)"
+	.venv-peers/bin/python -m pip install --quiet $(TORCH)
 	.venv-peers/bin/python -m pip install --quiet "trl==1.16.0" "transformers==5.23.*" accelerate datasets
 	$(PYTHON) -m venv .venv-peers-multi
-	.venv-peers-multi/bin/python -m pip install --quiet "$(TORCH)"
+	.venv-peers-multi/bin/python -m pip install --quiet $(TORCH)
 	.venv-peers-multi/bin/python -m pip install --quiet "comlrl==1.4.3" "transformers==5.23.*"
 	touch $@
 
 # One thread: the order of the additions, and with it the last digits of the weights, depends on their number.
 tiny-model: export OMP_NUM_THREADS = 1
-tiny-model: install  ## make the weights of builtin:tiny again, in runs/tiny-model/policies/main (about five minutes)
+tiny-model: $(VENV)/.installed  ## make the weights of builtin:tiny again, in runs/tiny-model/policies/main (about five minutes)
 	$(BIN)/python examples/tiny_model/make_demonstrations.py --output runs/tiny-data
 	$(BIN)/mrlm train --config configs/tiny_recipe_worked.yaml --output runs/tiny-worked
 	$(BIN)/mrlm train --config configs/tiny_recipe.yaml --output runs/tiny-model

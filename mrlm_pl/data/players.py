@@ -15,7 +15,6 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.event_loop import EventLoopThread
 from mrlm_pl.play import Seat
-from mrlm_pl.remote.served_policies import with_served
 from mrlm_pl.rollout import EpisodePlayer
 from mrlm_pl.strategies import learner_place
 
@@ -69,7 +68,12 @@ class Players:
                 low = "bf16" in str(algorithm.trainer.precision)
                 dtype = torch.bfloat16 if low else None
                 engine = self._own = InProcessEngine(dtype=dtype, own_weights=self._own_weights)
-            self._routed = with_served(engine, {name: algorithm.policy(name) for name in algorithm.policies})
+            policies = {name: algorithm.policy(name) for name in algorithm.policies}
+            if any(policy.served_by is not None for policy in policies.values()):
+                from mrlm_pl.remote.served_policies import with_served  # gRPC and aiohttp, which no other run needs
+
+                engine = with_served(engine, policies)
+            self._routed = engine
             self._routed.meet_learner(learner_place(algorithm.trainer))
         return self._routed
 

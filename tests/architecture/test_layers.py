@@ -108,3 +108,10 @@ def test_environments_start_without_torch(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'lightning'}} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_script_that_trains_here_imports_no_servers() -> None:
+    packages = "mrlm_pl.algorithms, mrlm_pl.data, mrlm_pl.runs"
+    code = f"import sys, {packages}; print(sorted({{'grpc', 'aiohttp', 'ray'}} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
