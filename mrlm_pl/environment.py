@@ -122,15 +122,18 @@ class DatasetTasks(TaskSource):
         environment: the environment's name.
         split: the split's name.
         rows: one JSON-like mapping for each task.
+        numbers: the row of the data set that each task was made of, counted from 1; None is not known.
 
     Raises:
         ConfigurationError: there is no row.
     """
 
-    def __init__(self, environment: str, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, environment: str, split: str, rows: Sequence[Mapping[str, Any]], numbers: Sequence[int] | None = None
+    ) -> None:
         if not rows:
             raise ConfigurationError(f"environment {environment!r} has no task in split {split!r}; give it data")
-        self.environment, self.split, self.rows = environment, split, rows
+        self.environment, self.split, self.rows, self.numbers = environment, split, rows, numbers
         self.size = len(rows)
 
     def __getitem__(self, index: int) -> Task:

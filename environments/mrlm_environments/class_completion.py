@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
 from mrlm_environments.class_merge import Merged, merge, read_reply, shares
-from mrlm_environments.class_rows import FIELDS, class_task, solution_parts, tests_of, usable_tasks
+from mrlm_environments.class_rows import FIELDS, class_task, solution_parts, tests_of
 from mrlm_environments.class_tasks import MAX_METHODS, generate_class
-from mrlm_pl.data.rows import read_split
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_pl.data.rows import BadRows
 from mrlm_pl.environment import (
-    DatasetTasks,
     Environment,
     Message,
     Observations,
@@ -45,6 +46,8 @@ class ClassCompletionEnvironment(Environment):
         methods: lowest and highest number of methods of generated classes, from 1 to 8.
         sandbox: how programs are confined.
         system_prompt: a system message before the task.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -59,6 +62,7 @@ class ClassCompletionEnvironment(Environment):
         methods: tuple[int, int] = (2, 4),
         sandbox: Sandbox = Sandbox(),  # noqa: B008 (frozen)
         system_prompt: str = "",
+        bad_rows: BadRows = "skip",
     ) -> None:
         if num_agents < 1:
             raise ConfigurationError(f"class_completion: num_agents is {num_agents!r}; it must be 1 or above")
@@ -70,22 +74,20 @@ class ClassCompletionEnvironment(Environment):
         self.agents = tuple(f"agent_{number}" for number in range(num_agents))
         self.data, self.methods = data, (sizes[0], sizes[1])
         self.sandbox, self.system_prompt = sandbox, system_prompt
-        self._data_tasks: dict[str, TaskSource] = {}
+        self._data_tasks = DataTasks(self.name, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
         """Generated classes without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
-            DataError: a row is no class with tests.
+            DataError: no row is a class with tests, or one is not and ``bad_rows`` is ``stop``.
             ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["skeleton"])
-        if split not in self._data_tasks:
-            rows = read_split(self.data, split, FIELDS, lambda row: str(row["skeleton"]), class_task)
-            self._data_tasks[split] = DatasetTasks(self.name, split, usable_tasks(rows, self.data))
-        return self._data_tasks[split]
+        made = partial(class_task, packages=self.sandbox.packages)
+        return self._data_tasks.source(self.data, split, FIELDS, lambda row: str(row["skeleton"]), made)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The task's own solution, where it has one, divided as the methods are."""

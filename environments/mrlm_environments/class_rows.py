@@ -3,61 +3,43 @@
 from __future__ import annotations
 
 import ast
-import logging
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrlm_environments.class_merge import BROKEN, METHOD, class_of, is_stub
-from mrlm_environments.data_tasks import fault_of
+from mrlm_environments.data_tasks import check_modules, fault_of
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import UnitTests
-
-logger = logging.getLogger(__name__)
 
 FIELDS = ("skeleton", "class_name", "test")
 
 
-def class_task(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+def class_task(row: Mapping[str, Any], number: int, source: object, packages: Sequence[str] = ()) -> dict[str, Any]:
     """A task's data, of a row with ClassEval's fields.
 
     A row has ``skeleton``, ``class_name`` and ``test`` (``unittest`` classes), and optionally ``solution_code``,
     ``import_statement``, ``methods_info`` (what is to be written; else all stubs but ``__init__``) and
     ``class_constructor``.
 
+    Args:
+        row: the row.
+        number: its number, for messages.
+        source: where it is, for messages.
+        packages: modules beyond the standard library that its code may import.
+
     Raises:
-        DataError: the row is no task of this kind, with its number.
+        DataError: the row is no task of this kind, or needs a module that is not there; with its number.
     """
     try:
-        return _task(row)
+        made = _task(row)
+        code = (made["context"], made["tests"], made["skeleton"], made["solution"] or "")
+        check_modules(code, packages, f"the class {made['class']}")
+        return made
     except (KeyError, TypeError, AttributeError, *BROKEN) as error:
         raise DataError(
             f"class data {source!r}, row {number}: {fault_of(error)}; a row has {{{', '.join(FIELDS)}}} as in "
             f"ClassEval, and this one the fields {sorted(row)}"
         ) from error
-
-
-def usable_tasks(tasks: Sequence[dict[str, Any]], source: object) -> list[dict[str, Any]]:
-    """The tasks that need no module beyond the standard library; the others are told of in a warning.
-
-    Raises:
-        DataError: none is left.
-    """
-    usable, left_out = [], []
-    for task in tasks:
-        modules = sorted(_modules(task) - sys.stdlib_module_names)
-        if modules:
-            left_out.append(f"{task['class']} ({', '.join(modules)})")
-        else:
-            usable.append(task)
-    if left_out:
-        logger.warning(
-            "class data %r: %d of %d rows are left out, as they need modules that the sandbox does not have: %s",
-            source, len(left_out), len(tasks), "; ".join(left_out),
-        )  # fmt: skip
-    if not usable:
-        raise DataError(f"class data {source!r}: no row of the split can be run in the sandbox; give it other rows")
-    return usable
 
 
 def tests_of(data: Mapping[str, Any]) -> UnitTests:
@@ -134,15 +116,3 @@ def _described(method: str) -> list[ast.stmt]:
         return ast.parse(method).body
     except SyntaxError:
         return ast.parse(f'{method}\n    """').body
-
-
-def _modules(task: Mapping[str, Any]) -> set[str]:
-    """Top-level modules that a task's code imports."""
-    found: set[str] = set()
-    for code in (task["context"], task["tests"], task["skeleton"], task["solution"] or ""):
-        for node in ast.walk(ast.parse(code)):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found.add(node.module.partition(".")[0])
-    return found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
 from mrlm_environments.code_rows import identity, program_of, task_data, tests_of
 from mrlm_environments.code_tasks import CodeKind, checked_levels, generate_data
 from mrlm_environments.data_tasks import DataTasks
+from mrlm_pl.data.rows import BadRows
 from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
@@ -38,6 +40,8 @@ class CodeEnvironment(SingleAgentEnvironment):
         sandbox: how programs are confined.
         instruction: text after the task, on a line of its own.
         system_prompt: a system message before the task.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -54,6 +58,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         sandbox: Sandbox = Sandbox(),  # noqa: B008 (frozen)
         instruction: str = "",
         system_prompt: str = "",
+        bad_rows: BadRows = "skip",
     ) -> None:
         if max_attempts < 1:
             raise ConfigurationError(f"code: max_attempts is {max_attempts!r}; it must be 1 or above")
@@ -61,19 +66,21 @@ class CodeEnvironment(SingleAgentEnvironment):
         self.data = data
         self.max_attempts, self.sandbox = max_attempts, sandbox
         self.instruction, self.system_prompt = instruction, system_prompt
-        self._data_tasks = DataTasks(self.name)
+        self._data_tasks = DataTasks(self.name, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
         """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
-            DataError: a row is none of the known formats.
+            DataError: a row is none of the known formats and ``bad_rows`` is ``stop``, or every row is.
             ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["prompt"])
-        return self._data_tasks.source(self.data, split, (), identity, task_data)
+        return self._data_tasks.source(
+            self.data, split, (), identity, partial(task_data, packages=self.sandbox.packages)
+        )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The task's own solution, where it has one."""

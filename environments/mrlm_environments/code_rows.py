@@ -6,12 +6,13 @@ import ast
 import keyword
 import re
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mrlm_environments.data_tasks import fault_of
+from mrlm_environments.data_tasks import check_modules, fault_of
 from mrlm_pl.errors import DataError
-from mrlm_pl.sandbox import Tests, bound_names
+from mrlm_pl.sandbox import Tests, UnitTests, bound_names, unbound_names
 
 FIELDS = ("prompt", "text")
 """Where a row's text stands, whichever it has."""
@@ -28,7 +29,7 @@ def identity(row: Mapping[str, Any]) -> str:
     return str(row.get(FIELDS[0]) or row.get(FIELDS[1]))
 
 
-def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+def task_data(row: Mapping[str, Any], number: int, source: object, packages: Sequence[str] = ()) -> dict[str, Any]:
     """A task's data, of a row of one of three formats.
 
     - HumanEval: ``prompt`` (code that ends in the function's docstring), ``entry_point``, ``test`` (defines
@@ -38,17 +39,26 @@ def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
     - Own: ``prompt``, ``entry_point``, ``pairs`` (a list of [list of arguments, expected value]), and optionally
       ``solution`` (a whole program) and ``given`` (code that program and tests may rely on).
 
+    Args:
+        row: the row.
+        number: its number, for messages.
+        source: where it is, for messages.
+        packages: modules beyond the standard library that its tests may import.
+
     Raises:
-        DataError: it is none of them, or its tests are no Python or test nothing; with the row's number.
+        DataError: it is none of them, or its tests are no Python, test nothing or need a module that is not there;
+            with the row's number.
     """
     try:
         made = _read(row)
         tests_of(made).required()
+        ast.parse(str(made["solution"] or ""))
         asserted = [
             node for test in made["tests"] for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Assert)
         ]
         if not asserted:
             raise ValueError("its tests assert nothing")
+        check_modules((context_of(made), *made["tests"]), packages, "the task")
     except (KeyError, TypeError, ValueError, SyntaxError) as error:
         raise DataError(
             f"code data {source!r}, row {number}: {fault_of(error)}; a row has "
@@ -58,9 +68,27 @@ def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
     return made
 
 
-def tests_of(data: Mapping[str, Any]) -> Tests:
+def tests_of(data: Mapping[str, Any]) -> Tests | UnitTests:
     """The hidden tests of a task."""
-    return Tests(tuple(data["tests"]), data["entry"], data["given"], tuple(data.get("names", ())))
+    tests, names = tuple(data["tests"]), tuple(data.get("names", ()))
+    if data.get("setup"):
+        # It makes objects of the program's classes: tests that are given such objects use them through their program.
+        methods = (textwrap.indent(f"{data['setup']}\n{test}", " " * 8) for test in tests)
+        code = "".join(f"    def test_{number}(self):\n{method}\n" for number, method in enumerate(methods))
+        return UnitTests(f"import unittest\nclass SetUpTests(unittest.TestCase):\n{code}", names, data["given"])
+    return Tests(tests, data["entry"], context_of(data), names)
+
+
+def context_of(data: Mapping[str, Any]) -> str:
+    """The code that a task gives, with a body for a head that it ends in."""
+    given = str(data["given"])
+    try:
+        ast.parse(given)
+    except SyntaxError:
+        closed = f"{given.rstrip()}\n    pass\n"
+        ast.parse(closed)
+        return closed
+    return given
 
 
 def entry_of(data: Mapping[str, Any]) -> str:
@@ -132,14 +160,28 @@ def _read(row: Mapping[str, Any]) -> dict[str, Any]:
         tests = [_test_of_pair(entry, pair) for pair in row["pairs"]]
         given = str(row.get("given") or "")
         return {"prompt": prompt, "given": given, "entry": entry, "tests": tests, "solution": row.get("solution")}
-    body = row.get("canonical_solution")
+    body, test = row.get("canonical_solution"), str(row["test"])
     return {
         "prompt": f"{COMPLETE}```python\n{prompt}```",
-        "given": prompt,
+        "given": _with_imports(prompt, [test, *([] if body is None else [f"{prompt}{body}"])]),
         "entry": entry,
-        "tests": [str(row["test"])],
+        "tests": [test],
         "solution": None if body is None else f"{prompt}{body}",
     }
+
+
+def _with_imports(given: str, code: Sequence[str]) -> str:
+    """Given code behind imports of the standard modules that other code uses without importing them."""
+    imports = "".join(f"import {name}\n" for name in sorted(set().union(*map(_modules_used, code))))
+    future = re.search(r"\A(?:\s*(?:#.*)?\n)*from __future__ .*\n", given)
+    return f"{given[: future.end()]}{imports}{given[future.end() :]}" if future else f"{imports}{given}"
+
+
+def _modules_used(code: str) -> set[str]:
+    """Standard modules whose attributes code reads, of those that it neither imports nor binds to anything else."""
+    nodes = list(ast.walk(ast.parse(code)))
+    bases = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    return (bases & sys.stdlib_module_names) - bound_names(code)
 
 
 def _test_of_pair(entry: str, pair: Any) -> str:
@@ -157,21 +199,31 @@ def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("test_list is empty")
     nodes = [node for test in tests for node in ast.walk(ast.parse(test))]
     # Published tests use modules, such as math, that only the reference program imports.
-    bases = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
-    modules = [f"import {name}" for name in sorted(bases & sys.stdlib_module_names)]
-    setup = "\n".join([*map(str, imports), *modules, str(row.get("test_setup_code") or "")])
+    setup = str(row.get("test_setup_code") or "")
+    given = _with_imports("\n".join(map(str, imports)), [*tests, setup])
     text = str(row["text"] if "text" in row else row["prompt"])
+    # Some set-ups build objects of a class that the program is to define.
+    built = unbound_names(setup) - bound_names(given)
+    if not built:
+        given, setup = f"{given}\n{setup}", ""
     # The reference program says which names are the task's: some have the name of a built-in function.
-    defined = bound_names(str(row["code"])) if "code" in row else Tests(tuple(tests), None, setup).required()
+    known = f"{given}\n{setup}"
+    defined = bound_names(str(row["code"])) if "code" in row else set(Tests(tuple(tests), None, known).required())
+    if built - defined and "code" in row:
+        raise ValueError(f"test_setup_code uses {', '.join(sorted(built - defined))}, which its code does not define")
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     calls = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in defined]
     if not calls:
         raise ValueError(f"the test {tests[0]!r} calls no function that a program could define")
+    shown = (
+        f"\nDefine {', '.join(sorted(built))} as well. This code comes first:\n```python\n{setup}\n```" if built else ""
+    )
     return {
-        "prompt": f"{text}\nIt is called like this: {ast.unparse(calls[0])}",
-        "given": setup,
+        "prompt": f"{text}\nIt is called like this: {ast.unparse(calls[0])}{shown}",
+        "given": given,
+        "setup": setup,
         "entry": None,
-        "names": sorted({call.func.id for call in calls if isinstance(call.func, ast.Name)}),
+        "names": sorted({call.func.id for call in calls if isinstance(call.func, ast.Name)} | built),
         "tests": tests,
         "solution": row.get("code"),
     }

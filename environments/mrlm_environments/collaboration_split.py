@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 from collections.abc import Iterable, Iterator
 
 from mrlm_environments.class_merge import METHOD
 from mrlm_environments.collaboration import AUX, AuxUse, aux_use, function_of
+from mrlm_pl.sandbox import bound_names
 
 _NO_PART = (ast.Name, ast.Constant, ast.Starred, ast.Slice, ast.FormattedValue, ast.JoinedStr, ast.Lambda)
 _BINDING = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
@@ -31,7 +33,7 @@ def split_solution(solution: str, entry: str) -> tuple[str, str]:
     Raises:
         ValueError: the solution does not define the function.
     """
-    tree = ast.parse(solution)
+    tree = _without_aux(ast.parse(solution))
     function = function_of(tree, entry)
     if not isinstance(function, ast.FunctionDef):
         raise ValueError(f"the solution does not define {entry}")
@@ -44,6 +46,23 @@ def split_solution(solution: str, entry: str) -> tuple[str, str]:
         ast.unparse(ast.fix_missing_locations(ast.Module([*imports, *inside, *others, aux], []))),
         ast.unparse(ast.fix_missing_locations(ast.Module([*imports, main], []))),
     )
+
+
+def _without_aux(tree: ast.Module) -> ast.Module:
+    """The solution with another name for whatever it calls ``aux`` itself."""
+    taken = {inner.id for inner in ast.walk(tree) if isinstance(inner, ast.Name)} | bound_names(ast.unparse(tree))
+    fresh = next(name for number in itertools.count(1) if (name := f"{AUX}_{number}") not in taken)
+    is_argument = any(isinstance(node, ast.arg) and node.arg == AUX for node in ast.walk(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.alias):
+            node.asname = fresh if AUX in (node.asname, node.name) else node.asname
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            node.names = [fresh if name == AUX else name for name in node.names]
+        elif is_argument or not isinstance(node, ast.keyword):
+            for field in ("id", "name", "arg"):
+                if getattr(node, field, None) == AUX:
+                    setattr(node, field, fresh)
+    return tree
 
 
 def _divisions(function: ast.FunctionDef) -> Iterator[tuple[ast.FunctionDef, ast.FunctionDef]]:

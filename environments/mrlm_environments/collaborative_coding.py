@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from mrlm_environments.collaboration import AUX, AuxUse, aux_use, compiles, defi
 from mrlm_environments.collaboration_split import split_solution
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.held_out import hold_out
+from mrlm_pl.data.rows import BadRows
 from mrlm_pl.environment import (
     Environment,
     Message,
@@ -25,7 +27,7 @@ from mrlm_pl.environment import (
     TurnOrder,
 )
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.sandbox import Grade, Isolation, Sandbox, Tests, grade
+from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
 from mrlm_pl.tools import clipped
 
 Feedback = Literal["plain", "passed", "level_passed", "level_feedback"]
@@ -76,6 +78,8 @@ class CollaborativeCodingEnvironment(Environment):
         revealed_tests: assertions that ``level_feedback`` may show; they are held out of the graded ones.
         sandbox: how programs are confined.
         system_prompt: a system message before the task.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -94,6 +98,7 @@ class CollaborativeCodingEnvironment(Environment):
         revealed_tests: int = 2,
         sandbox: Sandbox = Sandbox(),  # noqa: B008 (frozen)
         system_prompt: str = "",
+        bad_rows: BadRows = "skip",
     ) -> None:
         self.difficulty, self.kinds = checked_levels(self.name, difficulty, kinds)
         if turns not in (1, 2):
@@ -104,19 +109,22 @@ class CollaborativeCodingEnvironment(Environment):
             raise ConfigurationError(f"{self.name}: revealed_tests is {revealed_tests!r}; it must be 0 or above")
         self.data, self.turns, self.feedback = data, turns, feedback
         self.revealed_tests, self.sandbox, self.system_prompt = revealed_tests, sandbox, system_prompt
-        self._data_tasks = DataTasks(self.name)
+        self._data_tasks = DataTasks(self.name, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
         """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
-            DataError: a row is none of the known formats, or asks for a function of the helper's name.
+            DataError: a row is none of the known formats or asks for a function of the helper's name, and
+                ``bad_rows`` is ``stop``, or every row is such.
             ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         if self.data is None:
             return SeededTasks(self.name, split, self._generate, lambda data: data["prompt"])
-        return self._data_tasks.source(self.data, split, (), identity, _shared_task)
+        return self._data_tasks.source(
+            self.data, split, (), identity, partial(_shared_task, packages=self.sandbox.packages)
+        )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The task's own solution, where it has one, divided between the two; see ``split_solution``."""
@@ -230,15 +238,17 @@ class CollaborativeCodingEnvironment(Environment):
         return lines
 
     def _holds(self, judged: _Judgement, test: str) -> bool:
-        return grade(self.sandbox, judged.program, Tests((test,), None, self._data["given"], (self._entry,))).solved
+        return grade(
+            self.sandbox, judged.program, tests_of({**self._data, "tests": [test], "names": [self._entry]})
+        ).solved
 
     def _generate(self, rng: Random) -> Mapping[str, Any]:
         return generate_data(rng, self.kinds, self.difficulty)
 
 
-def _shared_task(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+def _shared_task(row: Mapping[str, Any], number: int, source: object, packages: Sequence[str] = ()) -> dict[str, Any]:
     """A task's data, of a row that does not ask for a function of the helper's name."""
-    data = task_data(row, number, source)
+    data = task_data(row, number, source, packages)
     if entry_of(data) == AUX:
         raise DataError(f"code data {source!r}, row {number} asks for a function {AUX!r}, the helper's name; rename it")
     return data

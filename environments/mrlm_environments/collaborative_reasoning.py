@@ -21,6 +21,7 @@ from mrlm_environments.reasoning_turns import (
     clipped,
     shown_answers,
 )
+from mrlm_pl.data.rows import BadRows
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, TurnOrder
 from mrlm_pl.episode import person_of
 from mrlm_pl.errors import ConfigurationError
@@ -60,6 +61,8 @@ class CollaborativeReasoningEnvironment(Environment):
             on, which acts once in a conversation that holds the earlier turns.
         masks: which answers are masked, and what that costs.
         instruction: text after the question, on a line of its own.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -82,6 +85,7 @@ class CollaborativeReasoningEnvironment(Environment):
         policies_by: Literal["agent", "turn"] = "agent",
         masks: AnswerMasks = AnswerMasks(),  # noqa: B008 (frozen)
         instruction: str = "",
+        bad_rows: BadRows = "skip",
     ) -> None:
         self._check(solvers, max_turns, role, consensus_stop, policies_by)
         if isinstance(scorer, str) and scorer != "label":
@@ -89,7 +93,7 @@ class CollaborativeReasoningEnvironment(Environment):
         self.solvers, self.max_turns, self.role = solvers, max_turns, role
         self.show_scores, self.consensus_stop, self.policies_by = show_scores, consensus_stop, policies_by
         self.masks, self.instruction = masks, instruction
-        self._tasks = ReasoningTasks(self.name, data, format, difficulty)
+        self._tasks = ReasoningTasks(self.name, data, format, difficulty, bad_rows)
         self._scorer = AnswerScorer(scorer)
         self._solvers = tuple(f"solver_{number}" for number in range(1, solvers + 1))
         self.agents = self._all_agents()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import ast
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mrlm_pl.data.rows import read_split
+from mrlm_pl.data.rows import BadRows, read_split
 from mrlm_pl.environment import DatasetTasks, TaskSource
 
 
@@ -14,10 +16,11 @@ class DataTasks:
 
     Args:
         environment: the environment's name.
+        bad_rows: whether rows that cannot be used are skipped, with a warning that names them, or stop the run.
     """
 
-    def __init__(self, environment: str) -> None:
-        self.environment = environment
+    def __init__(self, environment: str, bad_rows: BadRows) -> None:
+        self.environment, self.bad_rows = environment, bad_rows
         self._sources: dict[str, TaskSource] = {}
 
     def source(
@@ -38,12 +41,15 @@ class DataTasks:
             task_data: makes a task's data of a row; its number and its source are for messages.
 
         Raises:
-            DataError: the data cannot be read, a row lacks a field, or ``task_data`` refuses one.
-            ConfigurationError: the split is unknown or empty.
+            DataError: the data cannot be read, or a row cannot be used and ``bad_rows`` is ``stop``, or no row can.
+            ConfigurationError: the split or ``bad_rows`` is unknown, or the split is empty.
         """
         if split not in self._sources:
-            rows = read_split(data, split, fields, identity, task_data)
-            self._sources[split] = DatasetTasks(self.environment, split, rows)
+            rows = read_split(
+                data, split, fields, identity, lambda *row: (row[1], task_data(*row)), bad_rows=self.bad_rows
+            )
+            made, numbers = [task for _, task in rows], [number for number, _ in rows]
+            self._sources[split] = DatasetTasks(self.environment, split, made, numbers)
         return self._sources[split]
 
 
@@ -54,3 +60,29 @@ def fault_of(error: Exception) -> str:
     ("the field 'test' is missing", 'ValueError: test_list is empty')
     """
     return f"the field {error} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+
+
+def check_modules(code: Iterable[str], packages: Iterable[str], name: str) -> None:
+    """Check that code imports nothing that the sandbox does not have.
+
+    Args:
+        code: Python of the task's own.
+        packages: modules beyond the standard library that may be imported.
+        name: of what needs the modules, for the message.
+
+    Raises:
+        ValueError: a module is missing.
+    """
+    found: set[str] = set()
+    for text in code:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    missing = sorted(found - sys.stdlib_module_names - set(packages))
+    if missing:
+        raise ValueError(
+            f"{name} needs {', '.join(missing)}, which the sandbox does not have; let it in: sandbox.packages: "
+            f"[{', '.join(missing)}]"
+        )

@@ -9,6 +9,7 @@ from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.debate_judges import OPPONENT, SIDES, TIE, Argument, Debate, Judge, Side, Verdict
 from mrlm_environments.debate_topics import generate_topic, row_topic
 from mrlm_environments.rule_judge import RuleJudge
+from mrlm_pl.data.rows import BadRows
 from mrlm_pl.environment import (
     Environment,
     Message,
@@ -48,6 +49,8 @@ class DebateEnvironment(Environment):
         data: in place of the embedded topics, rows with ``topic``: a file or a hub name, or a mapping from splits to
             these; see :func:`mrlm_pl.data.rows.read_split`.
         max_characters: of an argument that are read, by the opponent and by the judge; the rest is left out.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -66,6 +69,7 @@ class DebateEnvironment(Environment):
         swap_opening: bool = True,
         data: str | dict[str, str] | None = None,
         max_characters: int = 4000,
+        bad_rows: BadRows = "skip",
     ) -> None:
         if max_turns < 1 or max_characters < 1:
             raise ConfigurationError(
@@ -78,7 +82,7 @@ class DebateEnvironment(Environment):
         self.judge = judge if judge is not None else RuleJudge()
         self.reward, self.max_turns, self.tie_margin = reward, max_turns, tie_margin
         self.swap_opening, self.data, self.max_characters = swap_opening, data, max_characters
-        self._data_tasks = DataTasks(self.name)
+        self._data_tasks = DataTasks(self.name, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
         """Embedded topics without end, or the rows of the data; see :meth:`Environment.tasks`.

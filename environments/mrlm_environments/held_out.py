@@ -7,7 +7,7 @@ import builtins
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mrlm_environments.code_rows import entry_of, tests_of
+from mrlm_environments.code_rows import context_of, entry_of, tests_of
 from mrlm_pl.sandbox import bound_names
 
 CHECK = "check"
@@ -20,7 +20,7 @@ def hold_out(data: Mapping[str, Any], count: int) -> tuple[dict[str, Any], list[
     them. Equal assertions leave the tests with them; at least one other that calls the function stays.
     """
     entry, names = entry_of(data), set(tests_of(data).required())
-    known = names | set(dir(builtins)) | bound_names(data["given"])
+    known = names | set(dir(builtins)) | bound_names(context_of(data))
     trees = [ast.parse(test) for test in data["tests"]]
     revealed: dict[str, str] = {}
     for tree in trees:

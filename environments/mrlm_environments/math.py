@@ -9,6 +9,7 @@ from typing import Any
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.math_problems import KINDS, MAX_DIFFICULTY, Kind, generate_problem
 from mrlm_environments.reasoning_answers import is_right, read_answer, vote
+from mrlm_pl.data.rows import BadRows
 from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.number_answers import equal_answers, extract_answer, number_value, shows_steps
@@ -32,6 +33,8 @@ class MathEnvironment(SingleAgentEnvironment):
         max_attempts: replies that the agent may give; after a wrong one it learns only that it was wrong.
         instruction: text after the question, on a line of its own.
         system_prompt: a system message before the question.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -49,6 +52,7 @@ class MathEnvironment(SingleAgentEnvironment):
         max_attempts: int = 1,
         instruction: str = "",
         system_prompt: str = "",
+        bad_rows: BadRows = "skip",
     ) -> None:
         levels = tuple(difficulty)
         if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= MAX_DIFFICULTY:
@@ -65,7 +69,7 @@ class MathEnvironment(SingleAgentEnvironment):
         self.difficulty, self.kinds = (levels[0], levels[1]), tuple(kinds or KINDS)
         self.data, self.steps_bonus, self.max_attempts = data, steps_bonus, max_attempts
         self.instruction, self.system_prompt = instruction, system_prompt
-        self._data_tasks = DataTasks(self.name)
+        self._data_tasks = DataTasks(self.name, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
         """Generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.

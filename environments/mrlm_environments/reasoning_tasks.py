@@ -11,7 +11,7 @@ from mrlm_environments.math import worked_problem
 from mrlm_environments.math_problems import KINDS, MAX_DIFFICULTY, generate_problem
 from mrlm_environments.reasoning_answers import FORMATS, Format
 from mrlm_environments.reasoning_inferences import generate_inference, inference_row
-from mrlm_pl.data.rows import read_split
+from mrlm_pl.data.rows import BadRows, read_split
 from mrlm_pl.environment import DatasetTasks, SeededTasks, TaskSource
 from mrlm_pl.errors import ConfigurationError, DataError
 
@@ -32,13 +32,19 @@ class ReasoningTasks:
         form: which of the formats the rows are in, or the generated problems; None tells it of each row by its fields,
             and generates mathematics.
         difficulty: lowest and highest difficulty of generated mathematics, from 1 to 5.
+        bad_rows: whether rows that cannot be used are skipped, with a warning that names them, or stop the run.
 
     Raises:
         ConfigurationError: a value is out of its range.
     """
 
     def __init__(
-        self, environment: str, data: str | dict[str, str] | None, form: Format | None, difficulty: tuple[int, int]
+        self,
+        environment: str,
+        data: str | dict[str, str] | None,
+        form: Format | None,
+        difficulty: tuple[int, int],
+        bad_rows: BadRows,
     ) -> None:
         levels = tuple(difficulty)
         if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= MAX_DIFFICULTY:
@@ -48,6 +54,7 @@ class ReasoningTasks:
         if form is not None and form not in FORMATS:
             raise ConfigurationError(f"{environment}: format is {form!r}; use {' or '.join(FORMATS)}")
         self.environment, self.data, self.form, self.difficulty = environment, data, form, (levels[0], levels[1])
+        self.bad_rows = bad_rows
         self._sources: dict[str, TaskSource] = {}
 
     def source(self, split: str) -> TaskSource:
@@ -62,7 +69,7 @@ class ReasoningTasks:
             return SeededTasks(self.environment, split, generate, lambda data: data["key"])
         if split not in self._sources:
             fields = FIELDS[self.form] if self.form else ()
-            rows = read_split(self.data, split, fields, _identity, self._row)
+            rows = read_split(self.data, split, fields, _identity, self._row, self.bad_rows)
             usable = [row for row in rows if row is not None]
             if len(usable) < len(rows):
                 logger.warning("%s: %d rows of %r have no label", split, len(rows) - len(usable), self.data)

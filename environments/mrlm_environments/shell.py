@@ -12,6 +12,7 @@ from typing import Any
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.sandboxed_tools import told
 from mrlm_environments.shell_tasks import COMPARISONS, generate_data, matches, task_data
+from mrlm_pl.data.rows import BadRows
 from mrlm_pl.environment import (
     Message,
     Outcome,
@@ -65,6 +66,8 @@ class ShellEnvironment(SingleAgentEnvironment):
         sandbox: how scripts are confined; ``wall_seconds`` is for each script, and a reply begins no further script
             when its scripts have taken this long together. Namespaces are needed.
         system_prompt: a system message before the task.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -78,6 +81,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         max_turns: int = 8,
         sandbox: Sandbox = Sandbox(minimum="namespaces"),  # noqa: B008 (frozen)
         system_prompt: str = "",
+        bad_rows: BadRows = "skip",
     ) -> None:
         if max_turns < 1:
             raise ConfigurationError(f"shell: max_turns is {max_turns!r}; it must be 1 or above")
@@ -86,7 +90,7 @@ class ShellEnvironment(SingleAgentEnvironment):
                 f"shell: sandbox.minimum is {sandbox.minimum!r}; a system of its own needs 'namespaces'"
             )
         self.data, self.max_turns, self.sandbox, self.system_prompt = data, max_turns, sandbox, system_prompt
-        self._data_tasks = DataTasks(self.name)
+        self._data_tasks = DataTasks(self.name, bad_rows)
         self._cell: Cell | None = None
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:

@@ -13,6 +13,7 @@ from mrlm_environments.sql_dialect import SqlError
 from mrlm_environments.sql_state import equal_answers
 from mrlm_environments.sql_tasks import KINDS, Kind, dbbench_task, generated_task
 from mrlm_environments.sql_worker import SqliteDatabase
+from mrlm_pl.data.rows import BadRows
 from mrlm_pl.environment import (
     Message,
     Outcome,
@@ -69,6 +70,8 @@ class SqlEnvironment(SingleAgentEnvironment):
         database_url: a server, as SQLAlchemy's URL (``mysql+pymysql://user:password@host``), in place of SQLite; each
             episode has a database of its own on it. Needs the extra ``sql``.
         instruction: a system message before the question.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -86,6 +89,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         statement_seconds: float = 3.0,
         database_url: str | None = None,
         instruction: str = INSTRUCTION,
+        bad_rows: BadRows = "skip",
     ) -> None:
         unknown = [kind for kind in kinds or () if kind not in KINDS]
         if unknown or kinds == []:
@@ -102,7 +106,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         self.data, self.kinds, self.rows = data, tuple(kinds or KINDS), (rows[0], rows[1])
         self.max_turns, self.output_characters, self.statement_seconds = max_turns, output_characters, statement_seconds
         self.database_url, self.instruction = database_url, instruction
-        self._data_tasks = DataTasks(self.name)
+        self._data_tasks = DataTasks(self.name, bad_rows)
         self._database: Database | None = None
 
     def tasks(self, split: str) -> TaskSource:

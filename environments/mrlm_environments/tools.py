@@ -16,6 +16,7 @@ from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.file_system import FileSystem
 from mrlm_environments.tool_problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
 from mrlm_environments.web_search import WebSearch
+from mrlm_pl.data.rows import BadRows
 from mrlm_pl.environment import (
     Message,
     Outcome,
@@ -82,6 +83,8 @@ class ToolEnvironment(SingleAgentEnvironment):
         shaping: what all required tools together earn on the way, from 0 to .3.
         max_output: characters of a tool's answer that the agent sees.
         system_prompt: a system message before the question.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range, a tool has no name or two have the same one, or the tools can
@@ -99,6 +102,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         shaping: float = 0.1,
         max_output: int = 2000,
         system_prompt: str = "",
+        bad_rows: BadRows = "skip",
     ) -> None:
         if max_turns < 1 or max_output < 1:
             raise ConfigurationError(
@@ -112,7 +116,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         self.kinds = _solvable_kinds(self.toolbox, kinds, data is not None)
         self.data, self.max_turns, self.shaping, self.max_output = data, max_turns, shaping, max_output
         self.system_prompt = system_prompt
-        self._data_tasks = DataTasks(self.name)
+        self._data_tasks = DataTasks(self.name, bad_rows)
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Schemas of all tools; a server is asked for its own.

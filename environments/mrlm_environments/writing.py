@@ -10,6 +10,7 @@ from typing import Any, Literal
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.writing_score import GATES, RULES, Score, score_parts
 from mrlm_environments.writing_texts import demonstrate, make_text
+from mrlm_pl.data.rows import BadRows
 from mrlm_pl.environment import (
     Environment,
     Message,
@@ -65,6 +66,8 @@ class WritingEnvironment(Environment):
             fell short, without numbers; the last pair alone is paid.
         faithfulness: weight of a fifth component, behind the last gate: the share of content words that both parts
             together and the text have in common.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -81,6 +84,7 @@ class WritingEnvironment(Environment):
         data: str | dict[str, str] | None = None,
         turns: int = 1,
         faithfulness: float = 0.0,
+        bad_rows: BadRows = "skip",
     ) -> None:
         if family not in RULES:
             raise ConfigurationError(f"writing: family is {family!r}; choose from {', '.join(RULES)}")
@@ -90,7 +94,7 @@ class WritingEnvironment(Environment):
             raise ConfigurationError(f"writing: faithfulness is {faithfulness!r}; it must be a number of 0 or above")
         self.family, self.data, self.turns, self.faithfulness = family, data, turns, faithfulness
         self.agents = AGENTS[family]
-        self._data_tasks = DataTasks(self.name)
+        self._data_tasks = DataTasks(self.name, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
         """Made texts without end, or the rows of the data; see :meth:`Environment.tasks`.

@@ -6,16 +6,25 @@ import difflib
 import gzip
 import io
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from mrlm_pl.environment import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError
 
-__all__ = ["numbered_rows", "read_rows", "read_split"]
+__all__ = ["BadRows", "numbered_rows", "read_rows", "read_split"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+BadRows = Literal["skip", "stop"]
+"""What a row that cannot be used does: it is skipped with a warning that names it, or it stops the run."""
+
+NAMED_ROWS = 10
+"""Skipped rows that a warning names."""
+
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
@@ -37,18 +46,37 @@ def read_rows(source: str, split: str | None, fields: Sequence[str]) -> list[dic
 
 def numbered_rows(source: str, split: str | None, fields: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
     """The rows of :func:`read_rows` with their numbers."""
-    numbered = _local_rows(Path(source)) if _is_local(source) else enumerate(_hub_rows(source, split), start=1)
     rows = []
-    for number, row in numbered:
-        if not isinstance(row, dict):
-            raise DataError(f"{source}, row {number}: {_shortened(row)} is not an object with named fields")
-        missing = [name for name in fields if name not in row]
-        if missing:
-            raise DataError(f"{source}, row {number}: no field {missing[0]!r}; the row has the fields {sorted(row)}")
+    for number, row in _checked_rows(source, split, fields):
+        if isinstance(row, DataError):
+            raise row
         rows.append((number, row))
-    if not rows:
-        raise DataError(f"{source} has no rows")
     return rows
+
+
+def _checked_rows(
+    source: str, split: str | None, fields: Sequence[str]
+) -> list[tuple[int, dict[str, Any] | DataError]]:
+    """Each row of a source with its number, or what is wrong with it.
+
+    Raises:
+        DataError: the source is missing or unreadable, or has no rows.
+    """
+    numbered = _local_rows(Path(source)) if _is_local(source) else list(enumerate(_hub_rows(source, split), start=1))
+    if not numbered:
+        raise DataError(f"{source} has no rows")
+    return [(number, _checked(row, f"{source}, row {number}", fields)) for number, row in numbered]
+
+
+def _checked(row: Any, where: str, fields: Sequence[str]) -> dict[str, Any] | DataError:
+    if isinstance(row, DataError):
+        return row
+    if not isinstance(row, dict):
+        return DataError(f"{where}: {_shortened(row)} is not an object with named fields")
+    missing = [name for name in fields if name not in row]
+    if missing:
+        return DataError(f"{where}: no field {missing[0]!r}; the row has the fields {sorted(row)}")
+    return row
 
 
 def read_split(
@@ -57,6 +85,7 @@ def read_split(
     fields: Sequence[str],
     identity: Callable[[Mapping[str, Any]], str],
     make: Callable[[Mapping[str, Any], int, str], T],
+    bad_rows: BadRows = "stop",
 ) -> list[T]:
     """What ``make`` makes of the rows of one split of a data set; the splits share no row.
 
@@ -71,15 +100,40 @@ def read_split(
         identity: text that is equal for equal problems.
         make: called with a row, its number and its source. It is called for the rows of other splits that the source
             holds as well, so that a row which it refuses is named whatever split is asked for.
+        bad_rows: ``skip`` leaves out rows that lack a field or that ``make`` refuses, with a warning that names them;
+            ``stop`` raises at the first one.
 
     Raises:
-        DataError: see :func:`read_rows`; ``make`` refuses a row.
-        ConfigurationError: the split is unknown, the mapping names no source for it, or no row belongs to it.
+        DataError: see :func:`read_rows`; ``make`` refuses a row, or every row.
+        ConfigurationError: the split or ``bad_rows`` is unknown, the mapping names no source for the split, or no row
+            belongs to it.
     """
     if split not in SPLITS:
         raise ConfigurationError(f"there is no split {split!r}; use {', '.join(SPLITS)}")
+    if bad_rows not in get_args(BadRows):
+        raise ConfigurationError(f"bad_rows is {bad_rows!r}; use {' or '.join(get_args(BadRows))}")
     source, part, belongs = _source_of(data, split)
-    rows = [(make(row, number, source), split_of(identity(row))) for number, row in numbered_rows(source, part, fields)]
+    rows: list[tuple[T, str]] = []
+    faults: list[DataError] = []
+    for number, row in _checked_rows(source, part, fields):
+        try:
+            if isinstance(row, DataError):
+                raise row
+            rows.append((make(row, number, source), split_of(identity(row))))
+        except DataError as fault:
+            if bad_rows == "stop":
+                raise
+            faults.append(fault)
+    if faults and not rows:
+        raise faults[0]
+    if faults:
+        named = [
+            *map(str, faults[:NAMED_ROWS]),
+            *([f"and {len(faults) - NAMED_ROWS} more"] * (len(faults) > NAMED_ROWS)),
+        ]
+        logger.warning(
+            "skipped %d of %d rows of %s:\n%s", len(faults), len(faults) + len(rows), source, "\n".join(named)
+        )
     made = [item for item, assigned in rows if assigned in belongs]
     if not made:
         raise ConfigurationError(
@@ -160,13 +214,13 @@ def _names(folder: Path) -> list[str]:
 
 
 def _jsonl_rows(text: str, path: Path) -> list[tuple[int, Any]]:
-    rows = []
+    rows: list[tuple[int, Any]] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
                 rows.append((number, json.loads(line)))
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}, row {number}: not JSON ({error})") from error
+                rows.append((number, DataError(f"{path}, row {number}: not JSON ({error})")))
     return rows
 
 

@@ -2,7 +2,7 @@
 
 from mrlm_pl.sandbox.cell import Cell, CellEndedError
 from mrlm_pl.sandbox.grading import Grade, Tests, UnitTests, grade
-from mrlm_pl.sandbox.inside.grader import bound_names
+from mrlm_pl.sandbox.inside.grader import bound_names, unbound_names
 from mrlm_pl.sandbox.isolation import Isolation, IsolationName
 from mrlm_pl.sandbox.sandbox import Execution, Sandbox, running
 from mrlm_pl.sandbox.server_process import strongest
@@ -21,4 +21,5 @@ __all__ = [
     "grade",
     "running",
     "strongest",
+    "unbound_names",
 ]

@@ -65,6 +65,9 @@ class Sandbox:
         memory_mb: memory of a program, in MiB.
         disk_mb: size of its private folder, in MiB.
         output_kb: of its output that is kept, in KiB.
+        packages: that programs may import beyond the standard library, such as ``numpy``, by the names they are
+            imported with. Their code, native code included, then runs inside, and the folder that they are installed
+            in can be read; see docs/sandbox.md.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -76,6 +79,7 @@ class Sandbox:
     memory_mb: int = 512
     disk_mb: int = 64
     output_kb: int = 64
+    packages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.wall_seconds < math.inf:
@@ -83,6 +87,7 @@ class Sandbox:
         for name, least in (("memory_mb", 64), ("disk_mb", 1), ("output_kb", 1)):
             if getattr(self, name) < least:
                 raise ConfigurationError(f"sandbox.{name} is {getattr(self, name)}; it must be {least} or above")
+        object.__setattr__(self, "packages", tuple(sorted(set(self.packages))))
         if self.level and Isolation.of(self.level) < Isolation.of(self.minimum):
             raise ConfigurationError(
                 f"sandbox.level is {self.level!r}, which is weaker than sandbox.minimum, {self.minimum!r}; lower the "
@@ -94,11 +99,11 @@ class Sandbox:
         """The level that programs run at.
 
         Raises:
-            ConfigurationError: the machine does not offer the minimum.
+            ConfigurationError: the machine does not offer the minimum, or one of ``packages`` is not installed.
             SandboxError: it does not offer the level that was asked for, or no level at all.
         """
         if self.level is not None:
-            return server(Isolation.of(self.level)).level
+            return server(Isolation.of(self.level), self.packages).level
         found = _strongest_here(os.getpid())
         if found < Isolation.of(self.minimum):
             raise ConfigurationError(
@@ -107,7 +112,7 @@ class Sandbox:
                 "seccomp and AppArmor profiles that let unshare pass), serve the environment from a machine that has "
                 "them, or lower sandbox.minimum"
             )
-        return found
+        return server(found, self.packages).level
 
     def open(self, *, shell: bool = False, requests: int = 1) -> Cell:
         """A locked-down child that answers requests; close it.
@@ -117,9 +122,10 @@ class Sandbox:
             requests: how many requests of full length its processor time is enough for; scripts have their own.
 
         Raises:
+            ConfigurationError: one of ``packages`` is not installed.
             SandboxError: it cannot be made.
         """
-        host: ServerProcess = server(self.isolation)
+        host: ServerProcess = server(self.isolation, self.packages)
         settings = CellSettings(
             number=host.next_number(),
             memory_mb=self.memory_mb,
@@ -128,6 +134,7 @@ class Sandbox:
             files=MAX_FILES,
             processes=SHELL_TASKS if shell else PYTHON_TASKS,
             shell=shell,
+            folders=host.folders,
         )
         return Cell(host, settings, self.output_kb * 1024, STARTUP_SECONDS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import itertools
 import json
 import logging
@@ -17,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.errors import SandboxError
+from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox.inside.confinement import CellSettings
 from mrlm_pl.sandbox.inside.server import MAX_MESSAGE
 from mrlm_pl.sandbox.isolation import Isolation
@@ -29,8 +30,9 @@ STARTUP_SECONDS = 20.0
 KILL_SECONDS = 5.0
 
 _BOOT = (
-    "import sys; sys.path.append(sys.argv[1]); from mrlm_pl.sandbox.inside.server import main; "
-    "sys.path.pop(); main(int(sys.argv[2]), sys.argv[3], sys.argv[4])"
+    "import sys; sys.path[:] = filter(None, sys.path); sys.path.append(sys.argv[1]); "
+    "from mrlm_pl.sandbox.inside.server import main; "
+    "sys.path.pop(); main(int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5])"
 )
 
 
@@ -39,23 +41,27 @@ class ServerProcess:
 
     Args:
         level: how its children are locked down.
+        packages: that programs may import beyond the standard library; the server loads them at its start.
 
     Raises:
-        SandboxError: the machine does not offer the level; says why.
+        SandboxError: the machine does not offer the level, or a package cannot be loaded; says why.
     """
 
-    def __init__(self, level: Isolation) -> None:
+    def __init__(self, level: Isolation, packages: tuple[str, ...] = ()) -> None:
         self.level = level
+        found = {package: _folder_of(package) for package in packages}
+        self.folders = tuple(sorted(set(found.values())))
         self.owner = os.getpid()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._ended: dict[int, threading.Event] = {}
         self._link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = str(Path(__file__).parents[2])
+        arguments = (far_end.fileno(), level.title, tempfile.gettempdir(), json.dumps(found))
         # A fresh interpreter with an empty environment: a fork of this process would hand its memory to hostile code.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BOOT, root, str(far_end.fileno()), level.title, tempfile.gettempdir()],
-            env={},
+            [sys.executable, "-S", "-s", "-c", _BOOT, root, *map(str, arguments)],
+            env={"PYTHONHASHSEED": "0"},  # equal programs meet sets in equal order; -I would ignore it
             cwd="/",
             stdin=subprocess.DEVNULL,
             pass_fds=[far_end.fileno()],
@@ -166,29 +172,44 @@ class ServerProcess:
             ended.set()
 
 
-_servers: dict[tuple[int, Isolation], ServerProcess] = {}
-_refused: dict[Isolation, str] = {}
+_Kind = tuple[Isolation, tuple[str, ...]]
+_servers: dict[tuple[int, _Kind], ServerProcess] = {}
+_refused: dict[_Kind, str] = {}
 _lock = threading.Lock()
 
 
-def server(level: Isolation) -> ServerProcess:
-    """The server of this process for a level, started when there is none.
+def server(level: Isolation, packages: tuple[str, ...] = ()) -> ServerProcess:
+    """The server of this process for a level and packages, started when there is none.
 
     Raises:
-        SandboxError: the machine does not offer the level.
+        SandboxError: the machine does not offer the level, or a package cannot be loaded.
     """
     with _lock:
-        if level in _refused:
-            raise SandboxError(_refused[level])
-        key = (os.getpid(), level)
+        kind = (level, packages)
+        if kind in _refused:
+            raise SandboxError(_refused[kind])
+        key = (os.getpid(), kind)
         found = _servers.get(key)
         if found is None or not found.alive:
             try:
-                found = _servers[key] = ServerProcess(level)
+                found = _servers[key] = ServerProcess(level, packages)
             except SandboxError as error:
-                _refused[level] = str(error)
+                _refused[kind] = str(error)
                 raise
         return found
+
+
+def _folder_of(package: str) -> str:
+    """The folder that a package of this interpreter is installed in.
+
+    Raises:
+        ConfigurationError: it is not installed, or is no package of a file system.
+    """
+    found = importlib.util.find_spec(package) if package.isidentifier() else None
+    if found is None or found.origin is None or not os.path.isfile(found.origin):
+        raise ConfigurationError(f"sandbox.packages: there is no package {package!r} here; install it or leave it out")
+    module = os.path.realpath(found.origin)
+    return os.path.dirname(os.path.dirname(module) if found.submodule_search_locations else module)
 
 
 def strongest() -> tuple[Isolation, dict[Isolation, str]]:

@@ -86,6 +86,36 @@ def test_a_row_that_is_refused_is_named_whatever_split_is_asked_for(tmp_path: Pa
         read_split(str(path), split, ("a",), identity, made)
 
 
+@pytest.mark.parametrize("split", SPLITS)
+def test_bad_rows_are_skipped_with_their_names(tmp_path: Path, split: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A row that is refused, one without a field, one that is no object, one that is no JSON."""
+    path = tmp_path / "d.jsonl"
+    path.write_text(lines([*({"a": n} for n in range(100)), {"a": -1}, {"b": 1}, 5]) + '{"a": \n')
+    found = read_split(str(path), split, ("a",), identity, made, "skip")
+    assert found == [f"{n + 1}: {n}" for n in range(100) if split_of(str(n)) == split]
+    assert "skipped 4 of 104 rows" in caplog.text
+    for named in ("row 101: a is -1", "row 102: no field 'a'", "row 103: 5 is not an object", "row 104: not JSON"):
+        assert named in caplog.text
+
+
+def test_the_warning_names_a_few_of_many_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(lines([{"a": 1}, *({"a": -n} for n in range(1, 14))]))
+    read_split({"test": str(path)}, "test", ("a",), identity, made, "skip")
+    (record,) = caplog.records
+    assert len(record.getMessage().splitlines()) == 12
+    assert record.getMessage().endswith("row 11: a is -10\nand 3 more")
+
+
+def test_a_file_of_bad_rows_alone_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(lines([{"a": -1}, {"a": -2}]))
+    with pytest.raises(DataError, match="row 1: a is -1"):
+        read_split(str(path), "train", ("a",), identity, made, "skip")
+    with pytest.raises(ConfigurationError, match="bad_rows is 'ignore'; use skip or stop"):
+        read_split(str(path), "train", ("a",), identity, made, "ignore")  # type: ignore[arg-type]
+
+
 def test_a_mapping_names_a_file_for_each_split(tmp_path: Path) -> None:
     for name, numbers in (("train", range(100)), ("test", range(100, 105))):
         (tmp_path / f"{name}.jsonl").write_text(lines([{"a": n} for n in numbers]))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import ast
-import logging
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mrlm_environments.class_completion import ClassCompletionEnvironment
 from mrlm_environments.class_merge import Reply, merge, read_reply, shares
-from mrlm_environments.class_rows import class_task, solution_parts, usable_tasks
+from mrlm_environments.class_rows import class_task, solution_parts
 
 from mrlm_pl.cli.main import main
 from mrlm_pl.environment import Step, Task
@@ -283,14 +283,17 @@ def test_bad_rows_are_named(change: dict[str, Any], told: str) -> None:
     assert told in str(caught.value)
 
 
-def test_rows_that_need_other_modules_are_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_need_other_modules_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     needy = {**ROW, "import_statement": ["import pandas as pd"]}
-    with caplog.at_level(logging.WARNING):
-        assert len(usable_tasks([class_task(row, 1, "my.json") for row in (ROW, needy)], "my.json")) == 1
-    assert "1 of 2 rows are left out" in caplog.text
-    assert "Shape (pandas)" in caplog.text
-    with pytest.raises(DataError, match="no row"):
-        usable_tasks([class_task(needy, 1, "my.json")], "my.json")
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([ROW, needy, {**ROW, "class_name": "Form"}]))
+    assert ClassCompletionEnvironment(data={"test": str(path)}).tasks("test").size == 1
+    assert "skipped 2 of 3 rows" in caplog.text
+    assert "row 2: ValueError: the class Shape needs pandas" in caplog.text
+    assert "row 3: ValueError: there is no class Form" in caplog.text
+    with pytest.raises(DataError, match="row 2"):
+        ClassCompletionEnvironment(data={"test": str(path)}, bad_rows="stop").tasks("test")
+    assert class_task(needy, 1, "my.json", packages=("pandas",))["class"] == "Shape"
 
 
 @pytest.mark.parametrize("agents", [1, 2, 3])
@@ -341,8 +344,8 @@ def test_published_solutions_split_over_agents_earn_six(agents: int, caplog: pyt
     environment = ClassCompletionEnvironment(agents, {"test": str(DATA / "classeval_sample.json")})
     tasks = list(environment.tasks("test"))
     assert len(tasks) == 29
-    assert "1 of 30 rows are left out" in caplog.text
-    assert "DatabaseProcessor (pandas)" in caplog.text
+    assert "skipped 1 of 30 rows" in caplog.text
+    assert "the class DatabaseProcessor needs pandas" in caplog.text
     rewards = {}
     for task in tasks[:: 1 if agents > 1 else 4]:
         seen = environment.reset(task)

@@ -17,7 +17,7 @@ from mrlm_pl.cli.main import main
 from mrlm_pl.environment import Step, Task
 from mrlm_pl.environment_check import HOSTILE_REPLIES, SPAM, check_environment
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.sandbox import Sandbox
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -41,6 +41,27 @@ MBPP = {
     "test_setup_code": "radius = 2",
     "test_list": ["assert math.isclose(area(radius), 12.566370614359172)", "assert area(0) == 0"],
 }
+
+
+TREE: dict[str, Any] = {
+    "text": "Write a function to check if a binary tree has two children.",
+    "code": "class Node:\n    def __init__(self, data):\n        self.data, self.left, self.right = data, None, None\n"
+    "def is_full(root): return root.left is not None and root.right is not None",
+    "test_setup_code": "root = Node(1)\nroot.left = Node(2)\n"
+    "root1 = Node(1)\nroot1.left = Node(2)\nroot1.right = Node(3)",
+    "test_list": [
+        "assert is_full(root) == False",
+        "assert is_full(root1) == True",
+        "assert is_full(root1.left) == False",
+    ],
+}
+"""Set-up that builds objects of the program's own class, as rows 367 and 927 of MBPP have it."""
+PLUS = {
+    **HUMANEVAL,
+    "test": "import numpy as np\ndef check(candidate):\n    for inp, exp in ((['abc'], 'cab'), (['xy'], 'yx')):\n"
+    "        assert np.array_equal([candidate(*inp)], [exp])\n",
+}
+"""Tests that import numpy, as HumanEval+ has them."""
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
@@ -200,6 +221,75 @@ def test_mbpp_with_imports_and_setup() -> None:
     assert earned("```py\nimport math\ndef area(r): return math.pi * r ** 2\n```", MBPP) == 2.0
     assert earned("def area(r): return 3.14 * r * r", MBPP) == 0.5
     assert earned("math = None\nradius = 0\ndef area(r): return 0", MBPP) == 0.5, "the tests have a radius of their own"
+
+
+def test_a_setup_that_builds_objects_of_the_program() -> None:
+    assert earned(TREE["code"], TREE) == 2.0
+    assert earned(f"{TREE['code']}\ndef is_full(root): return False", TREE) == pytest.approx(2 / 3)
+    assert earned("def is_full(root): return True", TREE) == -0.5, "the class is the program's to define"
+    always = "class Node:\n    def __init__(self, x): pass\n    def __eq__(self, other): return True\n"
+    assert earned(f"{always}def is_full(root): return Node(1)", TREE) <= 0
+    (message,) = CodeEnvironment().reset(task_of(TREE))["agent"]
+    assert "called like this: is_full(root)\nDefine Node as well. This code comes first:" in message.content
+    assert "root1.right = Node(3)" in message.content
+    without_code = {key: value for key, value in TREE.items() if key != "code"}
+    assert task_data(without_code, 1, "rows")["names"] == ["Node", "is_full"]
+    assert earned(TREE["code"], without_code) == 2.0
+    with pytest.raises(DataError, match="test_setup_code uses Tree, which its code does not define"):
+        task_of({**TREE, "test_setup_code": "root = Tree(1)"})
+
+
+def test_tests_that_need_a_package(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "plus.jsonl"
+    path.write_text(f"{json.dumps(PLUS)}\n{json.dumps(HUMANEVAL)}\n")
+    data = {"test": str(path)}
+    assert CodeEnvironment(data).tasks("test").size == 1
+    assert "skipped 1 of 2 rows" in caplog.text
+    assert "the task needs numpy, which the sandbox does not have; let it in: sandbox.packages: [numpy]" in caplog.text
+    environment = CodeEnvironment(data, sandbox=Sandbox(packages=("numpy",)))
+    task = environment.tasks("test")[0]
+    environment.reset(task)
+    assert environment.step({"agent": Message("assistant", task.data["solution"])}).rewards["agent"] == 2.0
+    path.write_text(f"{json.dumps(PLUS)}\n")
+    with pytest.raises(DataError, match=r"sandbox\.packages: \[numpy\]"):
+        CodeEnvironment(data).tasks("test")
+
+
+def test_modules_that_a_row_uses_without_an_import() -> None:
+    row = {
+        "prompt": "from __future__ import annotations\ndef area(r: math.Radius) -> float:\n    '''Of a circle.'''\n",
+        "entry_point": "area",
+        "canonical_solution": "    return math.pi * r ** 2\n",
+        "test": "def check(candidate):\n    assert math.isclose(candidate(2), 4 * math.pi)\n",
+    }
+    assert earned("    return math.pi * r ** 2", row) == 2.0
+    assert earned("def area(r): return math.pi * r * r", row) == 2.0
+    assert earned("def area(r): return 4 * 3.141592653589793", row) == 2.0
+    test = "def check(candidate, string='a'):\n    assert string.upper() == 'A'\n    assert candidate(0) == 0"
+    assert "import string" not in task_data({**row, "test": test}, 1, "rows")["given"], "the tests' own name"
+
+
+def test_a_prompt_may_end_in_a_bare_head() -> None:
+    row = {"prompt": "import math\ndef f(x):\n", "entry_point": "f", "test": "def check(f):\n    assert f(4) == 2"}
+    assert earned("    return math.isqrt(x)", row) == 2.0
+    assert earned("def f(x): return math.isqrt(x)", row) == 2.0
+    for prompt in ("'''", "def f(x:"):
+        with pytest.raises(DataError, match="row 1: SyntaxError"):
+            task_of({**row, "prompt": prompt})
+    with pytest.raises(DataError, match="row 1: SyntaxError"):
+        task_of({**ROW, "solution": "def double(x) return"})
+
+
+def test_a_huge_value_does_not_lose_the_other_tests() -> None:
+    row = {**ROW, "pairs": [[[1], 2], [["x" * 10], "x" * 20]]}
+    program = "def double(x): return 'y' * (5 << 20) if x == 1 else x * 2"
+    assert graded(program, row).components["agent"] == {"tests": 0.5, "all_passed": 0.0, "invalid": 0.0}
+
+
+def test_a_program_that_only_raises_earns_nothing() -> None:
+    test = "def check(candidate):\n    assert candidate('ab') == 'ba'\n    assert True, 'good for debugging'\n"
+    assert earned("def unshift(s): raise ValueError", {**HUMANEVAL, "test": test}) == 0.0
+    assert earned("def unshift(s): return s[::-1]", {**HUMANEVAL, "test": test}) == 2.0
 
 
 def test_what_the_agent_sees() -> None:

@@ -162,6 +162,6 @@ def test_faults_of_a_file_are_named(tmp_path: Path) -> None:
     rows = [{**OWN, "prompt": "R"}, {"prompt": "Q", "entry_point": "f"}]
     path = write(tmp_path / "d.jsonl", rows)
     with pytest.raises(DataError, match=r"d\.jsonl', row 2: the field 'test' is missing.*'entry_point', 'prompt'"):
-        CodeEnvironment(data={"train": path, "validation": path}).tasks("train")
+        CodeEnvironment(data={"train": path, "validation": path}, bad_rows="stop").tasks("train")
     with pytest.raises(DataError, match=r"e\.jsonl"):
         CodeEnvironment(data=str(tmp_path / "e.jsonl")).tasks("train")

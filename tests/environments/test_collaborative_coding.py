@@ -194,7 +194,7 @@ def test_assertions_that_are_held_out_are_not_graded() -> None:
         ["y == 14", "candidate(N) == 8", "True", "candidate(n) == 2 * n", "candidate(5) == 10"]
     ), "equal ones go too"
     found = grade(Sandbox(), "def f(x):\n    return 2 * x", hidden_tests(graded))
-    assert (found.passed, found.run) == (7, 7), "the loop's is reached three times"
+    assert (found.passed, found.run) == (6, 6), "the loop's is reached three times, and True counts for nothing"
     assert hold_out(data, 0) == (dict(data), [])
     mbpp = task_data({"text": "T", "test_list": ["assert g(1) == 2", "assert g(3) == 6"]}, 1, "r")
     graded, revealed = hold_out(mbpp, 5)
@@ -257,6 +257,17 @@ def test_two_turns_pay_what_the_last_programs_are_worth() -> None:
 
 
 def test_solutions_are_split_by_meaning() -> None:
+    for own in (
+        "def f(x):\n    def aux(aux): return aux + 4\n    return 3 * aux(aux=x) + 1",
+        "def aux(x): return x + 4\ndef f(x): return 3 * aux(x) + 1",
+        "def f(aux):\n    aux = aux + 4\n    return 3 * aux + 1",
+        "def f(x):\n    from math import floor as aux\n    return 3 * aux(x + 4.5) + 1",
+    ):
+        parts = split_solution(own, "f")
+        assert aux_use(parts[1], "f") == AuxUse(calls=True, thin=False, ignores=False), parts
+        names: dict[str, Any] = {}
+        exec("\n".join(parts), names)
+        assert (names["f"](2), names["f"](-7)) == (19, -8)
     assert split_solution("def f(x): return 3*(x+4)", "f") == (
         "def aux(x):\n    return x + 4",
         "def f(x):\n    part = aux(x)\n    return 3 * part",

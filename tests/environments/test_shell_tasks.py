@@ -75,7 +75,7 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     assert all(split_of(json.dumps(row)) == "train" for row in rows if row["description"] in asked["train"])
     path.write_text(json.dumps([*rows, {"description": "x"}]))
     with pytest.raises(DataError, match=r"rows\.json.*61.*evaluation"):
-        ShellEnvironment(data=str(path)).tasks("train")
+        ShellEnvironment(data=str(path), bad_rows="stop").tasks("train")
 
 
 def test_generated_tasks_are_solved_by_their_reference() -> None:

@@ -255,7 +255,7 @@ def test_faults_of_a_row_are_named(tmp_path: Path, changed: dict[str, Any], name
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([dbbench_row(), dbbench_row(**changed)]))
     with pytest.raises(DataError, match=rf"rows\.json.*row 2.*{named}"):
-        SqlEnvironment(data={"train": str(path), "validation": str(path)}).tasks("train")
+        SqlEnvironment(data={"train": str(path), "validation": str(path)}, bad_rows="stop").tasks("train")
 
 
 @pytest.mark.parametrize(

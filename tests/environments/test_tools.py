@@ -303,7 +303,7 @@ def test_faults_of_a_file_are_named(tmp_path: Path, field: str, value: Any) -> N
     rows = [{"question": "Q?", "answer": "1"}, {"question": "R?", "answer": "1", field: value}]
     data = rows_file(tmp_path / "d.jsonl", rows)
     with pytest.raises(DataError, match=rf"d\.jsonl.*row 2.*{field}"):
-        ToolEnvironment(data={"train": data}).tasks("train")
+        ToolEnvironment(data={"train": data}, bad_rows="stop").tasks("train")
 
 
 class Echo(Tool):

@@ -223,9 +223,25 @@ def test_values_that_are_too_large_to_pass_on_fail_the_test_and_not_the_sandbox(
     assert "can be passed" in (found.fault or "")
 
 
-def test_a_value_that_is_too_large_ends_the_program() -> None:
-    found = graded("def f(): return 'x' * (5 << 20)", "assert len(f()) == 5 << 20")
-    assert (found.passed, found.ending) == (0, "output")
+def test_a_value_that_is_too_large_fails_its_call_alone() -> None:
+    program = "def f(n): return 'x' * n"
+    found = graded(program, "assert f(5 << 20) == 1\nassert f(2) == 'xx'", "assert len(f(3)) == 3")
+    assert (found.passed, found.run, found.ending) == (2, 3, None)
+    assert "4194304 can be passed" in (found.fault or "")
+
+
+def test_assertions_without_the_program_count_for_nothing() -> None:
+    """As many HumanEval tests end: a program that only raises would be paid for them."""
+    lines = ("f(1) == 1", "True, 'easy'", "1 + 1 == 2", "f(2) == 2", "True")
+    tests = "def check(f):\n" + "".join(f"    assert {line}\n" for line in lines)
+    found = graded("def f(x): raise ValueError", tests, entry="f")
+    assert (found.passed, found.run) == (0, 2)
+    assert graded("def f(x): return x", tests, entry="f").solved
+    ended = "def check(f):\n    assert f(1) == 1\n    x = f(2)\n    assert True\n    assert x == 2"
+    found = graded("def f(x): return x if x == 1 else 1 / 0", ended, entry="f")
+    assert (found.passed, found.run) == (1, 2), "what the error kept from being reached is no constant either"
+    caught = "try:\n    f(1)\nexcept ValueError:\n    assert True"
+    assert graded("def f(x): raise ValueError", caught).solved, "after a call it says where the test got to"
 
 
 @pytest.mark.parametrize(

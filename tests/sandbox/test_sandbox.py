@@ -213,7 +213,9 @@ for number in range(2048):
 print(json.dumps([sorted(os.environ), os.environ["HOME"], os.getcwd(), found]))
 """
     try:
-        assert Path(f"/proc/{host._process.pid}/environ").read_bytes() == b"", "what is unset still lies in memory"
+        assert Path(f"/proc/{host._process.pid}/environ").read_bytes() == b"PYTHONHASHSEED=0\0", (
+            "what is unset still lies in memory"
+        )
         settings = CellSettings(host.next_number(), 512, 10, 64, 4096, 32, shell=False)
         with Cell(host, settings, 65536, 20.0) as cell:
             cell.request({"operation": "run", "source": program}, time.monotonic() + 20)
@@ -222,7 +224,7 @@ print(json.dumps([sorted(os.environ), os.environ["HOME"], os.getcwd(), found]))
         host.close()
         os.close(read)
         os.close(write)
-    assert set(variables) <= {"PATH", "LANG", "LC_CTYPE", "HOME", "TMPDIR", "PYTHONDONTWRITEBYTECODE"}
+    assert set(variables) <= {"PATH", "LANG", "LC_CTYPE", "HOME", "TMPDIR", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED"}
     assert home == folder
     assert folder == "/box" if level == "namespaces" else folder.startswith(tempfile.gettempdir())
     assert descriptors == [0, 1, 2, 3, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from mrlm_pl.sandbox.inside.files import Files
 from mrlm_pl.sandbox.inside.shared import MAX_CONTAINERS, Shared
 
 BOX = """
+import collections
 import datetime
+from xml.etree import ElementTree
 class Box:
     kind = 'box'
     def __init__(self, items=None):
@@ -42,6 +45,8 @@ class Box:
     def __eq__(self, other): return isinstance(other, Box) and self.items == other.items
     def __contains__(self, item): return item in self.items
     def __add__(self, other): return Box(self.items + other.items)
+    def line(self): return collections.deque(self.items, 3)
+    def hang(self, element): element.append(ElementTree.Element('leaf', n='1')); return element
     def save(self, name):
         with open(name, 'w') as file: file.write(str(self.total()))
     def load(self, name):
@@ -80,6 +85,17 @@ HONEST = [
     "items = Box([1]).items\neq(items, [1])",
     "box = Box([1])\nitems = box.items\nbox.add(2)\neq(items, [1, 2])\nself.assertIs(items, box.items)",
     "self.assertTrue(Box().is_of(list))",
+    "from collections import deque\neq(Box([1, 2]).line(), deque([1, 2]))\neq(Box().line().maxlen, 3)",
+    "from collections import deque\nbox = Box(deque([1, 2]))\nitems = box.items\nbox.items.append(3)\n"
+    "eq(box.total(), 6)\nbox.add(4)\neq(items, deque([1, 2, 3, 4]))\neq(items.popleft(), 1)\neq(box.total(), 9)",
+    "from xml.etree import ElementTree\nroot = ElementTree.fromstring('<a><b>x</b></a>')\n"
+    "found = Box().hang(root)\nself.assertIsInstance(found, ElementTree.Element)\n"
+    "eq([inner.tag for inner in found], ['b', 'leaf'])\n"
+    "box = Box()\nbox.day = root[0]\neq(box.day.text, 'x')",
+    "import os\nwith open('fixed', 'w') as file:\n    file.write('x')\nos.chmod('fixed', 0o444)\n"
+    "with raises(PermissionError):\n    Box([3]).save('fixed')\nos.chmod('fixed', 0o644)\nBox([3]).save('fixed')\n"
+    "with open('fixed') as file:\n    eq(file.read(), '3')\nos.chmod('fixed', 0)\n"
+    "with raises(PermissionError):\n    Box().load('fixed')\nos.remove('fixed')",
     "Box([3]).save('f.txt')\nwith open('f.txt') as file:\n    eq(file.read(), '3')",
     "import os\nos.makedirs('d')\nwith open('d/g.txt', 'w') as file:\n    file.write('hi')\n"
     "eq(Box().load('d/g.txt'), 'hi')\n"
@@ -89,17 +105,18 @@ HONEST = [
 
 def test_tests_use_objects_as_if_they_were_their_own() -> None:
     found = graded(BOX, *HONEST)
-    assert (found.passed, found.run, found.fault) == (16, 16, None)
+    assert (found.passed, found.run, found.fault) == (20, 20, None)
     assert found.solved
 
 
 def test_the_same_tests_pass_without_a_sandbox(tmp_path: Path) -> None:
     """So that they demand nothing of the sandbox that Python does not do."""
     (tmp_path / "t.py").write_text(f"{BOX}\n{made_tests(*HONEST).code}")
-    done = subprocess.run(
-        [sys.executable, "-m", "unittest", "t"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert "Ran 16 tests" in done.stderr
+    command = [sys.executable, "-m", "unittest", "t"]
+    if os.geteuid() == 0:  # who may read what modes forbid, unless without rights
+        command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "Ran 20 tests" in done.stderr
     assert done.returncode == 0, done.stderr
 
 
@@ -215,12 +232,12 @@ def test_files_stay_in_the_folder(tmp_path: Path) -> None:
     files = Files(str(inside))
     for path in ("../out", "/tmp/out", "a/../../out", "", "a//b", "./a", "a/" * 9 + "b"):
         with pytest.raises(ValueError, match="no path"):
-            files.apply({path: "00"})
-    for bad in ({"a": "zz"}, {"a": "00" * (2 << 20)}, {"\0": "00"}):
+            files.apply({path: ["00", 0o644]})
+    for bad in ({"a": ["zz", 0]}, {"a": ["00" * (2 << 20), 0]}, {"\0": ["00", 0]}, {"a": ["00", "x"]}):
         with pytest.raises((ValueError, TypeError)):
             files.apply(bad)
     with pytest.raises(ValueError, match="64 files"):
-        files.apply({f"f{n}": "00" for n in range(65)})
+        files.apply({f"f{n}": ["00", 0o600] for n in range(65)})
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
 
 
@@ -232,7 +249,7 @@ def test_files_of_two_folders_become_equal(tmp_path: Path) -> None:
     (folders[0] / "x").write_bytes(b"one")
     (folders[0] / "db-journal").write_bytes(b"private")
     changes = here.changed()
-    assert changes == {"x": b"one".hex()}
+    assert changes == {"x": [b"one".hex(), 0o644]}
     there.apply(changes)
     assert there.changed() == {}, "what came from elsewhere is no change of its own"
     opened = (folders[1] / "x").open("rb")

@@ -51,7 +51,10 @@ def serve(requests: int, replies: int) -> None:
             reply = {"ok": operations[request["operation"]](request)}
         except BaseException as error:  # whatever a program raises, also sys.exit, is an answer
             reply = {"error": _described(error), "kind": type(error).__name__}
-        channel.send(reply)
+        try:
+            channel.send(reply, within_limit=True)
+        except ValueError as error:  # too long: it fails this call, and not all that come after it
+            channel.send({"error": _described(error), "kind": "ValueError"})
 
 
 class _Child:

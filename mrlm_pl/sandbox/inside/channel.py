@@ -50,6 +50,6 @@ class Channel:
                 stream.flush()
         data = memoryview(self._dumps(reply).encode() + b"\n")
         if within_limit and len(data) > MAX_LINE:
-            raise ValueError(f"the arguments of a call take {len(data)} bytes; at most {MAX_LINE} can be passed")
+            raise ValueError(f"the values of a call take {len(data)} bytes; at most {MAX_LINE} can be passed")
         while data:
             data = data[self._write(self._replies, data) :]

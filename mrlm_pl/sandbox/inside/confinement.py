@@ -48,6 +48,7 @@ class CellSettings:
         files: how many files it may hold.
         processes: processes and threads; 1 allows threads but no process.
         shell: it runs scripts: programs may be started, and the folders of a system are writable.
+        folders: further ones that it may read, of packages.
     """
 
     number: int
@@ -57,6 +58,7 @@ class CellSettings:
     files: int
     processes: int
     shell: bool
+    folders: tuple[str, ...] = ()
 
 
 def interpreter_folders() -> list[str]:
@@ -64,8 +66,11 @@ def interpreter_folders() -> list[str]:
     return sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)})
 
 
-def enter_namespaces() -> None:
+def enter_namespaces(folders: Iterable[str]) -> None:
     """Put this process, and the next child as first process, in namespaces with a root that holds programs only.
+
+    Args:
+        folders: further ones that are shown in it, read-only.
 
     Raises:
         OSError: the machine does not allow it.
@@ -79,7 +84,7 @@ def enter_namespaces() -> None:
             syscalls.unshare(filesystem)
             as_root = True
     if as_root:
-        _make_root()
+        _make_root(folders)
         syscalls.become_user(NOBODY)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else its own /proc entries, which set the maps, are root's
         user, group = os.getuid(), os.getgid()
@@ -89,13 +94,13 @@ def enter_namespaces() -> None:
     user, group = os.getuid(), os.getgid()
     syscalls.unshare(filesystem | syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID)
     syscalls.map_identity(INNER_USER, INNER_USER, user, group)
-    _make_root()
+    _make_root(folders)
 
 
-def _make_root() -> None:
+def _make_root(folders: Iterable[str]) -> None:
     """A new root: the system's programs and this interpreter, read-only, four devices, and empty folders."""
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-    shown = [path for path in dict.fromkeys([*_SYSTEM, *interpreter_folders()]) if os.path.exists(path)]
+    shown = [path for path in dict.fromkeys([*_SYSTEM, *interpreter_folders(), *folders]) if os.path.exists(path)]
     shown = [path for path in shown if not os.path.islink(path) and (path == "/usr" or not path.startswith("/usr/"))]
     # Held open, because the new root is put over /tmp, which may hide some of them.
     sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in [*shown, *_DEVICES, "/proc"]}
@@ -190,7 +195,7 @@ def confine_by_limits(cell: CellSettings, folder: str) -> None:
 
 
 def _close_file_system(cell: CellSettings, writable: Iterable[str], accounts: Iterable[str] = ()) -> None:
-    programs = [*_SYSTEM, *interpreter_folders()]
+    programs = [*_SYSTEM, *interpreter_folders(), *cell.folders]
     readable = [*_DEVICES, *accounts]
     if cell.shell:
         landlock.restrict(read=readable, write=["/dev/null"], execute=programs, write_and_execute=writable)

@@ -20,18 +20,18 @@ class Files:
 
     def __init__(self, root: str | None = None) -> None:
         self._root = root or os.getcwd()
-        self._seen: dict[str, bytes] = {}
+        self._seen: dict[str, tuple[bytes, int]] = {}
 
-    def changed(self) -> dict[str, str | None]:
-        """Paths and contents, in hexadecimal digits, of new and changed files; None for those that are gone.
+    def changed(self) -> dict[str, list[Any] | None]:
+        """Paths, contents (in hexadecimal digits) and modes of new and changed files; None for those that are gone.
 
         Beyond ``MAX_FILES`` files, ``MAX_BYTES`` bytes of all or ``MAX_DEPTH`` folders, files are left out.
         """
         # Contents, not times: two changes within the clock's step would look like one.
-        found: dict[str, bytes] = {}
+        found: dict[str, tuple[bytes, int]] = {}
         self._read("", found, 0)
-        changes: dict[str, str | None] = dict.fromkeys(self._seen.keys() - found.keys())
-        changes |= {path: data.hex() for path, data in found.items() if self._seen.get(path) != data}
+        changes: dict[str, list[Any] | None] = dict.fromkeys(self._seen.keys() - found.keys())
+        changes |= {path: [file[0].hex(), file[1]] for path, file in found.items() if self._seen.get(path) != file}
         self._seen = found
         return changes
 
@@ -51,18 +51,23 @@ class Files:
                 with suppress(FileNotFoundError):
                     os.remove(full)
                 continue
-            data = bytes.fromhex(content)
-            others = sum(len(other) for name, other in self._seen.items() if name != path)
+            data, mode = bytes.fromhex(content[0]), content[1] & 0o777
+            others = sum(len(other) for name, (other, _) in self._seen.items() if name != path)
             if others + len(data) > MAX_BYTES or len(self._seen.keys() | {path}) > MAX_FILES:
                 raise ValueError(f"more than {MAX_FILES} files or {MAX_BYTES} bytes of files")
             os.makedirs(os.path.dirname(full), exist_ok=True)
             # In place: who has the file open, such as a data base, reads the new content.
-            with open(full, "r+b" if os.path.exists(full) else "wb") as file:
+            exists = os.path.exists(full)
+            if exists and not os.access(full, os.W_OK):
+                os.chmod(full, 0o600)
+            with open(full, "r+b" if exists else "wb") as file:
                 file.write(data)
                 file.truncate()
-            self._seen[path] = data
+            if os.stat(full).st_mode & 0o777 != mode:
+                os.chmod(full, mode)
+            self._seen[path] = data, mode
 
-    def _read(self, folder: str, found: dict[str, bytes], depth: int) -> None:
+    def _read(self, folder: str, found: dict[str, tuple[bytes, int]], depth: int) -> None:
         with os.scandir(os.path.join(self._root, folder)) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 path = f"{folder}{entry.name}"
@@ -70,7 +75,20 @@ class Files:
                     if depth + 1 < MAX_DEPTH:
                         self._read(f"{path}/", found, depth + 1)
                 elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(_PRIVATE):
-                    room = MAX_BYTES - sum(map(len, found.values()))
-                    if len(found) < MAX_FILES and entry.stat(follow_symlinks=False).st_size <= room:
-                        with open(entry.path, "rb") as file:
-                            found[path] = file.read()
+                    room = MAX_BYTES - sum(len(data) for data, _ in found.values())
+                    status = entry.stat(follow_symlinks=False)
+                    if len(found) < MAX_FILES and status.st_size <= room:
+                        found[path] = _content(entry.path, status.st_mode & 0o777), status.st_mode & 0o777
+
+
+def _content(path: str, mode: int) -> bytes:
+    """Content of a file, also of one that its owner may not read at present."""
+    readable = os.access(path, os.R_OK)
+    if not readable:
+        os.chmod(path, mode | 0o400)
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    finally:
+        if not readable:
+            os.chmod(path, mode)

@@ -15,7 +15,7 @@ from typing import Any
 from mrlm_pl.sandbox.inside.channel import Channel
 from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
 
-_RECORD, _FAILED, _ERROR = "__record_test", "__failed_test", "__test_error"
+_RECORD, _CONSTANT, _FAILED, _ERROR = "__record_test", "__record_constant", "__failed_test", "__test_error"
 MAX_TESTS = 100_000
 MAX_FAULT_CHARACTERS = 500
 
@@ -79,8 +79,12 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
     namespace: dict[str, Any] = {"__name__": "tests"}
     exec(compile(request["context"], "<context>", "exec"), namespace)
 
+    calls = 0
+
     def proxy(name: str) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
             asked = {"name": name, "arguments": encode(list(arguments), _refuse), "named": encode(named, _refuse)}
             # The candidate may have made them: it must not be able to end the tests by their size.
             channel.send({"ask": asked}, within_limit=True)
@@ -91,7 +95,7 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
                 raise raised(answer["error"], answer.get("kind"))
             try:
                 return decode(answer["ok"], lambda mention: mention)
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
+            except (ValueError, TypeError, KeyError, SyntaxError, OverflowError, RecursionError) as error:
                 raise CandidateError(f"the value cannot be read: {error}") from error
 
         call.__name__ = name
@@ -101,33 +105,51 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
         namespace[name] = proxy(name)
 
     def record(holds: Any) -> None:
+        nonlocal calls
+        calls = 0
         tally["run"] += 1
         tally["passed"] += bool(holds)
         if tally["run"] > MAX_TESTS:
             raise CandidateGone
 
+    def record_constant(holds: Any) -> None:
+        # Such as `assert True` behind the last test, which would pay a program that fails them all. After a call it
+        # says where the tests got to.
+        if calls:
+            record(holds)
+
     def failed(error: Exception) -> None:
         record(False)
         tally["fault"] = tally["fault"] or in_words(error)
 
-    namespace[_RECORD], namespace[_FAILED] = record, failed
+    namespace.update({_RECORD: record, _CONSTANT: record_constant, _FAILED: failed})
     exec(compile(counted(part), "<tests>", "exec"), namespace)
     if request["entry"] and "check" in namespace:
         namespace["check"](namespace[request["entry"]])
 
 
 def counted(tests: str) -> ast.Module:
-    """The tests with each ``assert`` counted, held or not, in place of ending them at the first that does not hold."""
+    """The tests with each ``assert`` counted, held or not, in place of ending them at the first that does not hold.
+
+    One whose condition names nothing but built-in functions, such as ``assert True``, counts only after a call of the
+    candidate that no other one has counted.
+    """
     return ast.fix_missing_locations(_CountAsserts().visit(ast.parse(tests)))
 
 
 def _asserts(tests: str) -> int:
-    return sum(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(tests)))
+    return sum(isinstance(node, ast.Assert) and not _is_constant(node) for node in ast.walk(ast.parse(tests)))
+
+
+def _is_constant(node: ast.Assert) -> bool:
+    read = {inner.id for inner in ast.walk(node.test) if isinstance(inner, ast.Name)}
+    return read <= set(dir(builtins))
 
 
 class _CountAsserts(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.Try:
-        record = ast.Expr(ast.Call(ast.Name(_RECORD, ast.Load()), [node.test], []))
+        name = _CONSTANT if _is_constant(node) else _RECORD
+        record = ast.Expr(ast.Call(ast.Name(name, ast.Load()), [node.test], []))
         failed = ast.Expr(ast.Call(ast.Name(_FAILED, ast.Load()), [ast.Name(_ERROR, ast.Load())], []))
         handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), _ERROR, [failed])
         return ast.copy_location(ast.Try([record], [handler], [], []), node)

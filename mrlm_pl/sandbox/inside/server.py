@@ -76,17 +76,18 @@ REQUESTS, REPLIES = 3, 4
 SETUP_FAILED = 71
 
 
-def main(descriptor: int, level: str, temporary: str) -> NoReturn:
+def main(descriptor: int, level: str, temporary: str, packages: str) -> NoReturn:
     """Serve until the other end of the socket is closed.
 
     Args:
         descriptor: of the socket to the trainer.
         level: ``namespaces``, ``landlock`` or ``limits``.
         temporary: folder in which private folders are made, where there are no namespaces.
+        packages: JSON object: packages that programs may import beyond the standard library, each with its folder.
     """
     link = socket.socket(fileno=descriptor)
     try:
-        _Server(link, level, temporary).serve()
+        _Server(link, level, temporary, json.loads(packages)).serve()
     except BaseException:
         with suppress(OSError):
             link.send(json.dumps({"failed": traceback.format_exc(limit=-3)[-4000:]}).encode())
@@ -94,15 +95,18 @@ def main(descriptor: int, level: str, temporary: str) -> NoReturn:
 
 
 class _Server:
-    def __init__(self, link: socket.socket, level: str, temporary: str) -> None:
+    def __init__(self, link: socket.socket, level: str, temporary: str, packages: dict[str, str]) -> None:
         self.link, self.level = link, level
         self.cells: dict[int, int] = {}
         os.environ.clear()
         os.environ.update(PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8", HOME="/", PYTHONDONTWRITEBYTECODE="1")
+        os.environ.update(PYTHONHASHSEED="0")
+        if packages:  # their libraries must not start threads: children are forked from this one
+            os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
         _close_all_but(link.fileno())
         self.folder = ""
         if level == "namespaces":
-            confinement.enter_namespaces()
+            confinement.enter_namespaces(packages.values())
             self._become_first_process()
             self.own_processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             os.chdir(confinement.BOX)
@@ -115,6 +119,10 @@ class _Server:
             os.chdir(self.folder)
         for module in PRELOADED:
             importlib.import_module(module)
+        for package, folder in packages.items():
+            sys.path.append(folder)
+            importlib.import_module(package)
+            sys.path.remove(folder)  # programs import what is loaded, not whatever else is in the folder
         gc.collect()
         gc.freeze()  # children do not copy the pages of these objects by counting references on collection
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-KINDS = (list, dict, set)
+KINDS = (list, dict, set, deque)
 MAX_CONTAINERS, MAX_VALUES = 32, 1000
 
 
@@ -70,6 +71,9 @@ def update(old: Any, new: Any) -> None:
         content = {key: _merged(old.get(key), value) for key, value in new.items()}
         old.clear()
         old.update(content)
+    elif isinstance(old, deque):
+        old.clear()
+        old.extend(new)
     else:
         old.clear()
         old.update(new)

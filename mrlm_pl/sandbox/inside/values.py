@@ -1,18 +1,20 @@
 """Plain values as JSON without loss of type: what may pass between a candidate and its grader.
 
-Numbers, text, bytes, dates, times, built-in types and the built-in containers are passed by value and by exact type, so
-an object that claims to be equal to everything arrives as what it is: an :class:`Opaque` mention of something that
+Numbers, text, bytes, dates, times, XML elements, built-in types and containers are passed by value and by exact type,
+so an object that claims to be equal to everything arrives as what it is: an :class:`Opaque` mention of something that
 stayed behind.
 """
 
 from __future__ import annotations
 
 import builtins
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
+from xml.etree import ElementTree
 
 MAX_DEPTH = 60
 _EXACT = 2**53  # beyond it, JSON readers elsewhere lose digits
@@ -61,6 +63,8 @@ def encode(value: Any, keep: Callable[[Any], Opaque], depth: int = 0) -> Any:
         return {kind.__name__: inner(value)}
     if kind in _DICTIONARIES:
         return {"dict": [inner(pair) for pair in dict.items(value)]}
+    if kind is deque:
+        return {"deque": [inner(value), value.maxlen]}
     if kind is bytes:
         return {"bytes": value.hex()}
     if kind is complex:
@@ -72,6 +76,9 @@ def encode(value: Any, keep: Callable[[Any], Opaque], depth: int = 0) -> Any:
         return {"timedelta": [value.days, value.seconds, value.microseconds]}
     if kind in _MOMENTS.values() and type(getattr(value, "tzinfo", None)) in (type(None), timezone):
         return {kind.__name__: value.isoformat()}
+    if kind is ElementTree.Element:
+        with suppress(TypeError, ValueError, AttributeError, RecursionError):  # it holds what cannot be written as XML
+            return {"element": ElementTree.tostring(value, "unicode")}
     mention = value if kind is Opaque else keep(value)
     return {"opaque": [mention.number, mention.kind]}
 
@@ -85,7 +92,7 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
         depth: of the containers around it.
 
     Raises:
-        ValueError, TypeError: the data is not what :func:`encode` makes.
+        ValueError, TypeError, SyntaxError: the data is not what :func:`encode` makes.
 
     >>> decode({"tuple": [1, {"int": "0x20000000000000"}]}, lambda mention: mention)
     (1, 9007199254740992)
@@ -120,6 +127,11 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
         return complex(real, imaginary)
     if kind == "dict":
         return dict(inner(pair) for pair in content)
+    if kind == "deque":
+        items, longest = content
+        return deque(inner(items), longest)
+    if kind == "element":
+        return ElementTree.fromstring(content)
     if kind == "type":
         named = getattr(builtins, content)
         if type(named) is not type:
