@@ -206,12 +206,15 @@ class Environment(ABC):
             calls it without a thread, which takes half the time, and without a deadline.
         forks: :meth:`copy` in the middle of an episode gives an instance that goes on from there by itself. A turn tree
             plays the earlier turns again in environments that hold more than plain values (processes, connections).
+        client_settings: arguments that the clients of a server may set where it allows settings. Name none that holds
+            a path, an address, an object or a bound that protects the server.
     """
 
     name: str
     agents: tuple[str, ...] = ("agent",)
     quick: bool = False
     forks: bool = False
+    client_settings: tuple[str, ...] = ()
 
     @abstractmethod
     def reset(self, task: Task) -> Observations:

@@ -54,6 +54,7 @@ class ClassCompletionEnvironment(Environment):
     """
 
     name = "class_completion"
+    client_settings = ("methods", "system_prompt")
 
     def __init__(
         self,

@@ -48,6 +48,7 @@ class CodeEnvironment(SingleAgentEnvironment):
     """
 
     name = "code"
+    client_settings = ("difficulty", "kinds", "max_attempts", "instruction", "system_prompt")
 
     def __init__(
         self,

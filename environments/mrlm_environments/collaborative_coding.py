@@ -86,6 +86,7 @@ class CollaborativeCodingEnvironment(Environment):
     """
 
     name = "collaborative_coding"
+    client_settings = ("difficulty", "kinds", "turns", "feedback", "revealed_tests", "system_prompt")
     agents = (HELPER, MAIN)
 
     def __init__(

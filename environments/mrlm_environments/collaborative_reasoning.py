@@ -69,6 +69,15 @@ class CollaborativeReasoningEnvironment(Environment):
     """
 
     name = "collaborative_reasoning"
+    client_settings = (
+        "max_turns",
+        "format",
+        "difficulty",
+        "show_scores",
+        "consensus_stop",
+        "policies_by",
+        "instruction",
+    )
     forks = True
 
     def __init__(

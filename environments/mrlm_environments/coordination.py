@@ -32,6 +32,7 @@ class CoordinationGame(Environment):
     """
 
     name = "coordination"
+    client_settings = ("together", "alone", "deserted")
     agents = ("row", "column")
     quick = True
     forks = True

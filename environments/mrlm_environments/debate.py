@@ -57,6 +57,7 @@ class DebateEnvironment(Environment):
     """
 
     name = "debate"
+    client_settings = ("reward", "max_turns", "tie_margin", "swap_opening")
     forks = True
     agents = ("pro", "con")
 

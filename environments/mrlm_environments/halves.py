@@ -31,6 +31,7 @@ class Halves(Environment):
     """
 
     name = "halves"
+    client_settings = ("word",)
     agents = ("left", "right")
     quick = True
     forks = True

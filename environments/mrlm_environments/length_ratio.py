@@ -35,6 +35,7 @@ class LengthRatioGame(Environment):
     """
 
     name = "length_ratio"
+    client_settings = ("target", "rounds", "minimum")
     agents = ("first", "second")
     quick = True
     forks = True

@@ -41,6 +41,7 @@ class MathEnvironment(SingleAgentEnvironment):
     """
 
     name = "math"
+    client_settings = ("difficulty", "kinds", "steps_bonus", "max_attempts", "instruction", "system_prompt")
     forks = True
 
     def __init__(

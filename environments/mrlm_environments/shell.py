@@ -74,6 +74,7 @@ class ShellEnvironment(SingleAgentEnvironment):
     """
 
     name = "shell"
+    client_settings = ("max_turns", "system_prompt")
 
     def __init__(
         self,

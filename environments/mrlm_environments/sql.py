@@ -78,6 +78,7 @@ class SqlEnvironment(SingleAgentEnvironment):
     """
 
     name = "sql"
+    client_settings = ("kinds", "rows", "max_turns", "instruction")
 
     def __init__(
         self,

@@ -92,6 +92,7 @@ class ToolEnvironment(SingleAgentEnvironment):
     """
 
     name = "tools"
+    client_settings = ("kinds", "max_turns", "shaping", "system_prompt")
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ class WordEmission(Environment):
     """
 
     name = "word_emission"
+    client_settings = ("words",)
     quick = True
     forks = True
 

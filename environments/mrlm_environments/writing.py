@@ -74,6 +74,7 @@ class WritingEnvironment(Environment):
     """
 
     name = "writing"
+    client_settings = ("family", "turns", "faithfulness")
     agents = AGENTS["tldr"]
     quick = True
     forks = True

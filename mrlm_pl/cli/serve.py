@@ -176,7 +176,7 @@ def serve_parser() -> CommandParser:
     add("--controller", type=bool, default=False, help="Host nothing, but lead clients to workers that join.")
     add("--join", type=str, help="HOST:PORT of a controller, to be a worker of it.")
     add("--advertise", type=str, help="HOST:PORT at which clients reach this worker; else the one listened on.")
-    add("--allow_settings", type=bool, default=False, help="Let clients override arguments, paths among them.")
+    add("--allow_settings", type=bool, default=False, help="Let clients set the arguments that an environment names.")
     add("--host", type=str, default="127.0.0.1", help="Address to listen on.")
     add("--port", type=NonNegativeInt, default=50051, help="Port to listen on; 0 takes a free one, which is told.")
     add("--token_file", type=str, help="File with the token that calls must carry; else MRLM_TOKEN.")
@@ -226,10 +226,17 @@ def _factory(name: str, settings: Mapping[str, Any], allow_settings: bool) -> Fa
         raise ConfigurationError(f"environments: there is no environment {name!r}; {hint} are {', '.join(known)}")
 
     def make(overrides: Mapping[str, Any]) -> Environment:
-        if overrides and not allow_settings:
+        allowed = known[name].client_settings if allow_settings else ()
+        refused = sorted(set(overrides) - set(allowed))
+        if refused and not allow_settings:
             raise ConfigurationError(
-                f"settings {sorted(overrides)}: this server takes none from clients; put them into the file of its "
+                f"settings {refused}: this server takes none from clients; put them into the file of its "
                 "--settings, or start it with --allow_settings true"
+            )
+        if refused:
+            raise ConfigurationError(
+                f"settings {refused}: clients may set {', '.join(allowed) or 'nothing'} of {name!r}; the others belong "
+                "into the file of the server's --settings"
             )
         arguments = json.dumps({"class_path": name, "init_args": {**settings, **overrides}})
         with _parsing:

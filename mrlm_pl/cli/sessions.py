@@ -55,9 +55,18 @@ def run(arguments: Sequence[str]) -> int:
         state = "busy" if session.busy else f"lease {session.lease_left_seconds:.0f} s"
         print(
             f"{session.session}  {session.environment:<12} turn {session.turn:<4} age {session.age_seconds:.0f} s  "
-            f"{state:<12} {session.client}"
+            f"{state:<12} {_printable(session.client)}"
         )
     return 0
+
+
+def _printable(text: str) -> str:
+    """The text without what would control a terminal: clients choose their names.
+
+    >>> _printable("a\\x1b[2Jb\\n")
+    'a?[2Jb?'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
 
 
 async def _list(address: Address, request: pb.ListSessionsRequest) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 
 import torch
@@ -57,6 +59,7 @@ def generate(
     limits: Sequence[int],
     sessions: SessionCache,
     stats: EngineStats,
+    given_up: threading.Event,
 ) -> list[Generated]:
     """One :class:`Generated` per request, in order; all requests name the same policy.
 
@@ -66,6 +69,10 @@ def generate(
         limits: tokens to sample at most, for each request; at least 1.
         sessions: read for the contexts' beginnings, and written with the finished rows.
         stats: counters that are added to.
+        given_up: is set when nobody waits for the samples any more.
+
+    Raises:
+        CancelledError: nobody waits any more.
     """
     started = time.perf_counter()
     contexts, order = _distinct_contexts(requests, sessions)
@@ -77,6 +84,8 @@ def generate(
     seeds, offsets = [q.seed for q in batch.requests], [q.offset for q in batch.requests]
     sampler = Sampler(seeds, [q.sampling for q in batch.requests], most, backend.device, offsets)
     for n in range(most):
+        if given_up.is_set():
+            raise CancelledError
         tokens, logprobs = sampler.draw(logits, n)
         kept = batch.record(tokens, logprobs)
         if not kept:

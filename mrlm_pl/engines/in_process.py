@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -144,7 +145,12 @@ class InProcessEngine(Engine):
         """
         if not requests:
             return []
-        return await asyncio.wrap_future(self._open_work().submit(self._sample, list(requests)))
+        given_up = threading.Event()
+        try:
+            return await asyncio.wrap_future(self._open_work().submit(self._sample, list(requests), given_up))
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
 
     @property
     def holds_weights(self) -> bool:
@@ -169,7 +175,7 @@ class InProcessEngine(Engine):
         """
         return self._work.serve_during(start)
 
-    def _sample(self, requests: list[SampleRequest]) -> list[Sample]:
+    def _sample(self, requests: list[SampleRequest], given_up: threading.Event) -> list[Sample]:
         limits = [self._limit(request) for request in requests]
         by_policy: dict[str, list[int]] = {}
         for r, request in enumerate(requests):
@@ -185,6 +191,7 @@ class InProcessEngine(Engine):
                         [limits[r] for r in batch],
                         self._sessions,
                         self._stats,
+                        given_up,
                     )
                 for r, out in zip(batch, generated, strict=True):
                     samples[r] = self._finish(policy, loaded.version, out)

@@ -20,6 +20,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import PolicyError
+from mrlm_pl.policy.template_limits import EndlessTemplateError, check_template, deadline
 from mrlm_pl.policy.tool_form import PROBE_CALL, PROBE_TOOL, CallForm, find_call_form
 from mrlm_pl.tools import described
 
@@ -62,7 +63,7 @@ class ChatFormat:
 
     Raises:
         PolicyError: the tokenizer has no EOS token, so that no turn could end, or the template drops what an
-            assistant says.
+            assistant says, does not come to its end, or could compute without end.
     """
 
     def __init__(self, tokenizer: Any, template: str | None = None, extra_stop_ids: Sequence[int] = ()) -> None:
@@ -73,6 +74,8 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         self.template = template or tokenizer.chat_template or PLAIN_TEMPLATE
+        check_template(self.template, tokenizer.name_or_path)
+        self._endless: EndlessTemplateError | None = None
         self._extra_stop_ids = tuple(extra_stop_ids)
         self._describes: dict[str, bool] = {}
         self._lost_told = False
@@ -156,13 +159,20 @@ class ChatFormat:
         return shown
 
     def _applied(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], generation_prompt: bool) -> str:
-        return self.tokenizer.apply_chat_template(
-            messages,
-            tools=list(tools) or None,
-            chat_template=self.template,
-            add_generation_prompt=generation_prompt,
-            tokenize=False,
-        )
+        if self._endless is not None:  # probes of the template go on after an error
+            raise self._endless
+        try:
+            with deadline(self.tokenizer.name_or_path):
+                return self.tokenizer.apply_chat_template(
+                    messages,
+                    tools=list(tools) or None,
+                    chat_template=self.template,
+                    add_generation_prompt=generation_prompt,
+                    tokenize=False,
+                )
+        except EndlessTemplateError as error:
+            self._endless = error
+            raise
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``, without adding special tokens of its own."""

@@ -135,21 +135,28 @@ class ControllerService(EnvironmentService):
         return pb.KeepAliveReply(unknown=unknown)
 
     async def join(self, reports: AsyncIterator[pb.WorkerReport]) -> AsyncIterator[pb.WorkerOrder]:
-        """Take in a worker's reports; it is gone when they end."""
+        """Take in a worker's reports; it is gone when they end.
+
+        Raises:
+            RefusalError: another worker of that id is live: it keeps its sessions, and this one may ask again.
+        """
         worker: Worker | None = None
         try:
             async for report in reports:
                 if worker is None:
+                    known = self.live.get(report.worker)
+                    if known is not None and time.monotonic() - known.heard < SILENT_SECONDS:
+                        raise RefusalError(Code.UNAVAILABLE, f"a worker {report.worker[:40]!r} is live already")
                     worker = Worker(report, Connection(replace(self._way, target=report.address)))
                     self.live[report.worker] = worker
-                    logger.info("worker %s at %s joined", report.worker, report.address)
+                    logger.info("worker %r at %r joined", report.worker, report.address)
                 worker.report, worker.heard, worker.placed = report, time.monotonic(), 0
                 yield pb.WorkerOrder(drain=self.draining)
         finally:
             if worker is not None:
                 if self.live.get(worker.report.worker) is worker:
                     del self.live[worker.report.worker]
-                logger.info("worker %s at %s is gone", worker.report.worker, worker.report.address)
+                logger.info("worker %r at %r is gone", worker.report.worker, worker.report.address)
                 # Not awaited here: this stream may be under cancellation, and the connection is to be closed for sure.
                 closing = worker.connection.close(f"the worker at {worker.report.address} is gone")
                 self._leaving.append(asyncio.ensure_future(closing))
@@ -231,6 +238,8 @@ class _Joining(environment_pb2_grpc.ControllerServiceServicer):
         try:
             async for order in orders:
                 yield order
+        except RefusalError as error:
+            await context.abort(error.code, error.reason)
         finally:
             await orders.aclose()  # type: ignore[attr-defined] # it is a generator
 

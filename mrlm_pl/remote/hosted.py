@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.hosting import EnvironmentHosts
+
+logger = logging.getLogger(__name__)
 
 Factory = Callable[[Mapping[str, Any]], Environment]
 """Makes an environment of a client's settings; they override the server's."""
@@ -52,7 +56,12 @@ class Offer:
         with making:  # others may be made meanwhile
             found = self._templates.get(key)
             if found is None:
-                found = self._make(name, settings)
+                try:
+                    found = self._make(name, settings)
+                except BaseException:
+                    with self._lock:
+                        self._making.pop(key, None)  # clients may try settings without end
+                    raise
                 self._keep(key, found)
             return found
 
@@ -82,15 +91,34 @@ class Offer:
         return environment
 
     def _keep(self, key: tuple[str, str], environment: Environment) -> None:
+        dropped: Environment | None = None
         with self._lock:
             if len(self._templates) >= self.MAX_VARIANTS:
                 oldest = next(iter(self._templates))
-                del self._templates[oldest]
+                dropped = self._templates.pop(oldest)
                 self._making.pop(oldest, None)
                 self._sources = {key: source for key, source in self._sources.items() if key[:2] != oldest}
             self._templates[key] = environment
+        if dropped is not None:
+            _close(dropped)
 
     def close(self) -> None:
-        """End the host processes."""
+        """Close all environments and end the host processes; may be called twice."""
+        with self._lock:
+            templates, self._templates = list(self._templates.values()), {}
+            self._making.clear()
+            self._sources.clear()
+        for template in templates:
+            _close(template)
         if self._hosts is not None:
             self._hosts.close()
+
+
+def _close(environment: Environment) -> None:
+    """Close an environment of which only copies have played."""
+    try:
+        closing = environment.close()  # type: ignore[func-returns-value]  # a coroutine where it is async
+        if inspect.iscoroutine(closing):
+            asyncio.run(closing)
+    except Exception as error:  # whatever it raises at its end, those that are served next are not concerned
+        logger.warning("closing the environment %s: %s", environment.name, error)

@@ -37,8 +37,9 @@ logger = logging.getLogger(__name__)
 
 Code = grpc.StatusCode
 MAX_TASKS = 1000
-MAX_LEASE_SECONDS = 24 * 3600.0
+MAX_KEY_CHARACTERS = 128
 KEPT_KEYS = 100_000
+"""Keys of sessions that have made a turn or are over; a request to open that comes late opens no second one."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Limits:
     """What a server allows.
 
     Args:
-        lease_seconds: a session without a call for so long is ended.
+        lease_seconds: a session without a call for so long is ended; clients may ask for less.
         step_seconds: that one call of an environment may take.
         sessions: live at once.
         message_mb: size of one message, in MiB.
@@ -74,21 +75,24 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         self.stopping = asyncio.Event()
         self.opening = 0
         self.steps_total = self.expired_total = self.failed_total = 0
-        self._opened: OrderedDict[str, asyncio.Future[pb.OpenReply]] = OrderedDict()
+        self._opened: dict[str, asyncio.Future[pb.OpenReply]] = {}
+        self._used: OrderedDict[str, None] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
     # The requests, however they arrive.
 
     async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
-        """A new session, or the one that was opened with the same key before."""
+        """A new session, or the one that was opened with the same key and has made no turn yet."""
         if not request.key:
             return await self._open(request)
+        if len(request.key) > MAX_KEY_CHARACTERS:
+            raise RefusalError(Code.INVALID_ARGUMENT, f"a key may have {MAX_KEY_CHARACTERS} characters")
+        if request.key in self._used:
+            raise RefusalError(Code.ALREADY_EXISTS, "the session of this key has made a turn or is over; use a new key")
         opened = self._opened.get(request.key)
         if opened is None:
             opened = self._opened[request.key] = asyncio.ensure_future(self._open(request))
             opened.add_done_callback(lambda done: self._forget_failure(request.key, done))
-            while len(self._opened) > KEPT_KEYS:
-                self._opened.popitem(last=False)
         return await asyncio.shield(opened)
 
     async def step(self, request: pb.StepRequest) -> pb.StepReply:
@@ -126,6 +130,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         """Forget a session and close its environment in the background."""
         if not self.sessions.end(session, reason):
             return
+        self._forget_answer(session)
         if session.busy is not None:
             session.busy.cancel()
         self._close_soon(session.client, session.name, session.environment)
@@ -151,7 +156,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         task, settings = from_task(request.task), from_map(request.settings)
         self.opening += 1
         try:
-            return await self._begin(request, task, settings, min(lease, MAX_LEASE_SECONDS))
+            return await self._begin(request, task, settings, min(lease, self.limits.lease_seconds))
         finally:
             self.opening -= 1
 
@@ -174,13 +179,14 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             self._close_soon(client, name, environment)
             raise
         quick = environment.quick and not inspect.iscoroutinefunction(environment.step)
-        session = Session(self.sessions.new_id(), environment, name, client, lease_seconds, quick)
+        session = Session(self.sessions.new_id(), environment, name, client, lease_seconds, request.key, quick)
         reply.session = session.id
         self.sessions.add(session)
         return reply
 
     def _step_at_once(self, session: Session, request: pb.StepRequest) -> pb.StepReply | None:
         """The answer to a turn that was made before or is that of a quick environment; None if it takes waiting."""
+        self._forget_answer(session)
         if session.reply is not None and request.turn == session.turn - 1:
             return session.reply
         if session.failure is not None and request.turn == session.turn:
@@ -267,6 +273,13 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
 
     async def _blocking(self, client: str, function: Callable[[], Any]) -> Any:
         return await self.workers.run(client, function, self.limits.step_seconds)
+
+    def _forget_answer(self, session: Session) -> None:
+        """Let go of the answer to the request that opened a session: the client has it, and it may be large."""
+        if self._opened.pop(session.key, None) is not None:
+            self._used[session.key] = None
+            while len(self._used) > KEPT_KEYS:
+                self._used.popitem(last=False)
 
     def _forget_failure(self, key: str, done: asyncio.Future[pb.OpenReply]) -> None:
         if done.cancelled() or done.exception() is not None:

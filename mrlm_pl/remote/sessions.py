@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections import OrderedDict
@@ -14,6 +15,7 @@ import grpc
 from mrlm_pl.environment import Environment
 from mrlm_pl.remote import environment_pb2 as pb
 
+DIGEST_DIGITS = 12
 REMEMBERED = 50_000
 """Ended sessions of which the reason is kept."""
 
@@ -36,6 +38,7 @@ class Session:
         name: the environment's name.
         client: who opened it.
         lease_seconds: how long it lives without a call.
+        key: with which it was opened; "" is none.
         quick: its steps are made on the event loop.
         turn: the next turn.
         reply: the last step's answer.
@@ -48,6 +51,7 @@ class Session:
     name: str
     client: str
     lease_seconds: float
+    key: str = ""
     quick: bool = False
     opened: float = field(default_factory=time.monotonic)
     touched: float = field(default_factory=time.monotonic)
@@ -65,9 +69,9 @@ class Session:
         return self.lease_seconds if self.busy is not None else self.touched + self.lease_seconds - time.monotonic()
 
     def described(self) -> pb.SessionDescription:
-        """What is shown of it."""
+        """What others may see of it: a digest stands for the id, as whoever knows the id can step and close it."""
         return pb.SessionDescription(
-            session=self.id,
+            session=hashlib.sha256(self.id.encode()).hexdigest()[:DIGEST_DIGITS],
             environment=self.name,
             client=self.client,
             turn=self.turn,

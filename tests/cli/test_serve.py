@@ -13,12 +13,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from mrlm_pl.cli import serve as command
-from mrlm_pl.cli.serve import read_settings, serve_parser
+from mrlm_pl.cli.plugins import environments_by_name, import_environment
+from mrlm_pl.cli.serve import _factory, read_settings, serve_parser
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.remote import RemoteEnvironment
@@ -85,7 +86,7 @@ def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
 
     status, out, _ = mrlm("sessions", server.target)
     assert status == 0
-    assert re.fullmatch(r"1 session\n\S{22}  math +turn 0 +age \d+ s  lease 1\d\d s +\S+:\d+\n", out)
+    assert re.fullmatch(r"1 session\n[0-9a-f]{12}  math +turn 0 +age \d+ s  lease 1\d\d s +\S+:\d+\n", out)
     status, out, _ = mrlm("sessions", server.target, "--json", "--environment", "coordination")
     assert (status, json.loads(out)) == (0, {"sessions": [], "total": "0"})
 
@@ -120,7 +121,42 @@ def test_settings_of_clients_are_checked_like_a_configuration(running):
         begun(RemoteEnvironment(server.target, "math", {"dificulty": [5, 5]}))
     with pytest.raises(ConfigurationError, match=r"difficulty is \(7, 9\)"):
         begun(RemoteEnvironment(server.target, "math", {"difficulty": [7, 9]}))
+    with pytest.raises(ConfigurationError, match=r"settings \['data'\]: clients may set difficulty, kinds"):
+        begun(RemoteEnvironment(server.target, "math", {"data": "/etc/passwd.jsonl", "difficulty": [1, 1]}))
     assert server.end(signal.SIGINT)[0] == 0
+
+
+def test_clients_cannot_start_programs(tmp_path):
+    make = _factory("tools", {}, allow_settings=True)
+    mark = tmp_path / "attacked"
+    program = {"class_path": "mrlm_environments.mcp_tools.McpTools", "init_args": {"command": "touch"}}
+    program["init_args"]["args"] = [str(mark)]
+    for settings in ({"tools": [program]}, {"kinds": [program]}, {"max_turns": program}, {"system_prompt": program}):
+        with pytest.raises(ConfigurationError):
+            make(settings)
+    assert not mark.exists()
+    with pytest.raises(ConfigurationError, match="clients may set nothing of 'kuhn_poker'"):
+        _factory("kuhn_poker", {}, allow_settings=True)({"data": "x"})
+
+
+PLAIN = (int, float, bool, str, type(None))
+
+
+def leaves(annotation):
+    """The types that an annotation is made of; the values of a Literal for their types."""
+    if get_origin(annotation) is Literal:
+        return [type(value) for value in get_args(annotation)]
+    parts = get_args(annotation)
+    return [leaf for part in parts for leaf in leaves(part)] if parts else [annotation]
+
+
+def test_what_clients_may_set_is_plain_and_names_no_place():
+    import_environment("math")
+    for cls in environments_by_name().values():
+        hints = get_type_hints(cls.__init__)
+        for name in cls.client_settings:
+            assert set(leaves(hints[name])) <= set(PLAIN), f"{cls.__name__}.{name}"
+            assert not {"data", "path", "url", "command", "sandbox"} & set(name.split("_")), f"{cls.__name__}.{name}"
 
 
 @pytest.mark.parametrize(

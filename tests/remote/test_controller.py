@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grpc
 import pytest
 from mrlm_environments.coordination import CoordinationGame
 
@@ -15,7 +16,8 @@ from mrlm_pl.environment import Message
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.event_loop import EventLoopThread
 from mrlm_pl.remote import RemoteEnvironment, client
-from mrlm_pl.remote.connection import Address
+from mrlm_pl.remote import environment_pb2 as pb
+from mrlm_pl.remote.connection import Address, Connection
 from mrlm_pl.remote.controller import SEPARATOR, ControllerServer, Membership
 from mrlm_pl.remote.hosted import Offer
 from mrlm_pl.remote.server import Endpoint, EnvironmentServer
@@ -94,6 +96,35 @@ def begun(cluster: Cluster, count: int) -> list[RemoteEnvironment]:
 
     asyncio.run(reset())
     return copies
+
+
+@pytest.mark.parametrize("same_address", [False, True])
+def test_a_worker_of_an_id_that_is_live_does_not_take_its_place(cluster: Cluster, same_address: bool) -> None:
+    worker = cluster.add()
+    episodes = begun(cluster, 3)
+    (genuine,) = cluster.controller.service.live.values()
+    address = genuine.report.address if same_address else "127.0.0.1:9"
+
+    async def join() -> Any:
+        connection = Connection(Address(cluster.target))
+
+        async def reports() -> Any:
+            yield pb.WorkerReport(worker="worker0", address=address, capacity=10**6)
+            await asyncio.sleep(1)
+
+        try:
+            return [order async for order in connection.join(reports())]
+        except grpc.aio.AioRpcError as error:
+            return error
+        finally:
+            await connection.close()
+
+    refused = cluster.run(join())
+    assert refused.code() is grpc.StatusCode.UNAVAILABLE, "it may ask again"
+    assert "'worker0' is live already" in refused.details()
+    assert list(cluster.controller.service.live.values()) == [genuine]
+    episodes += begun(cluster, 2)
+    assert len(worker.service.sessions) == len(episodes) == 5
 
 
 def test_sessions_are_spread_evenly_and_served_by_their_workers(cluster: Cluster) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +53,38 @@ def test_samples_are_those_of_the_engine_itself(local: InProcessEngine, remote: 
     assert asyncio.run(remote.sample([])) == []
     assert remote.policies() == {"judge": "a model"}
     remote.release("s")
+
+
+def test_turns_whose_caller_is_gone_are_not_sampled_to_their_end(local: InProcessEngine, remote: RemoteEngine) -> None:
+    long = [replace(request, sampling=Sampling(max_tokens=200), stop_ids=()) for request in requests(2)]
+    asyncio.run(remote.sample(long))
+    whole = local.stats.decode_tokens
+
+    async def leave() -> None:
+        asking = asyncio.ensure_future(remote.sample(long))
+        waiting = asyncio.ensure_future(remote.sample(long))
+        while local.stats.decode_tokens < whole + 4:
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        waiting.cancel()
+        await asyncio.gather(asking, waiting, return_exceptions=True)
+
+    slow = local._loaded["judge"].backend
+    step = slow.prefill
+
+    def slowed(*arguments: Any, **options: Any) -> Any:
+        logits, rows = step(*arguments, **options)
+        inner = rows.step
+        rows.step = lambda tokens: time.sleep(0.02) or inner(tokens)
+        return logits, rows
+
+    slow.prefill = slowed
+    asyncio.run(leave())
+    sampled = local.stats.decode_tokens
+    slow.prefill = step
+    asyncio.run(remote.sample(requests(1)))  # comes after whatever is still computed
+    assert sampled < whole + whole // 2
+    assert local.stats.decode_tokens < whole + whole // 2
 
 
 def test_many_turns_are_asked_for_in_parts(remote: RemoteEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mrlm_pl.episode import Message
 from mrlm_pl.remote import environment_pb2 as pb
+from mrlm_pl.remote import service
 from mrlm_pl.remote.codec import from_observations, from_step, from_tools
+from mrlm_pl.remote.hosted import Offer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from remote_servers import TASK, Scripted, Served, attempt, eventually, offer, operations, refusal, step_request
@@ -156,7 +158,8 @@ def test_a_lease_runs_out_with_the_reason(serve: Any) -> None:
     served = serve(lease_seconds=0.6)
     kept, lost = served.open().session, served.open().session
     longer = served.open(lease_seconds=30)
-    assert longer.lease_seconds == 30
+    assert longer.lease_seconds == 0.6, "a client may ask for less only"
+    served.stub.Close(pb.CloseRequest(session=longer.session))
     for _ in range(8):
         time.sleep(0.2)
         assert not served.stub.KeepAlive(pb.KeepAliveRequest(sessions=[kept])).unknown
@@ -164,9 +167,8 @@ def test_a_lease_runs_out_with_the_reason(serve: Any) -> None:
     assert code is Code.NOT_FOUND
     assert text == f"session {lost!r} is unknown: its lease of 0.6 s ran out without a call"
     assert served.step(kept, 0).turn == 0
-    assert served.step(longer.session, 0).turn == 0
     assert list(served.stub.KeepAlive(pb.KeepAliveRequest(sessions=[kept, lost, "x"])).unknown) == [lost, "x"]
-    assert len(Scripted.closed) == 1
+    assert len(Scripted.closed) == 2
     assert served.server.service.expired_total == 1
 
 
@@ -175,7 +177,8 @@ def test_a_lease_that_would_never_or_always_end_is_refused(served: Served, lease
     code, text = refusal(served.open, lease_seconds=lease)
     assert code is Code.INVALID_ARGUMENT
     assert text.startswith("lease_seconds is ")
-    assert served.open(lease_seconds=1e9).lease_seconds == 24 * 3600
+    assert served.open(lease_seconds=1e9).lease_seconds == 120
+    assert served.open(lease_seconds=7).lease_seconds == 7
 
 
 def test_a_step_that_takes_long_keeps_its_lease(serve: Any) -> None:
@@ -321,7 +324,7 @@ def test_health_and_draining(served: Served) -> None:
     assert not draining.done()
     served.stub.Close(pb.CloseRequest(session=session))
     draining.result(10)
-    assert len(Scripted.closed) == 1
+    assert len(Scripted.closed) == 2, "the session's and the one that it is a copy of"
 
 
 def test_stopping_closes_every_environment(serve: Any) -> None:
@@ -329,7 +332,7 @@ def test_stopping_closes_every_environment(serve: Any) -> None:
     for _ in range(20):
         served.open()
     served.run(served.server.drain(0.1))
-    assert len(Scripted.closed) == 20
+    assert len(Scripted.closed) == 20 + 1, "and the one that they are copies of"
     served.run(served.server.stop())
 
 
@@ -362,11 +365,71 @@ def test_live_sessions_are_listed(served: Served) -> None:
     served.open("duo")
     reply = served.stub.ListSessions(pb.ListSessionsRequest(environment="scripted"))
     (shown,) = reply.sessions
-    assert (shown.session, shown.environment, shown.client, shown.turn) == (session, "scripted", "me", 1)
+    assert (shown.environment, shown.client, shown.turn) == ("scripted", "me", 1)
     assert 110 < shown.lease_left_seconds <= 120
     assert shown.busy is False
     reply = served.stub.ListSessions(pb.ListSessionsRequest(limit=1))
     assert (len(reply.sessions), reply.total) == (1, 2)
+
+
+def test_a_listed_session_can_neither_be_stepped_nor_closed(served: Served) -> None:
+    session = served.open(client="me").session
+    (shown,) = served.stub.ListSessions(pb.ListSessionsRequest()).sessions
+    assert session not in str(shown)
+    assert refusal(served.step, shown.session, 0)[0] is Code.NOT_FOUND
+    served.stub.Close(pb.CloseRequest(session=shown.session))
+    assert list(served.stub.KeepAlive(pb.KeepAliveRequest(sessions=[shown.session])).unknown) == [shown.session]
+    assert served.step(session, 0).turn == 0
+    (again,) = served.stub.ListSessions(pb.ListSessionsRequest()).sessions
+    assert again.session == shown.session, "the digest of a session stays"
+
+
+@pytest.mark.parametrize("end", ["close", "step", "lease"])
+def test_the_answer_to_an_opening_is_kept_until_it_has_been_used(serve: Any, end: str) -> None:
+    served = serve(lease_seconds=0.3 if end == "lease" else 60.0)
+    kept = served.server.service._opened
+    opened = served.open(key="mine")
+    assert served.open(key="mine").session == opened.session
+    if end == "close":
+        served.stub.Close(pb.CloseRequest(session=opened.session))
+    elif end == "step":
+        served.step(opened.session, 0)
+    eventually(lambda: not kept)
+    code, text = refusal(served.open, key="mine")
+    assert code is Code.ALREADY_EXISTS, "a request that comes late opens no second session"
+    assert "use a new key" in text
+
+
+def test_keys_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(served.open, key="x" * 129)[0] is Code.INVALID_ARGUMENT
+    monkeypatch.setattr(service, "KEPT_KEYS", 5)
+    for number in range(20):
+        served.stub.Close(pb.CloseRequest(session=served.open(key=f"key {number}").session))
+    assert len(served.server.service._used) == 5
+
+
+def test_settings_that_are_wrong_leave_nothing_behind(served: Served) -> None:
+    for number in range(20):
+        refusal(served.open, settings={f"nonsense{number}": "x" * 1000})
+    assert not served.server.offer._making
+    served.open()
+    assert len(served.server.offer._making) == 1
+
+
+def test_environments_that_make_room_are_closed(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Offer, "MAX_VARIANTS", 2)
+    made: list[Scripted] = []
+
+    def make(settings: Any) -> Scripted:
+        made.append(Scripted(**settings))
+        return made[-1]
+
+    served = serve(offer=offer(more={"scripted": make}))
+    for greeting in ("a", "b", "c"):
+        served.open(settings={"greeting": greeting})
+    assert [id(item) in Scripted.closed for item in made] == [True, False, False]
+    served.run(served.server.stop())
+    assert all(id(item) in Scripted.closed for item in made)
 
 
 def test_an_environment_is_made_once_for_all_its_sessions(serve: Any) -> None:

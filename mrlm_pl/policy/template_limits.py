@@ -1,0 +1,127 @@
+"""Limits of foreign chat templates: a rendering has a deadline, and what no deadline could interrupt is refused.
+
+Jinja's sandbox keeps a template from the system, but lets it compute for ever: it bounds ``range``, and loops nest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jinja2
+
+from mrlm_pl.errors import PolicyError
+
+RENDER_SECONDS = 10.0
+"""Time for one conversation, which takes less than a millisecond as a rule."""
+
+_WATCH_SECONDS = 0.1
+_UNINTERRUPTED = {"urlize": "the filter `urlize`", "**": "the operator `**`"}
+
+
+class EndlessTemplateError(PolicyError):
+    """A chat template that does not come to its end, or might not."""
+
+
+class _Interruption(BaseException):
+    """Is raised in the thread that renders."""
+
+
+def check_template(template: str, name: str) -> None:
+    """Refuse operations of a template that no deadline ends, as they compute in a single step of the interpreter.
+
+    Args:
+        template: in Jinja; what is no Jinja is left for the rendering to report.
+        name: of the model, for the message.
+
+    Raises:
+        EndlessTemplateError: there is one.
+
+    >>> check_template("{{ 10 ** 10 ** 10 }}", "m")
+    Traceback (most recent call last):
+    mrlm_pl.policy.template_limits.EndlessTemplateError: the chat template of 'm' uses the operator `**`; ...
+    """
+    try:
+        tokens = [(kind, value) for _, kind, value in jinja2.Environment().lex(template) if kind != "whitespace"]
+    except jinja2.TemplateSyntaxError:
+        return
+    for (_, before), (kind, value) in itertools.pairwise(tokens):
+        unpacking = value == "**" and before in ("(", ",")
+        if kind in ("operator", "name") and value in _UNINTERRUPTED and not unpacking:
+            raise EndlessTemplateError(
+                f"the chat template of {name!r} uses {_UNINTERRUPTED[value]}; it could compute for ever, so give the "
+                "policy another `chat_template`"
+            )
+
+
+@contextmanager
+def deadline(name: str, seconds: float | None = None) -> Iterator[None]:
+    """Interrupt what the calling thread does in the block after :data:`RENDER_SECONDS`.
+
+    Args:
+        name: of the model, for the message.
+        seconds: in place of :data:`RENDER_SECONDS`.
+
+    Raises:
+        EndlessTemplateError: it was interrupted.
+    """
+    seconds = RENDER_SECONDS if seconds is None else seconds
+    thread = threading.get_ident()
+    try:
+        _WATCH.begin(thread, time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            _WATCH.end(thread)
+    except _Interruption:
+        raise EndlessTemplateError(
+            f"the chat template of {name!r} was not rendered within {seconds:g} s; give the policy another "
+            "`chat_template`"
+        ) from None
+
+
+class _Watch:
+    """A thread that interrupts others; it is started with the first rendering."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: dict[int, float] = {}
+        self._running = False
+
+    def begin(self, thread: int, end: float) -> None:
+        """Interrupt a thread at a time of the monotonic clock."""
+        self._ends[thread] = end
+        if not self._running:
+            with self._lock:
+                if not self._running:
+                    self._running = True
+                    threading.Thread(target=self._run, name="template-watch", daemon=True).start()
+
+    def end(self, thread: int) -> None:
+        """Do not interrupt the thread any more."""
+        with self._lock:
+            if self._ends.pop(thread, None) is None:  # it was interrupted on its way here: take that back
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(_WATCH_SECONDS)
+            now = time.monotonic()
+            with self._lock:
+                for thread in [thread for thread, end in list(self._ends.items()) if end < now]:
+                    del self._ends[thread]
+                    error = ctypes.py_object(_Interruption)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+
+    def forget(self) -> None:
+        """In a forked process, which has none of its parent's other threads."""
+        self.__init__()  # type: ignore[misc]
+
+
+_WATCH = _Watch()
+os.register_at_fork(after_in_child=_WATCH.forget)

@@ -1,0 +1,91 @@
+"""Chat templates from strangers end: by their deadline, or by being refused."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.cli.main import main
+from mrlm_pl.episode import Message
+from mrlm_pl.policy import template_limits
+from mrlm_pl.policy.chat import ChatFormat, Conversation
+from mrlm_pl.policy.template_limits import EndlessTemplateError, check_template, deadline
+from mrlm_pl.policy.tiny import build_tokenizer
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}" * 1
+LOOPS += "{% endfor %}{% endfor %}"
+RECURSION = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(30) }}"
+FILTERS = "{% for a in range(99999) %}{{ range(99999) | map('string') | map('upper') | list | length }}{% endfor %}"
+SQUARES = "{% set n = namespace(x=3) %}{% for a in range(99999) %}{% set n.x = n.x * n.x %}{% endfor %}"
+ENDLESS = {"loops": LOOPS, "recursion": RECURSION, "filters": FILTERS, "squares": SQUARES}
+REST = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "RENDER_SECONDS", 0.3)
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_an_endless_template_is_interrupted_once(kind: str) -> None:
+    chat = ChatFormat(build_tokenizer(), ENDLESS[kind] + REST)
+    begun = time.monotonic()
+    for _ in range(20):
+        with pytest.raises(EndlessTemplateError, match=r"was not rendered within 0\.3 s; give .* `chat_template`"):
+            chat.render([Message("user", "x")], generation_prompt=True)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_probe_that_does_not_end_is_no_template_without_tools() -> None:
+    chat = ChatFormat(build_tokenizer(), "{% if tools %}" + LOOPS + "{% endif %}" + REST)
+    tool = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
+    with pytest.raises(EndlessTemplateError):
+        Conversation(chat, [tool]).observe([Message("user", "x")])
+
+
+@pytest.mark.parametrize("template", ["{{ 10 ** 10 ** 10 }}", "{% set x = 'a' | urlize %}", "{{ 9\n**\n9 }}"])
+def test_what_no_deadline_interrupts_is_refused(template: str) -> None:
+    with pytest.raises(EndlessTemplateError, match="could compute for ever"):
+        ChatFormat(build_tokenizer(), template + REST)
+
+
+@pytest.mark.parametrize("template", ["** urlize", "{{ '**' }}", "{{ d(a=1, **b) }}{{ d(**b) }}", "{% oops", REST])
+def test_other_uses_of_the_same_signs_are_let_through(template: str) -> None:
+    check_template(template, "m")
+
+
+def test_a_deadline_that_is_kept_interrupts_nothing_later() -> None:
+    fault: list[BaseException] = []
+
+    def busy() -> None:
+        try:
+            for _ in range(30):
+                with deadline("m", 0.05):
+                    time.sleep(0.001)
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end:
+                pass
+        except BaseException as error:
+            fault.append(error)
+
+    threads = [threading.Thread(target=busy) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not fault
+
+
+def test_an_evaluation_with_an_endless_template_ends(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    (folder / "chat_template.jinja").write_text(LOOPS + REST)
+    arguments = ["eval", "--model", str(folder), "--environment", "math", "--num-episodes", "2"]
+    assert main(arguments) == 2
+    assert "was not rendered within 0.3 s" in capsys.readouterr().err
