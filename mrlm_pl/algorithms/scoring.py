@@ -53,7 +53,8 @@ class RewardModelAlgorithm(Algorithm):
 
     def values(self, name: str, rows: PolicyBatch, mask: Tensor) -> Tensor:
         """Value [B, T] before each token where ``mask`` [B, T] is True, 0 elsewhere."""
-        return self.policy(name).values(**{**rows.inputs(), "action_mask": mask})
+        inputs = {**rows.inputs(), "action_mask": mask}
+        return self.policy(name).values(**inputs, dropout_key=self.global_step)
 
     def scores(self, name: str, rows: PolicyBatch) -> Tensor:
         """The score [B] of each row: the value before its last token."""

@@ -94,7 +94,7 @@ class SFT(Algorithm):
         if self.observation_weight:
             assert rows.observation_mask is not None
             inputs["action_mask"] = rows.action_mask | rows.observation_mask
-        logp = self.policies[name](**inputs)
+        logp = self.policies[name](**inputs, dropout_key=self.global_step)
         nll = masked_mean(-logp, rows.action_mask)
         parts = {"nll": nll, "perplexity": torch.exp(nll)}
         if self.observation_weight and rows.observation_mask is not None and rows.observation_mask.any():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mrlm_pl.policy.chunked_head import chunked_log_probs, default_chunk_size, log_probs_from_logits
-from mrlm_pl.policy.forward_path import ForwardPath, base_model, forward_path
+from mrlm_pl.policy.forward_path import ForwardPath, base_model, forward_path, rope_boundary
 from mrlm_pl.policy.packed_attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
 from mrlm_pl.policy.packing import ForwardInputs, RowPlan
 
@@ -65,7 +65,7 @@ def forward_passes(
 
 def pass_logprobs(model: nn.Module, planned: ForwardPass) -> Tensor:
     """Log-probability [n] of each action token of one of the `forward_passes`, which is on the model's device."""
-    return forward_along(forward_path(model))(model, *planned, Wanted(True, False, None))[0]
+    return forward_along(forward_path(model))(model, *planned, Wanted(True, False, None), None)[0]
 
 
 class Wanted(NamedTuple):
@@ -92,24 +92,45 @@ class Wanted(NamedTuple):
         return torch.stack(rows)
 
 
-def forward_along(path: ForwardPath) -> Callable[[nn.Module, ForwardInputs, Tensor | None, Wanted], Tensor]:
-    """What makes a pass along this path."""
+def forward_along(
+    path: ForwardPath,
+) -> Callable[[nn.Module, ForwardInputs, Tensor | None, Wanted, int | None], Tensor]:
+    """What makes a pass along this path; its last argument is the seed of the noise, None for none."""
     return _model_logits if path.name == "logits" else _chunked_logits
 
 
 def row_chunks(
     model: nn.Module, plan: RowPlan, path: ForwardPath, max_tokens: int | None, device: torch.device
 ) -> list[ForwardInputs]:
-    """The inputs of every forward pass."""
+    """The inputs of every forward pass.
+
+    A token with more tokens before it than the model's `rope_boundary` is predicted by another rotary embedding than
+    the tokens before the boundary, as when it was sampled: each side has forward passes of its own.
+    """
+    base = base_model(model)
+    sides = plan.sides(rope_boundary(base.config))
     if path.name == "packed":
-        return plan.packed(max_tokens, device)
+        return [inputs for side in sides for inputs in side.packed(max_tokens, device)]
     if path.name == "logits":
-        bound = default_chunk_size(base_model(model).get_output_embeddings().weight.shape[0], device)
+        bound = default_chunk_size(base.get_output_embeddings().weight.shape[0], device)
         max_tokens = bound if max_tokens is None else min(bound, max_tokens)
-    return [plan.pad(rows, device) for rows in plan.padded_chunks(max_tokens)]
+    return [side.pad(rows, device) for side in sides for rows in side.padded_chunks(max_tokens)]
 
 
-def _chunked_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: Wanted) -> Tensor:
+@contextmanager
+def _noise(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Within the context random numbers follow from ``seed``; None leaves the generators alone."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def _chunked_logits(
+    model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: Wanted, seed: int | None
+) -> Tensor:
     """What is wanted of n tokens, [1 to 3, n]; the output head is replaced by the chunked one.
 
     The model is called as a whole, not its decoder and head one after the other, because sharding gathers the
@@ -135,7 +156,8 @@ def _chunked_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor
     layout: dict[str, Any] = {}
     if inputs.segments is not None:
         layout["packed_layout"] = PackedLayout(inputs.segments, inputs.input_ids.device)
-    with ForwardSwitches(base, ATTENTION_NAME if layout else None), _replaced_forward(head, forward):
+    switches = ForwardSwitches(base, ATTENTION_NAME if layout else None, noise=seed is not None)
+    with switches, _noise(seed, inputs.input_ids.device), _replaced_forward(head, forward):
         output = model(input_ids=inputs.input_ids, position_ids=inputs.position_ids, use_cache=False, **layout)
     return output.logits[0]
 
@@ -150,7 +172,9 @@ def _replaced_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) ->
         del vars(module)["forward"]
 
 
-def _model_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: Wanted) -> Tensor:
+def _model_logits(
+    model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: Wanted, seed: int | None
+) -> Tensor:
     """What is wanted of n tokens, [1 to 3, n], from the logits that the model computes itself."""
     width = inputs.input_ids.shape[1]
     base = base_model(model)
@@ -160,8 +184,8 @@ def _model_logits(model: nn.Module, inputs: ForwardInputs, temperature: Tensor |
         keep["logits_to_keep"] = width - first
     if wanted.value_head is not None:
         keep["output_hidden_states"] = True
-    with ForwardSwitches(base, None):
-        output = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, use_cache=False, **keep)
+    with ForwardSwitches(base, None, noise=seed is not None), _noise(seed, inputs.input_ids.device):
+        output = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask.long(), use_cache=False, **keep)
 
     def predicting() -> Tensor:
         return output.hidden_states[-1].flatten(0, 1).index_select(0, inputs.predictors)

@@ -42,8 +42,9 @@ PACKED_FAMILIES = frozenset(
     }
 )
 PADDED_FAMILIES = frozenset({"gpt2", "gpt_neox", "stablelm"})
-# Rotary embeddings that depend on nothing but the position; others look at the longest row of the batch.
-_POSITIONAL_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+# Rotary embeddings that depend on nothing but the position, "longrope" on either side of its boundary; others look at
+# the longest row of the batch.
+_POSITIONAL_ROPE = frozenset({"default", "linear", "llama3", "yarn", "longrope"})
 
 
 class ForwardPath(NamedTuple):
@@ -85,6 +86,19 @@ def forward_path(model: nn.Module) -> ForwardPath:
     if rope not in _POSITIONAL_ROPE:
         return ForwardPath("padded", f"rotary embedding {rope!r} depends on the length of the batch")
     return ForwardPath("packed", f"family {family!r} with full attention")
+
+
+def rope_boundary(config: Any) -> int | None:
+    """Length of the longest row that is computed with the short factors of a ``longrope`` rotary embedding.
+
+    The embedding takes its long factors for a whole batch when a row of it is longer. None for other models.
+    """
+    config = config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if parameters.get("rope_type") == "longrope":
+            return int(parameters["original_max_position_embeddings"])
+    return None
 
 
 def base_model(model: nn.Module) -> Any:

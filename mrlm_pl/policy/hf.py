@@ -30,6 +30,7 @@ from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.policy.token_logprobs import TokenOutputs, token_logprobs, token_outputs, token_values
 from mrlm_pl.policy.value_head import ValueHead
+from mrlm_pl.seeding import derive_seed
 
 BUILTIN_TINY = "builtin:tiny"
 LONGEST_NAME = 1024
@@ -52,8 +53,9 @@ class Policy(nn.Module):
         trained: False freezes the weights.
         chat_template: Jinja template that replaces the tokenizer's own.
         random_init_seed: make random weights from the model's configuration instead of reading them.
-        dropout: probability of every dropout in the model. Reinforcement learning needs 0: the learner must
-            reproduce the sampler's log-probabilities.
+        dropout: probability of every dropout in the model in the updates of supervised fine-tuning; the model's other
+            noise of training, such as a router's, is then on too. Algorithms that compare the learner with the sampler
+            or with a reference refuse any but 0, with which nothing in the learner is random.
         lora: train low-rank adapters instead of the weights; policies with adapters on the same model hold it once, and
             their reference is the model without the adapter.
         gradient_checkpointing: keep one hidden state for each layer and compute the rest again in the backward pass.
@@ -226,6 +228,7 @@ class Policy(nn.Module):
         *,
         temperature: float = 1.0,
         prefix_groups: Tensor | None = None,
+        dropout_key: int | None = None,
     ) -> Tensor:
         """Log-probability [B, T] of each action token given the tokens before it, 0 elsewhere.
 
@@ -235,8 +238,11 @@ class Policy(nn.Module):
             action_mask: [B, T] True where the policy chose the token.
             temperature: divides the logits.
             prefix_groups: [B] rows with the same label share the computation of what they begin with in common.
+            dropout_key: number of the update: the policy's dropout follows from it and the rows, and is on where a
+                gradient is computed; None: no dropout.
         """
-        return self._logprobs(self.model, token_ids, lengths, action_mask, temperature, prefix_groups)
+        seed = self._noise_seed(token_ids, dropout_key)
+        return self._logprobs(self.model, token_ids, lengths, action_mask, temperature, prefix_groups, seed)
 
     def outputs(
         self,
@@ -269,8 +275,12 @@ class Policy(nn.Module):
         *,
         temperature: float | Tensor = 1.0,
         prefix_groups: Tensor | None = None,
+        dropout_key: int | None = None,
     ) -> Tensor:
-        """Value [B, T] of the state before each action token, 0 elsewhere; the temperature does not matter."""
+        """Value [B, T] of the state before each action token, 0 elsewhere; the temperature does not matter.
+
+        ``dropout_key`` is that of :meth:`forward`.
+        """
         assert self.value_head is not None
         return token_values(
             self.model,
@@ -280,6 +290,7 @@ class Policy(nn.Module):
             action_mask,
             prefix_groups=prefix_groups,
             max_tokens=self.max_forward_tokens,
+            noise_seed=self._noise_seed(token_ids, dropout_key),
         )
 
     @torch.no_grad()
@@ -325,6 +336,7 @@ class Policy(nn.Module):
         action_mask: Tensor,
         temperature: float,
         prefix_groups: Tensor | None,
+        noise_seed: int | None = None,
     ) -> Tensor:
         return token_logprobs(
             model,
@@ -334,7 +346,15 @@ class Policy(nn.Module):
             temperature=temperature,
             prefix_groups=prefix_groups,
             max_tokens=self.max_forward_tokens,
+            noise_seed=noise_seed,
         )
+
+    def _noise_seed(self, token_ids: Tensor, dropout_key: int | None) -> int | None:
+        """Seed of the dropout of a forward pass over these rows, None where there is none."""
+        if not self.dropout or dropout_key is None or not torch.is_grad_enabled():
+            return None
+        digest = hashlib.blake2b(token_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+        return derive_seed("dropout", dropout_key, digest)
 
     def _empty_model(self) -> Any:
         """A model of this configuration without memory for its weights."""
@@ -347,7 +367,9 @@ class Policy(nn.Module):
         Raises:
             PolicyError: they cannot be read.
         """
-        config = _with_dropout(self.config, self.dropout)
+        config = _with_dropout(self.config, self.dropout, self.name_or_path)
+        if hasattr(config, "rescale_every"):  # RWKV divides weights in place in evaluation mode, against overflow in fp16
+            config.rescale_every = 0
         if self.random_init_seed is not None:
             with torch.random.fork_rng():
                 torch.manual_seed(self.random_init_seed)
@@ -433,13 +455,21 @@ def _read_tokenizer(model: str, source: str) -> Any:
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
-def _with_dropout(config: Any, dropout: float) -> Any:
+def _with_dropout(config: Any, dropout: float, model: str) -> Any:
     """A copy of the configuration with every dropout probability set to ``dropout``."""
     config = type(config).from_dict(config.to_dict())
-    for name, value in config.to_dict().items():
-        is_probability = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if is_probability and ("dropout" in name or name.endswith(("_pdrop", "_drop"))):
-            setattr(config, name, dropout)
+    found = False
+    for part in {id(part): part for part in (config, config.get_text_config(decoder=True))}.values():
+        for name, value in part.to_dict().items():
+            is_probability = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if is_probability and ("dropout" in name or name.endswith(("_pdrop", "_drop"))):
+                setattr(part, name, dropout)
+                found = True
+    if dropout and not found:
+        raise PolicyError(
+            f"policy model {model!r} has dropout {dropout}, but models of the family {config.model_type!r} have no "
+            "dropout; set it to 0"
+        )
     return config
 
 

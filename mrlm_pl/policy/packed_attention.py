@@ -108,7 +108,7 @@ class PackedLayout:
         self._levels = [_Level(segments, level, blocks, device) for level in range(len(blocks))]
         self._sizes = [block.tokens for block in blocks]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float = 0.0) -> Tensor:
         """Attention output [N, heads, dim] for queries [N, heads, dim] and keys and values [N, kv heads, dim]."""
         parts: list[Tensor] = []
         keys: list[Tensor] = []
@@ -118,19 +118,27 @@ class PackedLayout:
             keys.append(level.block.batched(own_k))
             values.append(level.block.batched(own_v))
             found = _attention(
-                level.block.batched(own_q), level.with_chains(keys), level.with_chains(values), scaling, level.mask
+                level.block.batched(own_q),
+                level.with_chains(keys),
+                level.with_chains(values),
+                scaling,
+                level.mask,
+                dropout,
             )
             parts.append(level.block.flattened(found))
         return torch.cat(parts)
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None = None) -> Tensor:
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None, dropout: float
+) -> Tensor:
     """Attention of [S, L, heads, dim], causal unless a mask is given; keys may have fewer heads than queries."""
     return F.scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
         value.transpose(1, 2),
         attn_mask=mask,
+        dropout_p=dropout,
         is_causal=mask is None,
         scale=scaling,
         enable_gqa=query.shape[2] != key.shape[2],
@@ -146,9 +154,10 @@ def packed_attention_forward(
     *,
     packed_layout: PackedLayout | None = None,
     scaling: float | None = None,
+    dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function in the form that transformers calls; always without dropout.
+    """The attention function in the form that transformers calls.
 
     Query is [1, heads, N, dim], the result [1, N, heads, dim].
 
@@ -162,7 +171,7 @@ def packed_attention_forward(
         )
     # under autocast the rotary embedding has promoted queries and keys: cast them back before keys are copied
     query, key, value = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
-    return packed_layout.attend(query, key, value, scaling).unsqueeze(0), None
+    return packed_layout.attend(query, key, value, scaling, dropout).unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention_forward)
@@ -171,41 +180,45 @@ AttentionInterface.register(ATTENTION_NAME, packed_attention_forward)
 class ForwardSwitches:
     """What is set differently on a module while its log-probabilities are computed, and set back afterwards.
 
-    Every dropout rate is 0, so that the log-probabilities are those of the distribution that was sampled from; and,
-    given a name, that attention implementation is used. Layers under gradient checkpointing run again during the
-    backward pass, long after the forward pass has ended: they are recomputed within the same switches.
+    All modules are in evaluation mode, so that the log-probabilities are those of the distribution that was sampled
+    from: nothing random is left, neither dropout nor noise in a router. With ``noise`` they stay in the mode that they
+    are in. Given a name, that attention implementation is used.
+
+    Layers under gradient checkpointing must be in training mode when they are called, and run again during the backward
+    pass, long after the forward pass has ended: they are computed, and recomputed, within the same switches.
     """
 
-    def __init__(self, model: nn.Module, attention: str | None) -> None:
-        self._values: list[tuple[Any, str, Any]] = []
-        if attention is not None:
-            self._values.append((model.config, "_attn_implementation", attention))
-        self._checkpointing: list[tuple[Any, str, Any]] = []
-        if not model.training:
-            return
-        module: Any
+    def __init__(self, model: nn.Module, attention: str | None, noise: bool = False) -> None:
+        self._attention = [] if attention is None else [(model.config, "_attn_implementation", attention)]
+        self._noise = noise
+        self._values: list[tuple[Any, str, Any]] = list(self._attention)
         for module in model.modules():
-            if isinstance(module, nn.Dropout) and module.p:
-                self._values.append((module, "p", 0.0))
-            for name, value in vars(module).items():
-                if "drop" in name and isinstance(value, float) and value:
-                    self._values.append((module, name, 0.0))
-            if getattr(module, "gradient_checkpointing", False):
-                recompute = self._recompute_within(module._gradient_checkpointing_func)
-                self._checkpointing.append((module, "_gradient_checkpointing_func", recompute))
+            if not module.training:
+                continue
+            if vars(module).get("gradient_checkpointing"):
+                self._values.append((module, "_gradient_checkpointing_func", self._within_switches(module)))
+                if not noise:  # what it does by itself, such as leaving out whole layers
+                    rates = [
+                        name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)
+                    ]
+                    self._values += [(module, name, 0.0) for name in rates]
+            elif not noise:
+                self._values.append((module, "training", False))
 
     def __enter__(self) -> None:
-        self._before = _exchange(self._values + self._checkpointing)
+        self._before = _exchange(self._values)
 
     def __exit__(self, *_: object) -> None:
         _exchange(self._before)
 
-    def _recompute_within(self, checkpointing: Callable[..., Any]) -> Callable[..., Any]:
-        """``checkpointing``, applied to a layer's forward function that sets the switches whenever it runs."""
+    def _within_switches(self, module: Any) -> Callable[..., Any]:
+        """The module's checkpointing function, applied to a forward function that sets the switches when it runs."""
+        checkpointing = module._gradient_checkpointing_func
 
         def apply(forward: Callable[..., Any], *args: Any) -> Any:
             def run(*inputs: Any) -> Any:
-                before = _exchange(self._values)
+                modules = [] if self._noise else [part for part in module.modules() if part.training]
+                before = _exchange(self._attention + [(part, "training", False) for part in modules])
                 try:
                     return forward(*inputs)
                 finally:

@@ -73,6 +73,17 @@ class RowPlan:
         self.fed_lengths: list[int] = (self.action_mask * columns).amax(1).tolist()
         self._labels = prefix_groups
 
+    def sides(self, boundary: int | None) -> list[RowPlan]:
+        """Plans for the actions with at most, and with more than, ``boundary`` tokens before them; those with actions.
+
+        Within a plan no row, or every row, is fed more than ``boundary`` tokens. None: all in one plan.
+        """
+        if boundary is None:
+            return [self]
+        near = torch.arange(self.action_mask.shape[1]) <= boundary
+        masks = (self.action_mask & near, self.action_mask & ~near)
+        return [RowPlan(self.token_ids, mask, self._labels) for mask in masks if mask.any()]
+
     def packed(self, max_tokens: int | None, device: torch.device) -> list[ForwardInputs]:
         """The rows as packed rows of at most ``max_tokens`` tokens, or a single longer one each."""
         tree = RowTree.of(self.token_ids, self.fed_lengths, self._labels)

@@ -17,6 +17,7 @@ from mrlm_pl.policy.forward_path import base_model, forward_path, log_path
 from mrlm_pl.policy.held_passes import hold
 from mrlm_pl.policy.packing import RowPlan
 from mrlm_pl.policy.sharding import is_sharded, passes_on_all_ranks
+from mrlm_pl.seeding import derive_seed
 
 
 class TokenOutputs(NamedTuple):
@@ -36,12 +37,14 @@ def token_logprobs(
     temperature: float | Tensor = 1.0,
     prefix_groups: Tensor | None = None,
     max_tokens: int | None = None,
+    noise_seed: int | None = None,
 ) -> Tensor:
     """Log-probability of every action token given the tokens before it, [B, T] float32; exactly 0 elsewhere.
 
     ``out[b, t] = log softmax(logits / temperature)[token t | tokens < t]`` where ``action_mask[b, t]``. Differentiable
-    in the model's parameters. Dropout is off whatever mode the module is in. While it runs, no other thread may call
-    the same module.
+    in the model's parameters. The model computes as in evaluation mode, whatever mode it is in: without dropout, and
+    without any other noise of training, such as that of a router. While it runs, no other thread may call the same
+    module.
 
     Args:
         model: a causal language model of transformers, or its PEFT wrapper.
@@ -56,6 +59,8 @@ def token_logprobs(
             are wanted, each is computed again in the backward pass, so that memory is that of one pass. So is one that
             is too much beside others that wait for the same backward pass (`held_passes`). The ranks of a sharded model
             make equally many passes, some of them idle.
+        noise_seed: leave the model in the mode that it is in, with the dropout and the other noise of training, which
+            follow from this seed and the pass; None: no noise.
 
     Raises:
         ValueError: shapes disagree, an action token has no token before it or lies in the padding, or the temperature
@@ -69,6 +74,7 @@ def token_logprobs(
         temperature=temperature,
         prefix_groups=prefix_groups,
         max_tokens=max_tokens,
+        noise_seed=noise_seed,
     ).logp
 
 
@@ -83,6 +89,7 @@ def token_outputs(
     max_tokens: int | None = None,
     with_entropy: bool = False,
     value_head: nn.Module | None = None,
+    noise_seed: int | None = None,
 ) -> TokenOutputs:
     """`token_logprobs` with, from the same forward pass, the entropies and the values of the action tokens.
 
@@ -103,6 +110,7 @@ def token_outputs(
         prefix_groups,
         max_tokens,
         Wanted(True, with_entropy, value_head),
+        noise_seed,
     )
     found = list(rows.unbind())
     return TokenOutputs(
@@ -119,10 +127,11 @@ def token_values(
     *,
     prefix_groups: Tensor | None = None,
     max_tokens: int | None = None,
+    noise_seed: int | None = None,
 ) -> Tensor:
     """The values of `token_outputs` alone, [B, T] float32: the language-model head is left out where it can be."""
     wanted = Wanted(False, False, value_head)
-    return _evaluate(model, token_ids, lengths, action_mask, 1.0, prefix_groups, max_tokens, wanted)[0]
+    return _evaluate(model, token_ids, lengths, action_mask, 1.0, prefix_groups, max_tokens, wanted, noise_seed)[0]
 
 
 def _evaluate(
@@ -134,6 +143,7 @@ def _evaluate(
     prefix_groups: Tensor | None,
     max_tokens: int | None,
     wanted: Wanted,
+    noise_seed: int | None = None,
 ) -> Tensor:
     """What is wanted of every token, [1 to 3, B, T]."""
     planned = forward_passes(
@@ -161,8 +171,9 @@ def _evaluate(
         # the ranks of a sharded model must compute again alike, whatever each of them holds
         recompute = not hold(planned[0].inputs.input_ids.numel(), max_tokens)
     results = []
-    for inputs, chosen in planned:
-        run = functools.partial(forward, model, inputs, chosen, wanted)
+    for number, (inputs, chosen) in enumerate(planned):
+        seed = None if noise_seed is None else derive_seed("noise", noise_seed, number)
+        run = functools.partial(forward, model, inputs, chosen, wanted, seed)
         results.append(checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run())
     values = torch.cat(results, 1)
     for _ in range(passes - len(planned)):
@@ -179,5 +190,5 @@ def _idle_pass(model: nn.Module, wanted: Wanted, recompute: bool) -> Tensor:
     plan = RowPlan(torch.zeros(1, 2, dtype=torch.int64), mask, None)
     path = forward_path(model)
     (inputs,) = row_chunks(model, plan, path, None, device)
-    run = functools.partial(forward_along(path), model, inputs, None, wanted)
+    run = functools.partial(forward_along(path), model, inputs, None, wanted, None)
     return (checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run()).sum()

@@ -80,6 +80,31 @@ def test_loss_and_gradient_are_those_of_the_models_own_cross_entropy(
         torch.testing.assert_close(seen.gradients[name], weight.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_dropout_makes_updates_differ_and_leaves_validation_alone(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """With a learning rate of 0 and all rows in each batch, nothing but dropout tells two updates apart."""
+    rows = write(tmp_path, ROWS[:1])
+
+    def fitted(dropout: float) -> tuple[list[float], float]:
+        losses: list[float] = []
+
+        class Losses(Callback):
+            def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+                losses.append(float(trainer.callback_metrics["train/loss"]))
+
+        algorithm = SFT({"main": Policy(str(model_folder), learning_rate=0.0, dropout=dropout)})
+        trainer = quiet_trainer(callbacks=[Losses()], max_epochs=3, limit_val_batches=1)
+        trainer.fit(algorithm, TrajectoryDataModule(rows, rows))
+        return losses, float(trainer.callback_metrics["val/nll"])
+
+    plain, noisy = fitted(0.0), fitted(0.3)
+    assert len(set(plain[0])) == 1
+    assert len(set(noisy[0])) == len(noisy[0]) == 3
+    assert plain[1] == noisy[1]
+    assert fitted(0.3) == noisy  # noise is a function of the update and its rows
+
+
 def test_observations_are_all_that_follows_the_first_action_and_is_none() -> None:
     row = Trajectory("a", "main", tuple(range(6)), (False, True, True, False, False, True), (0.0,) * 6, ())
     assert observation_mask(row) == [False, False, False, True, True, False]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy import Policy
@@ -27,11 +27,26 @@ def test_dropout_is_off_whatever_the_folder_says(model_folder: Path) -> None:
     assert policy.model.config.attention_dropout == 0.0
 
 
-def test_dropout_that_is_asked_for_is_active_in_training(model_folder: Path) -> None:
+def test_dropout_that_is_asked_for_is_active_in_updates_alone(model_folder: Path) -> None:
     policy = Policy(str(model_folder), dropout=0.5)
     policy.load()
-    assert policy.model.config.attention_dropout == 0.5
-    assert all(module.training for module in policy.model.modules())
+    rows = torch.arange(4, 44).view(4, 10), torch.full((4,), 10), torch.arange(10).expand(4, 10) > 3
+    without = policy(*rows)
+    first, again, other = (policy(*rows, dropout_key=update) for update in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert (first - other).abs().max() > 0.01
+    assert (first - without).abs().max() > 0.01
+    assert torch.equal(policy(*rows), without)
+    with torch.no_grad():
+        assert torch.equal(policy(*rows, dropout_key=3), without)
+
+
+def test_dropout_of_a_family_that_has_none_is_refused(tmp_path: Path, model_folder: Path) -> None:
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path)
+    AutoConfig.for_model("mamba", vocab_size=100, hidden_size=16, num_hidden_layers=1).save_pretrained(tmp_path)
+    Policy(str(tmp_path), random_init_seed=0).load()
+    with pytest.raises(PolicyError, match=r"dropout 0\.1, but models of the family 'mamba' have no dropout"):
+        Policy(str(tmp_path), random_init_seed=0, dropout=0.1).load()
 
 
 def test_the_reference_is_a_frozen_copy(model_folder: Path) -> None:

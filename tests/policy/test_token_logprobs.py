@@ -46,6 +46,16 @@ GPT2_SIZES = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+LONGROPE = {
+    "original_max_position_embeddings": 12,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.2, 1.5, 2.0, 3.0],
+        "original_max_position_embeddings": 12,
+    },
+}
 WINDOWLESS = {"mistral", "mixtral", "phi3", "starcoder2"}
 
 
@@ -304,6 +314,69 @@ def test_dropout_is_off_and_the_module_is_left_as_it_was(family: str) -> None:
     assert model.config._attn_implementation == implementation != ATTENTION_NAME
     assert attributes == {name: dict(vars(module)) for name, module in model.named_modules()}
     assert model.training
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", ["mixtral", "phimoe"])
+def test_a_router_that_is_noisy_in_training_is_not_in_the_learner(family: str, checkpointing: bool) -> None:
+    model, batch = tiny_model(family, router_jitter_noise=0.3, input_jitter_noise=0.3, sliding_window=None), Batch()
+    expected = plain_logprobs(model, batch)
+    expected_gradients = gradients(model, (expected * batch.weights).sum())
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    got = token_logprobs(model, *batch)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2", "gemma2"])  # packed, padded, logits
+def test_noise_that_is_asked_for_follows_from_its_seed(family: str) -> None:
+    rates = {"resid_pdrop": 0.3, "attn_pdrop": 0.3} if family == "gpt2" else {"attention_dropout": 0.3}
+    model, batch = tiny_model(family, **rates), Batch()
+    state = torch.get_rng_state()
+    first = token_logprobs(model, *batch, prefix_groups=batch.groups, noise_seed=1)
+    again = token_logprobs(model, *batch, prefix_groups=batch.groups, noise_seed=1)
+    other = token_logprobs(model, *batch, prefix_groups=batch.groups, noise_seed=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, again)
+    assert (first - other)[batch.action_mask].abs().max() > 0.01
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+def test_the_backward_pass_recomputes_with_the_same_noise(family: str) -> None:
+    model, batch = tiny_model(family, attention_dropout=0.3), Batch()
+    options = {"max_tokens": 30, "noise_seed": 5}
+    values = token_logprobs(model, *batch, **options)  # several passes: each is computed again
+    expected_gradients = gradients(model, (values * batch.weights).sum())
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    got = token_logprobs(model, *batch, **options)  # and so is each layer of a pass
+    torch.testing.assert_close(got, values, rtol=0, atol=1e-6)
+    assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    (gradient,) = torch.autograd.grad((token_logprobs(model, *batch, **options) * batch.weights).sum(), [weight])
+    step = 1e-2 * gradient / gradient.norm()
+    with torch.no_grad():
+        weight += step
+        above = (token_logprobs(model, *batch, **options) * batch.weights).sum()
+        weight -= 2 * step
+        below = (token_logprobs(model, *batch, **options) * batch.weights).sum()
+    assert (above - below) / 2e-2 == pytest.approx(gradient.norm().item(), rel=0.05)
+
+
+def test_rows_on_both_sides_of_a_long_rotary_embedding() -> None:
+    """Each token has the log-probability that the model gives it after the tokens before it alone."""
+    model = tiny_model("phi3", **LONGROPE).eval()
+    batch = Batch()
+    assert batch.lengths.max() > 12 > batch.lengths.min()
+    expected = torch.zeros(7, 20)
+    for row, column in batch.action_mask.nonzero().tolist():
+        ids = batch.token_ids[row : row + 1]
+        with torch.no_grad():
+            expected[row, column] = model(ids[:, :column]).logits[0, -1].log_softmax(-1)[ids[0, column]]
+    for options in ({}, {"prefix_groups": batch.groups}, {"max_tokens": 25}):
+        got = token_logprobs(model, *batch, **options)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
 def test_the_module_is_left_as_it_was_when_its_forward_pass_fails() -> None:
