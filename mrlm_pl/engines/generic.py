@@ -5,197 +5,196 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from mrlm_pl.engines.backend import Backend, Context, Rows
+from mrlm_pl.engines.generic_rows import GenericRows, Part
 from mrlm_pl.engines.plain_module import own_copy
+from mrlm_pl.errors import EngineError
+from mrlm_pl.policy.forward_path import rope_boundary
 from mrlm_pl.policy.sharding import whole
+
+# The argument of ``forward``, and the attribute of its output, that holds the states of the tokens so far.
+_CACHES = ("past_key_values", "cache_params", "state")
+
+
+class CacheUse(NamedTuple):
+    """How a model's cache is used.
+
+    Attributes:
+        select: the method of the cache that picks rows; "" recomputes every row for every token instead.
+        padded: rows of different lengths share a forward pass, padded on the left; else only rows of equal length do.
+        sessions: keys and values of a finished turn are kept for the next turn.
+    """
+
+    select: str = ""
+    padded: bool = False
+    sessions: bool = False
+
+    @property
+    def cached(self) -> bool:
+        """Whether there is a cache."""
+        return bool(self.select)
 
 
 class GenericModel(Backend):
-    """A ``transformers`` causal LM, run with left padding, an attention mask and explicit positions.
+    """A ``transformers`` causal LM, run through its own ``forward``, in evaluation mode.
 
-    The dropout of a module in training mode is off while it generates. A model whose ``forward`` takes no
-    ``past_key_values`` (a state-space model, for example) is given the whole row again for every token, one row length
-    at a time: correct, but slow.
+    How its cache can be used is not the same for all models: recurrent states cannot be cut, some caches pick rows
+    wrongly or not at all, and some models compute padded rows differently. :func:`~.cache_check.cache_use` finds that
+    out; without it the rows are recomputed for every token.
+
+    Rotary embeddings that change beyond a length (``longrope``) are those of each row's own length: rows on the two
+    sides of that length are computed apart, and a row that crosses it is computed anew, as ``generate`` does.
 
     Args:
         model: the module.
         dtype: compute dtype; other than the module's own it is reached by autocast.
         own: run a copy of the module, which takes over its weights in :meth:`refresh` alone.
+
+    Attributes:
+        cache_name: the argument of ``forward`` that takes the cache; None where there is none.
+        use: how the cache is used; not at all until :func:`~.cache_check.cache_use` was asked.
+        boundary: length beyond which the rotary embedding changes; None where it never does.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
         self._source = model
-        self._model = own_copy(model) if own else model
-        self._dtype = dtype
-        parameters = inspect.signature(model.forward).parameters
-        self._takes = {name for name in ("position_ids", "logits_to_keep") if name in parameters}
-        self.has_cache = "past_key_values" in parameters
+        self.model = own_copy(model) if own else model
+        self.dtype = dtype
+        self._takes = set(inspect.signature(model.forward).parameters)
+        self.cache_name = next((name for name in _CACHES if name in self._takes), None)
+        self.use = CacheUse()
+        self.boundary = rope_boundary(model.config)
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the module's weights and buffers if they are not used where they are."""
-        if self._model is not self._source:
-            held = _tensors(self._model)
+        if self.model is not self._source:
+            held = _tensors(self.model)
             for name, value in _tensors(self._source).items():
                 held[name].copy_(whole(value))
-        self.device = next(self._model.parameters()).device
+        self.device = next(self.model.parameters()).device
 
     @contextmanager
     def _evaluation(self) -> Iterator[None]:
-        training = [module for module in self._model.modules() if module.training]
+        training = [module for module in self.model.modules() if module.training]
         for module in training:
             module.training = False
         try:
             with (
                 torch.no_grad(),
-                torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype != self._model.dtype),
+                torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != self.model.dtype),
             ):
                 yield
         finally:
             for module in training:
                 module.training = True
 
-    def new_cache(self) -> DynamicCache:
-        """An empty cache of the kind that the model's layers need."""
-        return DynamicCache(config=self._model.config)
+    def forward(self, ids: Tensor, mask: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
+        """Logits ``[B, V]`` after the last column of ``ids`` ``[B, T]``, and the cache with these tokens.
 
-    def forward(self, ids: Tensor, mask: Tensor, cache: DynamicCache | None) -> Tensor:
-        """Logits ``[B, V]`` after the last column of ``ids`` ``[B, T]``; ``mask`` ``[B, past + T]`` is 1 at tokens."""
-        arguments: dict[str, object] = {}
-        if "position_ids" in self._takes:
+        Args:
+            ids: token ids.
+            mask: ``[B, past + T]``, 1 at tokens; None where no row is padded.
+            cache: the states of the past; None where there is none.
+        """
+        arguments: dict[str, Any] = {"logits_to_keep": 1, "use_cache": self.use.cached}
+        if mask is not None:
+            arguments["attention_mask"] = mask
             arguments["position_ids"] = (mask.cumsum(-1) - 1).clamp_(min=0)[:, -ids.shape[1] :]
-        if "logits_to_keep" in self._takes:
-            arguments["logits_to_keep"] = 1
+        arguments = {name: value for name, value in arguments.items() if name in self._takes}
         if cache is not None:
-            arguments["past_key_values"] = cache
-        if self.has_cache:
-            arguments["use_cache"] = cache is not None
+            assert self.cache_name is not None
+            arguments[self.cache_name] = cache
         with self._evaluation():
-            logits: Tensor = self._model(input_ids=ids, attention_mask=mask, **arguments).logits
-        return logits[:, -1]
+            output = self.model(input_ids=ids, **arguments)
+        logits: Tensor = output.logits
+        if not self.use.cached:
+            return logits[:, -1], None
+        cache = getattr(output, self.cache_name or "", None)
+        if cache is None:
+            raise EngineError(f"the forward of {type(self.model).__name__} returns no {self.cache_name}")
+        return logits[:, -1], cache
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """Logits ``[B, T, V]`` after all tokens of rows ``ids`` ``[B, T]``, without a cache."""
+        with self._evaluation():
+            found: Tensor = self.model(
+                input_ids=ids, **({"use_cache": False} if "use_cache" in self._takes else {})
+            ).logits
+        return found
 
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, Rows]:
         """Logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
-        repeats = torch.tensor([context.rows for context in contexts], device=self.device)
-        if not self.has_cache:
-            rows = RecomputedRows(self, [list(context.token_ids) for context in contexts])
-            logits = rows.logits()
-            rows.keep([u for u, context in enumerate(contexts) for _ in range(context.rows)])
-            return logits, rows
-        cache, cached_mask = self._cached(contexts)
-        new = [list(context.token_ids[context.cached :]) for context in contexts]
-        width = max(map(len, new))
-        ids = torch.tensor([[0] * (width - len(tokens)) + tokens for tokens in new], device=self.device)
-        lengths = torch.tensor([len(tokens) for tokens in new], device=self.device)
-        new_mask = torch.arange(width, device=self.device) >= (width - lengths)[:, None]
-        mask = torch.cat((cached_mask, new_mask.long()), -1)
-        logits = self.forward(ids, mask, cache)
-        index = torch.arange(len(contexts), device=self.device).repeat_interleave(repeats)
-        cache.batch_select_indices(index)
-        return logits, GenericRows(self, cache, mask[index])
+        found: list[Tensor] = [torch.empty(0)] * len(contexts)
+        parts = []
+        first = [0]
+        for context in contexts:
+            first.append(first[-1] + context.rows)
+        for together in self._together([context.token_ids for context in contexts]):
+            logits, part = self.start([contexts[u] for u in together])
+            for u, row in zip(together, logits, strict=True):
+                found[u] = row
+            part.select([i for i, u in enumerate(together) for _ in range(contexts[u].rows)])
+            part.rows = [row for u in together for row in range(first[u], first[u + 1])]
+            parts.append(part)
+        return torch.stack(found), GenericRows(self, parts)
 
-    def _cached(self, contexts: Sequence[Context]) -> tuple[DynamicCache, Tensor]:
-        """A cache that holds the contexts' given states, right-aligned, and its mask ``[U, cached]``."""
-        cache = self.new_cache()
-        width = max(context.cached for context in contexts)
-        mask = torch.zeros(len(contexts), width, dtype=torch.long, device=self.device)
-        if width == 0:
-            return cache, mask
+    def _together(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Which rows are computed together, by their indices."""
+        groups: dict[int, list[int]] = {}
+        for i, row in enumerate(rows):
+            key = len(row)
+            if self.use.padded:
+                key = 0 if self.boundary is None else int(len(row) > self.boundary)
+            groups.setdefault(key, []).append(i)
+        return list(groups.values())
+
+    def start(self, contexts: Sequence[Context]) -> tuple[Tensor, Part]:
+        """Logits ``[U, V]`` after contexts that are computed together, and a part with one row for each.
+
+        All contexts compute equally many new tokens, of their known states fewer are used where need be: a hole in the
+        middle of a row would change the distances of a model that measures them by column.
+        """
+        token_ids = [list(context.token_ids) for context in contexts]
+        if not self.use.padded:
+            logits, cache = self.forward(torch.tensor(token_ids, device=self.device), None, None)
+            return logits, Part(self, token_ids, cache, None)
+        width = max(len(tokens) - self._known(context) for tokens, context in zip(token_ids, contexts, strict=True))
+        cached = [max(0, len(tokens) - width) for tokens in token_ids]
+        new = [tokens[known:] for tokens, known in zip(token_ids, cached, strict=True)]
+        ids = torch.tensor([[0] * (width - len(tokens)) + tokens for tokens in new], device=self.device)
+        columns = max(cached) + width
+        lengths = torch.tensor([len(tokens) for tokens in token_ids], device=self.device)
+        mask = (torch.arange(columns, device=self.device) >= columns - lengths[:, None]).long()
+        cache = self._resumed(contexts, cached) if max(cached) else None
+        logits, cache = self.forward(ids, mask, cache)
+        return logits, Part(self, token_ids, cache, mask)
+
+    def _known(self, context: Context) -> int:
+        """How many tokens of a context have states that can be used."""
+        beyond = self.boundary is not None and len(context.token_ids) > self.boundary
+        return context.cached if self.use.sessions and not beyond else 0
+
+    def _resumed(self, contexts: Sequence[Context], cached: Sequence[int]) -> DynamicCache:
+        """A cache that holds the states of each context's first ``cached`` tokens, right-aligned."""
         example = next(context.states for context in contexts if context.states is not None)
         layers, _, heads, _, size = example.shape
+        width = max(cached)
         states = example.new_zeros(layers, 2, len(contexts), heads, width, size)
-        for u, context in enumerate(contexts):
-            if context.states is not None:
-                states[:, :, u, :, width - context.cached :] = context.states
-                mask[u, width - context.cached :] = 1
+        for u, (context, known) in enumerate(zip(contexts, cached, strict=True)):
+            if context.states is not None and known:
+                states[:, :, u, :, width - known :] = context.states[:, :, :, :known]
+        cache = DynamicCache(config=self.model.config)
         for i, (keys, values) in enumerate(states):
             cache.update(keys, values, i)
-        return cache, mask
-
-
-class GenericRows(Rows):
-    """Rows of a :class:`GenericModel` with its cache.
-
-    Args:
-        model: the model.
-        cache: keys and values of the rows so far.
-        mask: 1 at the columns that hold a token of the row, shape ``[B, T]``.
-    """
-
-    def __init__(self, model: GenericModel, cache: DynamicCache, mask: Tensor) -> None:
-        self._model = model
-        self._cache = cache
-        self._mask = mask
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
-        self._mask = torch.cat((self._mask, self._mask.new_ones(len(tokens), 1)), -1)
-        return self._model.forward(tokens[:, None], self._mask, self._cache)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but ``rows``."""
-        index = torch.tensor(rows, device=self._mask.device)
-        self._cache.batch_select_indices(index)
-        self._mask = self._mask[index]
-
-    def states(self, row: int, length: int) -> Tensor | None:
-        """A copy of the keys and values of a row's first ``length`` tokens; None unless all layers store them alike."""
-        parts: list[Tensor] = []
-        for layer in self._cache.layers:
-            if type(layer) is not DynamicLayer or layer.keys is None or layer.values is None:
-                return None
-            parts += [layer.keys[row], layer.values[row]]
-        if len({part.shape for part in parts}) > 1:
-            return None
-        columns = self._mask[row].nonzero()[:length, 0]
-        return torch.stack([part[:, columns] for part in parts]).unflatten(0, (-1, 2))
-
-
-class RecomputedRows(Rows):
-    """Rows of a model without a key/value cache.
-
-    Args:
-        model: the model.
-        token_ids: the tokens of each row.
-    """
-
-    def __init__(self, model: GenericModel, token_ids: list[list[int]]) -> None:
-        self._model = model
-        self._token_ids = token_ids
-
-    def logits(self) -> Tensor:
-        """Logits ``[B, V]`` after each row; rows of one length are computed together, without padding."""
-        by_length: dict[int, list[int]] = {}
-        for b, tokens in enumerate(self._token_ids):
-            by_length.setdefault(len(tokens), []).append(b)
-        out: list[Tensor] = [torch.empty(0)] * len(self._token_ids)
-        for rows in by_length.values():
-            ids = torch.tensor([self._token_ids[b] for b in rows], device=self._model.device)
-            logits = self._model.forward(ids, torch.ones_like(ids), None)
-            for i, b in enumerate(rows):
-                out[b] = logits[i]
-        return torch.stack(out)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
-        for row, token in zip(self._token_ids, tokens.tolist(), strict=True):
-            row.append(token)
-        return self.logits()
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Rows become copies of ``rows`` (indices into the current ones)."""
-        self._token_ids = [list(self._token_ids[b]) for b in rows]
-
-    def states(self, row: int, length: int) -> None:
-        """None: there are no keys and values."""
-        return
+        return cache
 
 
 def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:

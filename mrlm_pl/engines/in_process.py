@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from mrlm_pl.engines.backend import Backend
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.engines.cache_check import cache_use, warn_of_cache
 from mrlm_pl.engines.compute_queue import ComputeQueue
 from mrlm_pl.engines.decoder import FusedDecoder
 from mrlm_pl.engines.generation import EngineStats, Generated, generate
@@ -120,6 +121,7 @@ class InProcessEngine(Engine):
             loaded.version = version
             return
         window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        window = window if window and window > 0 else None  # -1 is how XLNet says that it has no bound
         vocabulary = len(read_affine(model.get_input_embeddings())[0])
         self._loaded[policy] = _Loaded(model, self._backend(policy, model), window, vocabulary, version)
 
@@ -129,8 +131,10 @@ class InProcessEngine(Engine):
         if reason is None:
             return FusedDecoder(model, dtype, self._own_weights)
         generic = GenericModel(model, dtype, self._own_weights)
-        how = "" if generic.has_cache else " and has no key/value cache: every token recomputes its row"
-        logger.info("policy %r generates through its own forward (%s)%s", policy, reason, how)
+        found = cache_use(generic)
+        generic.use = found.use
+        warn_of_cache(model.config.model_type, found)
+        logger.info("policy %r generates through its own forward (%s), %s", policy, reason, generic.use)
         return generic
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
