@@ -1,51 +1,105 @@
-r"""Reading the final answer out of a reply, and comparing it by exact value.
+r"""Read the final answer out of a reply, and compare it by exact value.
 
-The answer is the last ``\boxed{}``, else the last ``#### N``, else the last "answer is N", else the last number. Values
-are exact fractions, so there is no tolerance to tune, and every step is bounded: a reply is judged by its last
+The answer is what the last ``<answer>`` tag holds, or the last ``\boxed{}``, ``#### N`` or "answer is N", else the last
+number. A box or a tag must hold one value: a list, an interval or an expression with variables is no answer. Values are
+exact fractions, so there is no tolerance to tune, and every step is bounded: a reply is judged by its last
 ``MAX_CHARACTERS`` characters, and numbers of more than ``MAX_DIGITS`` digits are not numbers here.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterator
 from fractions import Fraction
 
 MAX_CHARACTERS = 100_000
 MAX_DIGITS = 300
 
-_UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+_UP_TO_TWELVE = (
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+)
+WORDS = {"one half": "1/2", "half": "1/2", **{word: str(number) for number, word in enumerate(_UP_TO_TWELVE)}}
+SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+
+_UNSIGNED = r"(?:[0-9]{1,3}(?:[,_'][0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 _POWER_OF_TEN = r"[ ]?(?:\\times|\\cdot|\*|x|×)[ ]?10[ ]?\^[ ]?\{?[-+]?[0-9]+\}?"
 _PLAIN = rf"\$?{_UNSIGNED}(?:[eE][-+]?[0-9]+(?![0-9A-Za-z])|{_POWER_OF_TEN})?"
-_LATEX_FRACTION = (
-    rf"(?:[0-9]{{1,9}}[ ]?)?\\[dt]?frac(?:\{{[ ]?[-+]?{_UNSIGNED}[ ]?\}}\{{[ ]?{_UNSIGNED}[ ]?\}}|[0-9]{{2}})"
+_PART = rf"[ ]?[-+]?[ ]?{_UNSIGNED}[ ]?"
+_MAGNITUDE = (
+    rf"(?:(?:[0-9]{{1,9}}[ ]?)?\\frac\{{{_PART}\}}\{{{_PART}\}}|"
+    rf"[0-9]{{1,9}}[ ]{{1,2}}[0-9]{{1,9}}/[0-9]{{1,9}}(?![0-9.,]?[0-9])|"
+    rf"{_PLAIN}(?:[ ]?/[ ]?{_PLAIN})?)(?:[ ]{{0,3}}(?:{'|'.join(SCALES)})\b)?(?:[ ]?%)?"
 )
-_NUMBER = (
-    rf"(?:(?<![0-9A-Za-z_)\]}}.])[-+])?(?<![\^_0-9])(?<![\^_]\{{)(?<![\^_]-)(?<![\^_]\{{-)(?:\$[-+])?"
-    rf"(?:{_LATEX_FRACTION}|{_PLAIN}(?:[ ]?/[ ]?{_PLAIN})?)(?:[ ]?%)?"
-)
+_NUMBER = rf"(?:(?<![0-9A-Za-z_)\]}}.])[-+])?(?<![\^_0-9])(?<![\^_]\{{)(?<![\^_]-)(?<![\^_]\{{-)(?:\$[-+])?{_MAGNITUDE}"
 _NUMBERS = re.compile(_NUMBER)
-_MARKED = re.compile(rf"####[ \t]{{0,4}}({_NUMBER})")
+_VALUE = re.compile(
+    rf"(?P<sign>[-+]?[ ]?\$?[-+]?)[ ]?"
+    rf"(?:(?P<whole>[0-9]{{1,9}})?[ ]?\\frac\{{(?P<top>{_PART})\}}\{{(?P<bottom>{_PART})\}}|"
+    rf"(?P<units>[0-9]{{1,9}})[ ]{{1,2}}(?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}})|"
+    rf"(?P<left>{_PLAIN})(?:[ ]?/[ ]?(?P<right>{_PLAIN}))?)(?:[ ]{{0,3}}(?P<scale>{'|'.join(SCALES)}))?(?:[ ]?%)?"
+)
+_MARKED = re.compile(r"####")
 _STATED = re.compile(
-    rf"answer\s{{1,4}}is\s{{0,4}}:?\s{{0,4}}(?:[\\*(\[]{{0,4}})(?:[a-z]\s?=\s?)?({_NUMBER})(?![0-9.,]*\s{{0,2}}[-+*/x×=]\s{{0,2}}\$?[0-9])",
+    r"\banswer[*_ ]{0,4}(?:\s{1,4}(?:is|was|equals|(?:would|will|should|must) be)\b|\s{0,4}[:=])", re.IGNORECASE
+)
+_LEADING = re.compile(
+    r"(?:[\s:*_\"'`(\[$\\]|(?:indeed|therefore|thus|then|just|simply|exactly|approximately|about|roughly|USD|[a-z]\s?=)"
+    r"(?![A-Za-z])){0,20}?"
+    rf"(?P<number>(?:(?:minus|negative)\s{{1,2}}|[-+][ ])?(?:\$[-+])?[-+]?{_MAGNITUDE}|"
+    rf"(?:{'|'.join(WORDS)})\b(?![- ][a-z]))",
     re.IGNORECASE,
 )
-_BRACES = re.compile(r"\\[{}]|\\boxed\s{0,4}\{|[{}]")
-_PARTS = re.compile(
-    rf"(?P<sign>[-+]?\$?[-+]?)(?:(?P<whole>[0-9]{{1,9}})?\\[dt]?frac(?:\{{(?P<top>[-+]?{_UNSIGNED})\}}"
-    rf"\{{(?P<bottom>{_UNSIGNED})\}}|(?P<one>[0-9])(?P<two>[0-9]))|(?P<left>{_PLAIN})(?:/(?P<right>{_PLAIN}))?)%?"
+_OPERATION = re.compile(r"[0-9.,]*\s{0,2}(?:[-+*/x×=^]|\\times|\\cdot)\s{0,2}\$?[0-9]")
+_OTHERS = re.compile(
+    rf"[^\S\n]{{0,2}}(?:\b(?:or|and|to)\s{{1,2}}{_NUMBER}|[,;][ ]?{_NUMBER}(?=[ ]?(?:[.\n]|(?:or|and)\b|$)))|[xyznk]\b"
 )
+_SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n")
+_BRACES = re.compile(r"\\[{}]|\\(?:boxed|fbox|framebox)\s{0,4}\{|[{}]")
+_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL)
+
+_FONTS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s?\{([^{}]{0,200})\}")
+_FRACTIONS = re.compile(r"\\[dtc]?frac\s{0,2}(\{[^{}]{0,400}\}|[0-9])\s{0,2}(\{[^{}]{0,400}\}|[0-9])")
+_LATEX = (
+    *(("\\!", ""), ("\\,", ""), ("{,}", ","), ("\\%", "%"), ("\\$", "$"), ("\\ ", " "), ("\\;", " "), ("\\:", " ")),
+    *(("\\left", ""), ("\\right", ""), ("\\displaystyle", ""), ("^\\circ", ""), ("^{\\circ}", ""), ("~", " ")),
+)
+_LATEX_MARKS = re.compile(r"[\\{^~]")
+_NARROW_GROUPS = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
+_SPACED_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
+_NO_ASCII = re.compile(r"[^\x00-\x7f]")
+
+_UNIT_MARKS = re.compile(r"\\(?:boxed|fbox|framebox)|(?<=[A-Za-z])[ ]?\^[ ]?\{?[0-9]\}?|(?<=[A-Za-z])[-/](?=[A-Za-z])")
+_LIST = re.compile(r"[,;]|\b(?:and|or)\b")
+_NO_VALUE = re.compile(
+    r"[-+*/^<>≤≥≠±×÷√|:!]|\\(?!approx|quad|qquad|degree|circ|euro|pounds)[A-Za-z]+|\b(?:not|[xyznk])\b|[0-9]"
+)
+_EXPRESSION_MARKS = ((r"\\times|\\cdot|×|·|(?<=[0-9]) x (?=[0-9])", "*"), (r"÷|\\div", "/"), (r"[ {}$,]", ""))
+_EXPRESSION = re.compile(r"-?[0-9.]+(?:\^-?[0-9]+)?(?:[-+*/]-?[0-9.]+(?:\^-?[0-9]+)?){0,8}")
 _DIGITS = re.compile(r"[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")
 _OPERAND = r"-?\$?[0-9]{1,20}(?:,[0-9]{3}){0,5}(?:\.[0-9]{1,20})?"
 _EQUATIONS = re.compile(
     rf"(?<![0-9.,/*+(-])({_OPERAND}(?:[ ]?[-+*/x×][ ]?{_OPERAND}){{1,8}})[ ]?=[ ]?({_OPERAND})(?![0-9])"
 )
-_TERMS = re.compile(r"([-+*/])(-?[0-9.]+)")
+_TERMS = re.compile(r"([-+*/])(-?[0-9.]+(?:\^-?[0-9]+)?)")
 
 
 def extract_answer(reply: str) -> str | None:
-    r"""The text of the number that the reply gives as its answer, or None if it gives none.
+    r"""Return the text of the number that the reply gives as its answer, or None if it gives none.
 
-    A closed box decides, even when it holds no number.
+    A closed ``<answer>`` tag or box decides, even when it holds no number, or several.
 
     Args:
         reply: the whole text of the reply.
@@ -54,44 +108,53 @@ def extract_answer(reply: str) -> str | None:
     '\\frac{1}{2}'
     >>> extract_answer("3 apples and 4 pears, so 7")
     '7'
-    >>> extract_answer("I do not know") is None
+    >>> extract_answer(r"\boxed{6, 5}") is extract_answer("I do not know") is None
     True
     """
     text = _plain_text(reply[-MAX_CHARACTERS:])
+    thought = text.rpartition("</think>")[2]
+    text = thought if thought.strip() else text
+    tagged = [match.group(1) for match in _TAGGED.finditer(text)]
+    text = tagged[-1] if tagged else text
     box = _last_box(text)
     if box is not None:
-        return _last_number(box)
+        return _single_number(box)
     for pattern in (_MARKED, _STATED):
-        stated = [match.group(1) for match in pattern.finditer(text)]
+        stated = [found for match in pattern.finditer(text) for found in _stated_number(text, match.end())]
         if stated:
-            return stated[-1].strip()
-    return _last_number(text)
+            return stated[-1]
+    return _single_number(text) if tagged else _last_number(text)
 
 
 def number_value(text: str) -> Fraction | None:
-    r"""The exact value of a number's text, or None if it is none (or has too many digits).
+    r"""Return the exact value of a number's text, or None if it is none (or has too many digits).
 
-    Understood are thousands separators, a dollar sign, exponents, fractions (``2468/2``, ``\frac{1}{2}``) and per cent.
+    Understood are thousands separators, a dollar sign, exponents, fractions (``2468/2``, ``\frac{1}{2}``), mixed
+    numbers (``1 1/2``), ``thousand`` to ``trillion`` and per cent.
 
     >>> number_value("$1,234.00") == number_value("1.234e3") == number_value("2468/2") == 1234
     True
-    >>> number_value("50%"), number_value("9e999999999"), number_value("1/0")
-    (Fraction(1, 2), None, None)
+    >>> number_value("50%"), number_value("1 1/2"), number_value("9e999999999"), number_value("1/0")
+    (Fraction(1, 2), Fraction(3, 2), None, None)
     """
-    compact = _plain_text(text).replace(" ", "")
-    parts = _PARTS.fullmatch(compact) if len(compact) <= 2 * MAX_DIGITS else None
-    if parts is None:
+    plain = _plain_text(text).strip()
+    match = _VALUE.fullmatch(plain) if len(plain) <= 3 * MAX_DIGITS else None
+    if match is None:
         return None
-    if parts["left"] is not None:
-        top, bottom = _unsigned_value(parts["left"]), _unsigned_value(parts["right"] or "1")
+    value = Fraction(0)
+    if match["left"] is not None:
+        top, bottom = _part_value(match["left"]), _part_value(match["right"] or "1")
+    elif match["units"] is not None:
+        value, top, bottom = Fraction(match["units"]), Fraction(match["over"]), Fraction(match["under"])
     else:
-        top, bottom = _unsigned_value(parts["top"] or parts["one"]), _unsigned_value(parts["bottom"] or parts["two"])
+        value = Fraction(match["whole"] or 0)
+        top, bottom = _part_value(match["top"]), _part_value(match["bottom"])
     if top is None or not bottom:
         return None
-    value = top / bottom + int(parts["whole"] or 0)
-    if "-" in parts["sign"]:
+    value = (value + top / bottom) * SCALES.get(match["scale"], 1)
+    if "-" in match["sign"]:
         value = -value
-    return value / 100 if compact.endswith("%") else value
+    return value / 100 if plain.endswith("%") else value
 
 
 def equal_answers(reply: str, expected: str) -> bool:
@@ -143,9 +206,31 @@ def shows_steps(reply: str, question: str, answer: str) -> bool:
 
 
 def _plain_text(text: str) -> str:
-    for latex, plain in (("\\!", ""), ("\\,", ""), ("{,}", ","), ("\\%", "%"), ("\\$", "$"), ("\u2212", "-")):
+    """The text with one spelling of signs, spaces, digits and LaTeX's forms of a number."""
+    if not text.isascii():
+        text = _NARROW_GROUPS.sub("", text)
+        text = _NO_ASCII.sub(lambda match: _ascii(match.group()), text)
+    if not _LATEX_MARKS.search(text):
+        return text
+    for latex, plain in _LATEX:
         text = text.replace(latex, plain)
-    return text
+    return _FRACTIONS.sub(_braced_fraction, _FONTS.sub(r" \1 ", text))
+
+
+def _ascii(character: str) -> str:
+    """ASCII for dashes, spaces, digits, vulgar fractions and apostrophes; other characters stay."""
+    kind = unicodedata.category(character)
+    if kind in ("Pd", "Zs") or character == "\u2212":
+        return " " if kind == "Zs" else "-"
+    if kind == "Nd":
+        return str(unicodedata.digit(character))
+    if kind == "No" and "\u2044" in (fraction := unicodedata.normalize("NFKC", character)):
+        return " " + fraction.replace("\u2044", "/")
+    return "" if kind == "Cf" else "'" if character == "\u2019" else character
+
+
+def _braced_fraction(match: re.Match[str]) -> str:
+    return "\\frac" + "".join(part if part.startswith("{") else f"{{{part}}}" for part in match.groups())
 
 
 def _last_box(text: str) -> str | None:
@@ -164,13 +249,59 @@ def _last_box(text: str) -> str | None:
     return box
 
 
+def _single_number(text: str) -> str | None:
+    """The number of a text that holds one value: a number with its unit, an equation's right side, an operation."""
+    if len(text) > 2 * MAX_DIGITS:
+        return None
+    text = _SPACED_GROUPS.sub(lambda match: match.group().replace(" ", ""), _UNIT_MARKS.sub("", text))
+    if len(_NUMBERS.findall(text)) > 1 and _LIST.search(_NUMBERS.sub(" ", text)):
+        return None
+    side = text.rpartition("=")[2].strip()
+    side = re.sub(r"\b(?:minus|negative)[ ]+|(?<![0-9A-Za-z)}])-[ ]+(?=[0-9.$\\])", "-", side)
+    found = list(_NUMBERS.finditer(side))
+    if len(found) == 1:
+        rest = f"{side[: found[0].start()]} {side[found[0].end() :]}"
+        if not _NO_VALUE.search(rest):
+            return found[0].group().strip()
+    value = WORDS.get(side.lower()) or _expression_value(side)
+    return None if value is None else str(value)
+
+
+def _stated_number(text: str, start: int) -> Iterator[str | None]:
+    """The number that follows a marker; None of several in its place, nothing where no number is."""
+    match = _LEADING.match(text, start)
+    if match is None:
+        return
+    end = match.end()
+    spaced = _SPACED_GROUPS.match(text, match.start("number"))
+    if spaced and spaced.end() > end:
+        yield spaced.group().replace(" ", "")
+    elif _OPERATION.match(text, end):
+        stop = _SENTENCE_END.search(text, end)
+        yield _single_number(text[match.start("number") : stop.start() if stop else len(text)])
+    elif _OTHERS.match(text, end):
+        yield None
+    else:
+        number = match["number"].strip().lower()
+        yield WORDS.get(number) or re.sub(r"^(?:minus|negative)\s+", "-", number)
+
+
 def _last_number(text: str) -> str | None:
-    found = [match.group() for match in _NUMBERS.finditer(text)]
-    return found[-1].strip() if found else None
+    for match in reversed(list(_NUMBERS.finditer(text))):
+        before, after = text[max(0, match.start() - 5) : match.start()], text[match.end() : match.end() + 2]
+        if not re.search(r"\bnot\s$|[0-9]:$", before) and not re.match(r":[0-9]", after):
+            return match.group().strip()
+    return None
+
+
+def _part_value(text: str) -> Fraction | None:
+    sign = -1 if "-" in text.lstrip()[:1] else 1
+    value = _unsigned_value(text.replace(" ", "").lstrip("+-"))
+    return None if value is None else sign * value
 
 
 def _unsigned_value(text: str) -> Fraction | None:
-    digits = text.replace(",", "").replace("$", "")
+    digits = re.sub(r"[,_'$ ]", "", text)
     digits = re.sub(r"(?:\\times|\\cdot|\*|x|×)10\^\{?([-+]?[0-9]+)\}?", r"e\1", digits)
     mantissa, _, exponent = digits.lower().partition("e")
     if len(mantissa) > MAX_DIGITS or len(exponent) > 4 or abs(int(exponent or 0)) > MAX_DIGITS:
@@ -178,11 +309,20 @@ def _unsigned_value(text: str) -> Fraction | None:
     return Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
 
 
+def _expression_value(text: str) -> Fraction | None:
+    """Value of an operation on plain numbers such as ``3 \\cdot 4`` or ``2^{-1}``."""
+    if re.search(r"[0-9.][ ]+[0-9.]", text):
+        return None
+    for pattern, mark in _EXPRESSION_MARKS:
+        text = re.sub(pattern, mark, text)
+    return _chain_value(_TERMS.findall("+" + text)) if _EXPRESSION.fullmatch(text) else None
+
+
 def _chain_value(terms: list[tuple[str, str]]) -> Fraction | None:
     """Value of ``+a*b-c...`` with the usual precedence, or None where a number is malformed or a divisor is 0."""
     total, product = Fraction(0), Fraction(0)
     for operator, text in terms:
-        magnitude = number_value(text)
+        magnitude = _power_value(text)
         if magnitude is None or (operator == "/" and magnitude == 0):
             return None
         if operator in "+-":
@@ -191,3 +331,11 @@ def _chain_value(terms: list[tuple[str, str]]) -> Fraction | None:
         else:
             product = product * magnitude if operator == "*" else product / magnitude
     return total + product
+
+
+def _power_value(text: str) -> Fraction | None:
+    base, _, power = text.partition("^")
+    value, exponent = number_value(base), int(power[:5] or 1)
+    if value is None or abs(exponent) * len(base) > MAX_DIGITS or (value == 0 and exponent < 0):
+        return None
+    return value**exponent

@@ -21,8 +21,8 @@ RETRY = "That is not correct. Try again."
 class MathEnvironment(SingleAgentEnvironment):
     r"""One problem, one number as answer.
 
-    A right answer earns 1.0, a wrong one 0 and a reply without any number -0.3, for each attempt. The answer is the
-    last ``\boxed{}``, else the last ``#### N``, else the last "answer is N", else the last number, compared by value.
+    A right answer earns 1.0, a wrong one 0 and a reply without an answer -0.3, for each attempt; what counts as the
+    answer says :mod:`mrlm_pl.number_answers`. Answers are compared by value.
 
     Args:
         difficulty: lowest and highest difficulty of generated problems, from 1 to 5; each is equally likely.

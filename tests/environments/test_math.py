@@ -11,9 +11,10 @@ from mrlm_environments.math_problems import KINDS, generate_problem
 from mrlm_pl.environment import split_of
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.number_answers import equal_answers, extract_answer
+from mrlm_pl.number_answers import MAX_DIGITS, equal_answers, extract_answer, number_value
 from mrlm_pl.seeding import keyed_random
 
+FORMATS = json.loads((Path(__file__).parent / "data" / "answer_formats.json").read_text())
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_train.jsonl"
 
 
@@ -60,6 +61,42 @@ def test_where_the_answer_is_found(reply: str, answer: str) -> None:
 def test_answers_are_equal_by_value(first: str, second: str) -> None:
     assert equal_answers(first, second)
     assert not equal_answers(first, "17")
+
+
+@pytest.mark.parametrize("row", FORMATS, ids=[f"{row['reply'][:40]!a} {row['expected']}" for row in FORMATS])
+def test_replies_in_odd_formats_are_judged_as_a_reader_would(row: dict[str, Any]) -> None:
+    """The expected judgements are by common sense."""
+    found = extract_answer(row["reply"])
+    assert (found is not None and equal_answers(found, row["expected"])) is row["right"], found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(",
+        "1 1/1",
+        "1,111",
+        "\\frac{1",
+        "<answer>",
+        "\\boxed{",
+        "\\text{",
+        "answer: 5 * ",
+        "\u2009",
+        "1.1.1",
+        "{5",
+        "####",
+    ],
+)
+def test_long_replies_of_anything_are_read(text: str) -> None:
+    found = extract_answer(text * (100_000 // len(text)))
+    assert found is None or number_value(found) is not None or len(found) > MAX_DIGITS
+
+
+def test_powers_and_operations_are_bounded() -> None:
+    for reply in (r"\boxed{9^{9^{9}}}", r"\boxed{9^99999}", r"\boxed{0^{-1}}", r"\boxed{1/0}"):
+        found = extract_answer(reply)
+        assert found is None or number_value(found) is None
+    assert extract_answer("\\boxed{" + "1+" * 400 + "1}") is None
 
 
 @pytest.mark.parametrize("reply", ["", "no idea", "\\boxed{}", "∞", "e", "...", "\x00"])
