@@ -111,19 +111,30 @@ def extract_answer(reply: str) -> str | None:
     >>> extract_answer(r"\boxed{6, 5}") is extract_answer("I do not know") is None
     True
     """
-    text = _plain_text(reply[-MAX_CHARACTERS:])
-    thought = text.rpartition("</think>")[2]
-    text = thought if thought.strip() else text
-    tagged = [match.group(1) for match in _TAGGED.finditer(text)]
-    text = tagged[-1] if tagged else text
-    box = _last_box(text)
-    if box is not None:
-        return _single_number(box)
+    text, tagged, boxed = marked_answer(_plain_text(reply[-MAX_CHARACTERS:]))
+    if boxed:
+        return _single_number(text)
     for pattern in (_MARKED, _STATED):
         stated = [found for match in pattern.finditer(text) for found in _stated_number(text, match.end())]
         if stated:
             return stated[-1]
     return _single_number(text) if tagged else _last_number(text)
+
+
+def marked_answer(reply: str) -> tuple[str, bool, bool]:
+    r"""Return the part of a reply that holds its answer, and whether it is marked by a tag, and by a box.
+
+    That is the text behind ``</think>``, of it what the last ``<answer>`` tag holds, and of that the last box.
+
+    >>> marked_answer(r"<think>7?</think> <answer>so \boxed{5}</answer>"), marked_answer("so 5")
+    (('5', True, True), ('so 5', False, False))
+    """
+    thought = reply.rpartition("</think>")[2]
+    text = thought if thought.strip() else reply
+    tags = [match.group(1) for match in _TAGGED.finditer(text)]
+    text = tags[-1] if tags else text
+    box = _last_box(text)
+    return (text if box is None else box), bool(tags), box is not None
 
 
 def number_value(text: str) -> Fraction | None:

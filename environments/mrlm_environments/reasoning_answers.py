@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
-from mrlm_pl.number_answers import equal_answers, extract_answer, number_value
+from mrlm_pl.number_answers import equal_answers, extract_answer, marked_answer, number_value
 
 Format = Literal["math", "nli"]
 FORMATS: tuple[Format, ...] = ("math", "nli")
@@ -24,7 +25,7 @@ _CLAUSE_END = re.compile(
     r"[.;:!?,\n]|\b(?:but|so|hence|therefore|thus|because|since)\b|\brather(?! than)", re.IGNORECASE
 )
 _DENIED_BEFORE = re.compile(
-    r"\b(?:not(?! only| just| merely)|cannot|no|nor|neither|never|without|rul(?:e|es|ed|ing)\s+out|"
+    r"\b(?:not(?! only| just| merely)|non|cannot|no|nor|neither|never|without(?! doubt)|rul(?:e|es|ed|ing)\s+out|"
     r"exclud(?:e|es|ed|ing)|rather than|instead of|unlike)\b|n['\u2019]t\b(?! only| just| merely)",
     re.IGNORECASE,
 )
@@ -33,6 +34,10 @@ _DENIED_AFTER = re.compile(
     r"(?:is|was|can be|must be|may be|has been)\s+(?:ruled out|excluded|impossible|wrong|incorrect|false|out\b))",
     re.IGNORECASE,
 )
+_STATED = re.compile(r"\b(?:answer|label)[*_ ]{0,4}(?:\s{1,4}is\b|\s{0,4}[:=])[\s:*_\"'`(\[]{0,8}$", re.IGNORECASE)
+_SUPPOSED_BEFORE = re.compile(r"\b(?:would|could|might|may)(?: also)?(?: be| have been)?\s+(?:an? )?$", re.IGNORECASE)
+_SUPPOSED_AFTER = re.compile(r"[\"'*]*\s+(?:would|could|might|may|needs?|requires?|is close)\b", re.IGNORECASE)
+_ALTERNATIVE = re.compile(r"[\s*\"']*(?:,|/|\||,?\s(?:or|and)\s)[\s*\"']*(?:an? )?", re.IGNORECASE)
 _REACH = 120
 """Characters before a label in which a denial of it is looked for."""
 
@@ -40,7 +45,9 @@ _REACH = 120
 def read_answer(reply: str, form: Format) -> str | None:
     r"""The answer that a reply gives, or None if it gives none.
 
-    A number is read as the ``math`` environment reads it. A label is the last one that is stated and not denied.
+    A number is read as the ``math`` environment reads it. A label is the one in the last ``<answer>`` tag or box, else
+    the last behind "answer is", else the last that is stated. Labels that are denied or stand in a list are not stated;
+    labels that are supposed ("it would be neutral") count where no other is stated.
 
     >>> read_answer("3 apples and 4 pears, so 7", "math"), read_answer("\\boxed{}", "math")
     ('7', None)
@@ -48,6 +55,8 @@ def read_answer(reply: str, form: Format) -> str | None:
     'contradiction'
     >>> read_answer("Neutral, not entailment", "nli"), read_answer("It is not entailment but neutral", "nli")
     ('neutral', 'neutral')
+    >>> read_answer("not entailment", "nli"), read_answer("entailment or neutral", "nli")
+    (None, None)
     """
     if form == "math":
         answer = extract_answer(reply)
@@ -98,10 +107,23 @@ def _same(answer: str, form: Format) -> Hashable:
 
 
 def _read_label(text: str) -> str | None:
-    stated = None
-    for match in _LABEL.finditer(text):
+    text, _, _ = marked_answer(text)
+    matches = [match for match in _LABEL.finditer(text) if not _denied(text, match)]
+    listed = {
+        place
+        for place, (one, two) in enumerate(itertools.pairwise(matches))
+        if one.lastgroup != two.lastgroup and _ALTERNATIVE.fullmatch(text, one.end(), two.start())
+    }
+    found: dict[str, str | None] = {}
+    for place, match in enumerate(matches):
+        if {place - 1, place} & listed:
+            continue
         before = text[max(0, match.start() - _REACH) : match.start()]
-        clause = _CLAUSE_END.split(before)[-1]
-        if not _DENIED_BEFORE.search(clause) and not _DENIED_AFTER.match(text, match.end()):
-            stated = match.lastgroup
-    return stated
+        supposed = _SUPPOSED_BEFORE.search(before) or _SUPPOSED_AFTER.match(text, match.end())
+        found["marked" if _STATED.search(before) else "supposed" if supposed else "stated"] = match.lastgroup
+    return next((found[kind] for kind in ("marked", "stated", "supposed") if kind in found), None)
+
+
+def _denied(text: str, label: re.Match[str]) -> bool:
+    clause = _CLAUSE_END.split(text[max(0, label.start() - _REACH) : label.start()])[-1]
+    return bool(_DENIED_BEFORE.search(clause) or _DENIED_AFTER.match(text, label.end()))
