@@ -16,6 +16,12 @@ from textwrap import dedent
 sys.path.insert(0, str(Path(__file__).parent))
 from attacks_faking_harness import FAKING_HARNESS
 from attacks_faking_values import FAKING_VALUES
+from attacks_kernel import DISK
+from attacks_kernel import NETWORK as KERNEL_NETWORK
+from attacks_kernel import PROCESSES as KERNEL_PROCESSES
+from attacks_kernel import READING as KERNEL_READING
+from attacks_kernel import SWOLLEN as KERNEL_SWOLLEN
+from attacks_kernel import WRITING as KERNEL_WRITING
 from attacks_network import NETWORK
 from attacks_processes import PROCESSES
 from attacks_reading import READING
@@ -58,13 +64,13 @@ def _programs(kind: str, sources: dict[str, str], tail: str = "") -> tuple[Attac
 ATTACKS = (
     *_programs("faking", FAKING_VALUES),
     *_programs("faking", FAKING_HARNESS),
-    *_programs("reading", READING, _ANSWER_IF_IT_WORKED),
-    *_programs("network", NETWORK, _ANSWER_IF_IT_WORKED),
-    *_programs("writing", WRITING, _ANSWER_IF_IT_WORKED),
-    *_programs("processes", PROCESSES, _ANSWER_IF_IT_WORKED),
+    *_programs("reading", {**READING, **KERNEL_READING}, _ANSWER_IF_IT_WORKED),
+    *_programs("network", {**NETWORK, **KERNEL_NETWORK}, _ANSWER_IF_IT_WORKED),
+    *_programs("writing", {**WRITING, **KERNEL_WRITING, **DISK}, _ANSWER_IF_IT_WORKED),
+    *_programs("processes", {**PROCESSES, **KERNEL_PROCESSES}, _ANSWER_IF_IT_WORKED),
     *_programs("resources", BOMBS, _ANSWER_IF_IT_WORKED),
     *_programs("resources", ENDLESS),
-    *_programs("resources", SWOLLEN),
+    *_programs("resources", {**SWOLLEN, **KERNEL_SWOLLEN}),
     *_programs("broken", BROKEN),
     *_programs("persistence", PERSISTENCE, _ANSWER_IF_IT_WORKED),
 )
@@ -94,7 +100,9 @@ NOT_COMPILING = frozenset(
 DANGEROUS = frozenset(
     {
         "asks_to_be_traced",
+        "disk_bomb_reserved_at_once",
         "descriptor_bomb",
+        "flags_of_a_file_that_may_be_read",
         "fork_bomb_without_end",
         "kills_everything",
         "kills_everything_at_import",
@@ -110,9 +118,11 @@ DANGEROUS = frozenset(
         "shell_kills_its_parent",
         "shell_mounts",
         "shell_stops_its_parent",
+        "signals_its_parent_by_an_event",
         "stops_its_parent",
         "stops_its_process_group",
         "traces_its_parent",
+        "trap_endless_folders_with_long_names",
         "trap_five_thousand_folders_deep",
         "trap_folder_moved_away_and_replaced_by_a_link",
         "trap_folders_without_permissions",

@@ -43,12 +43,15 @@ WRITING = {
         import os
         def attack():
             path = "@OUTSIDE@/kept.txt"
+            def state(): return os.stat(path)[:9]  # without the time of the last change of these
+            before = state()
             for change in (lambda: os.chmod(path, 0o777), lambda: os.utime(path, (1, 1)),
                            lambda: os.setxattr(path, "user.x", b"1"), lambda: os.chown(path, 65534, 65534)):
                 try: change()
                 except OSError: continue
-                return True
-            return False
+                if state() != before: return True
+            try: return bool(os.listxattr(path))
+            except OSError: return False
     """,
     "makes_a_folder_and_a_link_outside": """
         import os

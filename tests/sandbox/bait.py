@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
 import shutil
@@ -45,6 +46,13 @@ class Bait:
         self.port = tcp.getsockname()[1]
         self._listen(socket.AF_UNIX, str(self.outside / "socket"))
         self._listen(socket.AF_UNIX, "\0" + self.token)
+        with contextlib.suppress(OSError):  # where the file system has no attributes
+            os.setxattr(self.outside / "secret.txt", "user.secret", b"hush")
+        datagrams = self._stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        datagrams.bind(str(self.outside / "datagram"))
+        os.chmod(self.outside / "datagram", 0o777)
+        threading.Thread(target=self._answer_datagrams, args=(datagrams,), daemon=True).start()
+        self._share()
         udp = self._stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         udp.bind(("127.0.0.1", self.port))
         threading.Thread(target=self._answer_datagrams, args=(udp,), daemon=True).start()
@@ -61,6 +69,7 @@ class Bait:
         """``source`` with its placeholders replaced."""
         values = {"OUTSIDE": str(self.outside), "PORT": str(self.port), "TOKEN": self.token}
         values |= {"NEKOT": self.token[::-1], "REPOSITORY": str(REPOSITORY)}
+        values |= {"MEMORY": str(self.memory), "QUEUE": str(self.queue)}
         for name, value in values.items():
             source = source.replace(f"@{name}@", value)
         return source
@@ -94,6 +103,18 @@ class Bait:
                 found.append(int(entry.name))
         return found
 
+    def _share(self) -> None:
+        """Make shared memory with the token, and a queue of messages."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.shmat.restype = ctypes.c_void_p
+        self.memory = libc.shmget(0, 4096, 0o1666)
+        self._stack.callback(libc.shmctl, self.memory, 0, None)
+        place = libc.shmat(self.memory, None, 0)
+        ctypes.memmove(place, self.token.encode(), len(self.token))
+        self._stack.callback(libc.shmdt, ctypes.c_void_p(place))
+        self.queue = libc.msgget(0, 0o1666)
+        self._stack.callback(libc.msgctl, self.queue, 0, None)
+
     def _left_in(self, place: str) -> list[Path]:
         return [path for name in ("written", "left") for path in Path(place).glob(f"{name}*{self.token}*")]
 
@@ -101,7 +122,7 @@ class Bait:
         """Mode and content of every entry of the folder but the socket."""
         state = {}
         for path in sorted(self.outside.iterdir()):
-            if path.name != "socket":
+            if path.name not in ("socket", "datagram"):
                 regular = path.is_file() and not path.is_symlink()
                 state[path.name] = (path.lstat().st_mode, path.read_text(errors="replace") if regular else "")
         return state
@@ -139,7 +160,8 @@ class Bait:
             try:
                 data, sender = udp.recvfrom(4096)
                 self.connections.append("the datagram socket")
-                udp.sendto(data, sender)
+                if sender:
+                    udp.sendto(data, sender)
             except OSError:  # closed at the end
                 return
 

@@ -11,25 +11,38 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from attacks import ATTACKS, CALLS, DANGEROUS, HONEST, RUN_TWICE, SHELL_ATTACKS, Attack  # noqa: E402
+from attacks_resources import ENDLESS  # noqa: E402
 from bait import Bait  # noqa: E402
 
 from mrlm_pl.sandbox import Sandbox, Tests, grade  # noqa: E402
+from mrlm_pl.sandbox import sandbox as sandbox_module  # noqa: E402
 
 WALL_SECONDS = 1.0
 HONEST_SECONDS = 20.0
 """Honest programs may take their time where the machine is busy: it is their marks that matter."""
 
-WORKERS = 4
+WORKERS = 8
+"""Attacks at once: most of those that last only wait, so they need no processor each."""
+
+
+@contextmanager
+def at_once(count: int) -> Iterator[None]:
+    """Let as many programs run at the same time, whatever the number of processors."""
+    slots, sandbox_module._slots = sandbox_module._slots, threading.BoundedSemaphore(count)
+    yield
+    sandbox_module._slots = slots
 
 
 def run(folder: Path, sandbox: Sandbox, left_out: Collection[str] = ()) -> dict[str, Any]:
@@ -43,6 +56,7 @@ def run(folder: Path, sandbox: Sandbox, left_out: Collection[str] = ()) -> dict[
     os.environ["MRLM_TEST_SECRET"] = "hush"
     tests = Tests(tuple(f"assert add({a}, {b}) == {expected}" for a, b, expected in CALLS))
     hostile = [attack for attack in (*ATTACKS, *SHELL_ATTACKS) if attack.name not in left_out]
+    hostile.sort(key=lambda attack: attack.name not in ENDLESS)  # first what takes its whole time
     honest = [program for program in HONEST if program.name not in left_out]
     with Bait(folder) as bait:
 
@@ -55,7 +69,8 @@ def run(folder: Path, sandbox: Sandbox, left_out: Collection[str] = ()) -> dict[
             return any(result.solved for result in graded), max(result.seconds for result in graded)
 
         with ThreadPoolExecutor(WORKERS) as pool:
-            attacked = list(pool.map(succeeds, hostile))
+            with at_once(WORKERS):
+                attacked = list(pool.map(succeeds, hostile))
             sandbox = replace(sandbox, wall_seconds=HONEST_SECONDS)
             answered = list(pool.map(succeeds, honest))
         time.sleep(0.2)  # a daemon that had survived would show itself

@@ -18,6 +18,7 @@ import pytest
 from mrlm_environments.sandboxed_tools import PythonRepl
 
 from mrlm_pl.episode import Task
+from mrlm_pl.errors import SandboxError
 from mrlm_pl.sandbox import Sandbox, strongest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -82,9 +83,11 @@ def test_some_attacks_get_through_where_only_limits_hold(open_folder: Path) -> N
     assert "changed or made or removed: written" in found["harm"]
 
 
-@pytest.mark.slow
 def test_nothing_gets_through_by_landlock_alone(tmp_path: Path) -> None:
-    found = run(tmp_path / "bait", Sandbox(level="landlock", wall_seconds=WALL_SECONDS))
+    try:
+        found = run(tmp_path / "bait", Sandbox(level="landlock", wall_seconds=WALL_SECONDS))
+    except SandboxError as refused:
+        pytest.skip(str(refused))
     assert found["level"] == "landlock"
     held(found)
 
