@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import signal
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from mrlm_pl.sandbox.inside import landlock, seccomp, syscalls
+from mrlm_pl.sandbox.inside.system_calls import Filter
 
 NOBODY = 65534
 INNER_USER = 1000
@@ -157,7 +159,8 @@ def confine_in_namespaces(cell: CellSettings) -> None:
     syscalls.drop_capabilities()
     _limit(cell, cell.processes)
     _close_file_system(cell, writable, _ACCOUNTS if cell.shell else ())
-    seccomp.install(seccomp.Filter(processes=cell.shell, sessions=True, metadata=None, truncate=True, only_signal=None))
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    seccomp.install(Filter(processes=cell.shell, private=True, modes=None, truncate=True, only_signal=None))
 
 
 def confine_by_landlock(cell: CellSettings, folder: str) -> None:
@@ -173,13 +176,14 @@ def confine_by_landlock(cell: CellSettings, folder: str) -> None:
         syscalls.drop_capabilities()
     _limit(cell, cell.processes if own_user else _tasks_of_user() + cell.processes)
     _close_file_system(cell, [folder])
+    _end_with_parent(cell)
     seccomp.install(
-        seccomp.Filter(
+        Filter(
             processes=cell.shell,
-            sessions=False,
+            private=False,
             # What is outside is another user's where the child has a user of its own. Else programs are refused, and
             # scripts, in which such calls are common, do not notice.
-            metadata=None if own_user else 0 if cell.shell else errno.EPERM,
+            modes=None if own_user else 0 if cell.shell else errno.EPERM,
             truncate=landlock.version() >= 3,
             only_signal=None if cell.shell else os.getpid(),
         )
@@ -191,7 +195,18 @@ def confine_by_limits(cell: CellSettings, folder: str) -> None:
     os.setsid()
     own_user = _become_cell_user(cell, folder)
     os.chdir(folder)
+    _end_with_parent(cell)
     _limit(cell, cell.processes if own_user else _tasks_of_user() + cell.processes)
+
+
+def _end_with_parent(cell: CellSettings) -> None:
+    """End this child, and what a script started, with the server. A change of user takes the signal off: call it after.
+
+    What a script started has no such signal of its own, so the process that runs scripts ends its group.
+    """
+    if cell.shell:
+        signal.signal(signal.SIGTERM, lambda number, frame: os.killpg(0, signal.SIGKILL))
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM if cell.shell else signal.SIGKILL)
 
 
 def _close_file_system(cell: CellSettings, writable: Iterable[str], accounts: Iterable[str] = ()) -> None:
@@ -206,10 +221,13 @@ def _close_file_system(cell: CellSettings, writable: Iterable[str], accounts: It
 def _become_cell_user(cell: CellSettings, folder: str) -> bool:
     """Change from root to a user that no other child has; False where this process is no root or must stay root.
 
-    It must where only root can read the interpreter, and the child is to run Python, and where there are no others.
+    It must where only root can read the interpreter and the child is to run Python, where there are no other users, and
+    where root may not look into their processes, as the trainer counts the files that they hold open.
     """
     user = FIRST_CELL_USER + cell.number % 4096
-    if os.getuid() != 0 or not (cell.shell or _all_can_read(os.__file__)):
+    if os.getuid() != 0 or not syscalls.has_capability(syscalls.CAP_SYS_PTRACE):
+        return False
+    if not (cell.shell or _all_can_read(os.__file__)):
         return False
     try:
         os.chown(folder, user, user)

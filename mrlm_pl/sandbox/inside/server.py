@@ -98,6 +98,7 @@ class _Server:
     def __init__(self, link: socket.socket, level: str, temporary: str, packages: dict[str, str]) -> None:
         self.link, self.level = link, level
         self.cells: dict[int, int] = {}
+        self.process = os.getpid()
         os.environ.clear()
         os.environ.update(PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8", HOME="/", PYTHONDONTWRITEBYTECODE="1")
         os.environ.update(PYTHONHASHSEED="0")
@@ -180,7 +181,6 @@ class _Server:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
             _arrange(descriptors)
             sys.stdin = open(0)  # noqa: SIM115 (for the life of the process)
             sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
@@ -195,6 +195,8 @@ class _Server:
                 os.mkdir(folder, 0o700)
                 lock = confinement.confine_by_landlock if self.level == "landlock" else confinement.confine_by_limits
                 lock(cell, folder)
+                if os.getppid() != self.process:  # it died before it could be waited for
+                    os._exit(SETUP_FAILED)
             confinement.forget_former_places()
             os.write(REPLIES, b'{"ready": true}\n')
             candidate.serve(REQUESTS, REPLIES)

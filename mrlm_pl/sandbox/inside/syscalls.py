@@ -16,6 +16,8 @@ MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
 
 MACHINE = platform.machine()
+CAP_SYS_PTRACE = 19
+_CAPGET = {"x86_64": 125, "aarch64": 90}.get(MACHINE, -1)
 _CAPSET = {"x86_64": 126, "aarch64": 91}.get(MACHINE, -1)
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(MACHINE, -1)
 _CAPABILITY_VERSION = 0x20080522
@@ -98,6 +100,15 @@ def become_user(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
+
+
+def has_capability(number: int) -> bool:
+    """Whether a capability is in effect in this process."""
+    header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION, 0), 8)
+    sets = ctypes.create_string_buffer(24)
+    syscall(_CAPGET, header, sets)
+    low, _, _, high, _, _ = struct.unpack("6I", sets.raw)
+    return bool((high << 32 | low) >> number & 1)
 
 
 def drop_capabilities() -> None:
