@@ -8,21 +8,19 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
 from mrlm_pl.errors import SandboxError
-from mrlm_pl.sandbox.inside.channel import MAX_LINE
+from mrlm_pl.sandbox.inside.channel import MAX_LINE, oversized
 from mrlm_pl.sandbox.inside.confinement import MEBIBYTE, CellSettings
-from mrlm_pl.sandbox.removal import tree_size
 from mrlm_pl.sandbox.server_process import ServerProcess
+from mrlm_pl.sandbox.usage import DiskUse, family, resident
 
 MAX_PRINTED = 16 * MEBIBYTE
 """Bytes of output after which a program is ended; long before, the rest is thrown away."""
 
 WATCH_SECONDS = 0.05
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 Ending = Literal["time", "output", "memory", "disk", "exit", "protocol"]
 
@@ -72,6 +70,8 @@ class Cell:
         self._out_open = True
         self._next_watch = 0.0
         self._process = 0
+        folder = server.folder_of(settings.number)
+        self._disk = DiskUse(folder, settings.disk_mb * MEBIBYTE) if folder else None
         try:
             self._process = int(self._set_up(startup_seconds, "process"))
             self._set_up(startup_seconds, "ready")
@@ -144,11 +144,14 @@ class Cell:
     def _exchange(self, message: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
         """Send a message, if there is one, and wait for the next line."""
         unsent = memoryview(b"" if message is None else json.dumps(message).encode() + b"\n")
+        searched = 0
         while True:
-            if not unsent and (end := self._buffer.find(b"\n")) >= 0:
-                line = bytes(self._buffer[:end])
-                del self._buffer[: end + 1]
-                return _parsed(line)
+            if not unsent:
+                if (end := self._buffer.find(b"\n", searched)) >= 0:
+                    line = bytes(self._buffer[:end])
+                    del self._buffer[: end + 1]
+                    return _parsed(line)
+                searched = len(self._buffer)
             if len(self._buffer) > MAX_LINE:
                 raise CellEndedError("output")
             left = deadline - time.monotonic()
@@ -204,12 +207,12 @@ class Cell:
         now = time.monotonic()
         if now < self._next_watch:
             return
-        watched = _family(self._process) if self.settings.shell and self._process else ()
-        if sum(map(_resident, watched)) > self.settings.memory_mb * MEBIBYTE:
+        watched = list(family(self._process)) if self._process else []
+        # A program has one process, whose memory the kernel bounds; at mere limits it may start others.
+        if self.settings.shell and sum(map(resident, watched)) > self.settings.memory_mb * MEBIBYTE:
             raise CellEndedError("memory")
-        folder = self.server.folder_of(self.settings.number)
-        if folder:
-            size, files = tree_size(folder)
+        if self._disk is not None:
+            size, files = self._disk.look(watched)
             if size > self.settings.disk_mb * MEBIBYTE or files > self.settings.files:
                 raise CellEndedError("disk")
         spent = time.monotonic() - now
@@ -223,32 +226,12 @@ def _abandon(server: ServerProcess, number: int, descriptors: tuple[int, ...]) -
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
+    if oversized(line):
+        raise CellEndedError("output")
     try:
-        message = json.loads(line)
+        message = json.loads(line.decode())  # UTF-16, which `loads` guesses, would hide brackets from the look at bytes
     except (ValueError, RecursionError) as error:
         raise CellEndedError("protocol") from error
     if not isinstance(message, dict):
         raise CellEndedError("protocol")
     return message
-
-
-def _family(process: int) -> Iterator[int]:
-    """A process and all that descend from it."""
-    waiting = [process]
-    while waiting:
-        current = waiting.pop()
-        yield current
-        with suppress(OSError):  # it ended meanwhile
-            for thread in os.listdir(f"/proc/{current}/task"):
-                with open(f"/proc/{current}/task/{thread}/children") as file:
-                    waiting += map(int, file.read().split())
-
-
-def _resident(process: int) -> int:
-    """Bytes of memory that are a process's own."""
-    try:
-        with open(f"/proc/{process}/statm") as file:
-            _, resident, shared, *_ = map(int, file.read().split())
-    except OSError:
-        return 0  # it ended meanwhile
-    return (resident - shared) * _PAGE

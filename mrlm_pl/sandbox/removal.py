@@ -1,84 +1,79 @@
-"""Removes a folder that hostile code has filled, and tells how much it holds."""
+"""Removes a folder that hostile code has filled."""
 
 from __future__ import annotations
 
 import os
-import secrets
 from contextlib import suppress
 
-MAX_COUNTED = 20_000
-MAX_DEPTH = 64
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def remove_tree(path: str) -> None:
     """Remove a folder and all below it, whatever its depth, modes and links; links are not followed.
 
-    Every sub-folder is emptied by moving its entries up into the top, so neither recursion nor long paths occur.
+    Goes down by names and up by ``..``, one folder at a time: neither recursion, nor long paths, nor many descriptors.
 
     Raises:
-        OSError: something in it cannot be removed.
+        OSError: something in it cannot be removed, or was moved meanwhile.
     """
     try:
-        place = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        folder = open_folder(path)
     except FileNotFoundError:
         return
     try:
-        os.chmod(f"/proc/self/fd/{place}", 0o700)
-        top = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=place)
+        above: list[tuple[str, tuple[int, int], list[str]]] = []  # a folder's name, who holds it, and its siblings
+        left = _without_files(folder)
+        while left or above:
+            if left:
+                name, holder = left.pop(), _identity(folder)
+                inner = open_folder(name, folder)
+                above.append((name, holder, left))
+                left = _without_files(inner)
+            else:
+                name, holder, left = above.pop()
+                inner = os.open("..", _FOLDER, dir_fd=folder)
+                if _identity(inner) != holder:
+                    os.close(inner)
+                    raise OSError(f"the folder {name!r} below {path} was moved while it was removed")
+                os.rmdir(name, dir_fd=inner)
+            os.close(folder)
+            folder = inner
     finally:
-        os.close(place)
-    fresh, moved = f".{secrets.token_hex(8)}-", 0  # names that nothing in it can have
-    try:
-        while entries := _entries(top):
-            for name, is_folder in entries:
-                if not is_folder:
-                    os.unlink(name, dir_fd=top)
-                    continue
-                _open_up(name, top)
-                folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-                try:
-                    for inner, inner_is_folder in _entries(folder):
-                        if inner_is_folder:
-                            _open_up(inner, folder)  # a folder is renamed by who may write it
-                        moved += 1
-                        os.rename(inner, f"{fresh}{moved}", src_dir_fd=folder, dst_dir_fd=top)
-                finally:
-                    os.close(folder)
-                os.rmdir(name, dir_fd=top)
-    finally:
-        os.close(top)
+        os.close(folder)
     os.rmdir(path)
 
 
-def tree_size(path: str) -> tuple[int, int]:
-    """Bytes on disk and number of files below a folder.
+def open_folder(name: str, above: int | None = None) -> int:
+    """A descriptor of a folder that its owner may have closed to readers, even to itself; a link is refused.
 
-    Counting stops at ``MAX_COUNTED`` files, which a tree of more than ``MAX_DEPTH`` folders in each other counts as.
+    Args:
+        name: in the folder ``above``, or a path.
+        above: a descriptor.
+
+    Raises:
+        OSError: it is no folder, or belongs to somebody else.
     """
-    size = count = 0
-    waiting = [(path, 0)]
-    while waiting and count < MAX_COUNTED:
-        folder, depth = waiting.pop()
-        if depth > MAX_DEPTH:
-            return size, MAX_COUNTED
-        with suppress(OSError), os.scandir(folder) as entries:  # it may vanish, or be closed to us
-            for entry in entries:
-                count += 1
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append((entry.path, depth + 1))
-                else:
-                    with suppress(OSError):  # as above
-                        size += entry.stat(follow_symlinks=False).st_blocks * 512
-                if count >= MAX_COUNTED:
-                    break
-    return size, count
+    with suppress(PermissionError):
+        return os.open(name, _FOLDER, dir_fd=above)
+    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+    try:
+        os.chmod(f"/proc/self/fd/{place}", 0o700)
+        return os.open(".", _FOLDER, dir_fd=place)
+    finally:
+        os.close(place)
 
 
-def _entries(folder: int) -> list[tuple[str, bool]]:
+def _without_files(folder: int) -> list[str]:
+    """Names of the folders in a folder, after all else was removed from it."""
+    os.fchmod(folder, 0o700)  # it may be readable and not writable
     with os.scandir(folder) as found:
-        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    for name, is_folder in entries:
+        if not is_folder:
+            os.unlink(name, dir_fd=folder)
+    return [name for name, is_folder in entries if is_folder]
 
 
-def _open_up(name: str, folder: int) -> None:
-    with suppress(OSError):  # then opening it says why
-        os.chmod(name, 0o700, dir_fd=folder)
+def _identity(folder: int) -> tuple[int, int]:
+    found = os.fstat(folder)
+    return found.st_dev, found.st_ino

@@ -228,6 +228,9 @@ def test_a_value_that_is_too_large_fails_its_call_alone() -> None:
     found = graded(program, "assert f(5 << 20) == 1\nassert f(2) == 'xx'", "assert len(f(3)) == 3")
     assert (found.passed, found.run, found.ending) == (2, 3, None)
     assert "4194304 can be passed" in (found.fault or "")
+    parts = graded("def f(n): return [[]] * n", "assert len(f(100_001)) == 100_001", "assert f(1) == [[]]")
+    assert (parts.passed, parts.run, parts.ending) == (1, 2, None)
+    assert "100000 containers" in (parts.fault or "")
 
 
 def test_assertions_without_the_program_count_for_nothing() -> None:

@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mrlm_pl.sandbox.removal import MAX_COUNTED, MAX_DEPTH, remove_tree, tree_size
-
-NOBODY = 65534
+from mrlm_pl.sandbox.removal import remove_tree
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder of an ordinary user, also where the tests run as root, whom no mode stops."""
-    place = Path(tempfile.mkdtemp(prefix="mrlm-removal-"))
-    place.chmod(0o777)
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(NOBODY)
-    try:
-        (place / "tree").mkdir()
-        yield place / "tree"
-    finally:
-        if root:
-            os.seteuid(0)
-        shutil.rmtree(place)
-
-
-def make_deep(folder: Path, depth: int) -> None:
+def make_deep(folder: Path, depth: int, name: str = "a" * 40) -> None:
     """Folders in each other, deeper than any path may be long."""
     place = os.open(folder, os.O_RDONLY)
     for _ in range(depth):
-        os.mkdir("a" * 40, dir_fd=place)
-        inner = os.open("a" * 40, os.O_RDONLY, dir_fd=place)
+        os.mkdir(name, dir_fd=place)
+        inner = os.open(name, os.O_RDONLY, dir_fd=place)
         os.close(place)
         place = inner
     os.close(place)
@@ -61,6 +41,41 @@ def test_a_tree_of_any_depth_is_removed(folder: Path) -> None:
     make_deep(folder, 1500)
     remove_tree(str(folder))
     assert not folder.exists()
+
+
+def test_each_folder_is_opened_twice_and_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the length of the names and the depth: the work grows with the number of folders alone."""
+    calls: Counter[str] = Counter()
+    for name in ("open", "scandir", "rename", "rmdir"):
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda *a, _name=name, _real=real, **k: (calls.update([_name]), _real(*a, **k))[1]
+        )
+    for name, depth in (("a", 100), ("b" * 255, 400)):
+        (folder / name).mkdir()
+        make_deep(folder / name, depth, name)
+        calls.clear()
+        remove_tree(str(folder / name))
+        assert calls == {"open": 2 * depth + 1, "scandir": depth + 1, "rmdir": depth + 1}
+
+
+def test_a_folder_that_moves_away_while_it_is_removed_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = folder / "kept"
+    (folder / "tree" / "inner").mkdir(parents=True)
+    (kept / "inner").mkdir(parents=True)
+    real = os.scandir
+
+    def moving(place: int) -> Any:
+        if (folder / "tree" / "inner").exists() and os.fstat(place).st_ino == (folder / "tree" / "inner").stat().st_ino:
+            (folder / "tree" / "inner").rename(kept / "moved")
+        return real(place)
+
+    monkeypatch.setattr(os, "scandir", moving)
+    with pytest.raises(OSError, match="moved while it was removed"):
+        remove_tree(str(folder / "tree"))
+    assert sorted(os.listdir(kept)) == ["inner", "moved"]
 
 
 def test_folders_that_are_closed_are_removed(folder: Path) -> None:
@@ -112,20 +127,3 @@ def test_a_link_in_place_of_the_folder_is_refused(folder: Path) -> None:
     with pytest.raises(OSError, match=r"link"):
         remove_tree(str(folder / "link"))
     assert (outside / "kept").exists()
-
-
-def test_the_size_counts_blocks_and_entries(folder: Path) -> None:
-    (folder / "a").mkdir()
-    (folder / "a" / "file").write_bytes(bytes(range(256)) * 4096)
-    with open(folder / "hole", "wb") as file:
-        file.truncate(1 << 30)
-    (folder / "link").symlink_to("/usr")
-    size, count = tree_size(str(folder))
-    assert count == 4
-    assert 1 << 20 <= size < (1 << 20) + 65_536, "a hole takes no room, and a link is not followed"
-
-
-def test_counting_ends_in_a_tree_that_does_not(folder: Path) -> None:
-    make_deep(folder, MAX_DEPTH + 2)
-    assert tree_size(str(folder))[1] == MAX_COUNTED
-    assert tree_size(str(folder / "missing")) == (0, 0)

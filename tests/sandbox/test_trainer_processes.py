@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mrlm_pl.sandbox.cell import _family
+from mrlm_pl.sandbox.usage import family
 
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 30
@@ -29,6 +29,26 @@ threading.Thread(target=sandbox.execute, args=(cell, endless), daemon=True).star
 shell = sandbox.open(shell=True)
 started = "setsid sleep 300 & sleep 300 & nohup setsid sh -c 'sleep 301; true' &"
 sandbox.script(shell, f"mkdir -m 0 closed; {started} sleep .3")
+print("up", server_process.server(cell.server.level)._process.pid, flush=True)
+time.sleep(600)
+"""
+# Each cell does what it can to outlive the server, which is then killed alone.
+WITHOUT_SERVER = """
+import sys, threading, time
+from mrlm_pl.sandbox import Sandbox, server_process
+FREED = '''
+import ctypes, signal
+for option in (1, (1 << 32) + 1): ctypes.CDLL(None).syscall(157, ctypes.c_long(option), 0, 0, 0, 0)
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): continue
+while True: pass
+'''
+sandbox = Sandbox(level=sys.argv[1], wall_seconds=600)
+cell, shell = sandbox.open(), sandbox.open(shell=True)
+freed = {"operation": "run", "source": FREED}
+threading.Thread(target=sandbox.execute, args=(cell, freed), daemon=True).start()
+sandbox.script(shell, "trap '' TERM HUP INT; nohup sleep 300 & (sleep 300; true) & sleep .3")
 print("up", server_process.server(cell.server.level)._process.pid, flush=True)
 time.sleep(600)
 """
@@ -120,11 +140,11 @@ def left_after_kill(process: subprocess.Popen[str]) -> list[int]:
     assert process.stdout is not None
     word, number = process.stdout.readline().split()
     assert word == "up"
-    family = list(_family(int(number)))
-    assert len(alive(family)) >= 4, "the server, a program, a shell, and what its script started"
+    members = list(family(int(number)))
+    assert len(alive(members)) >= 4, "the server, a program, a shell, and what its script started"
     process.send_signal(signal.SIGKILL)
     process.wait(SECONDS)
-    return wait_until_gone(family)
+    return wait_until_gone(members)
 
 
 def test_a_killed_trainer_leaves_nothing(trainer: Callable, level: str, temporary: Path) -> None:
@@ -134,6 +154,22 @@ def test_a_killed_trainer_leaves_nothing(trainer: Callable, level: str, temporar
     finally:
         process.kill()
     assert list(temporary.iterdir()) == []
+
+
+def test_a_killed_server_leaves_nothing(trainer: Callable, level: str) -> None:
+    if level == "limits":
+        pytest.skip("mere limits do not keep a program from outliving its server")
+    process = trainer(WITHOUT_SERVER)
+    try:
+        assert process.stdout is not None
+        word, number = process.stdout.readline().split()
+        assert word == "up"
+        members = list(family(int(number)))
+        assert len(alive(members)) >= 5, "the server, a program, a shell, and what its script started"
+        os.kill(int(number), signal.SIGKILL)
+        assert wait_until_gone(members) == []
+    finally:
+        process.kill()
 
 
 def test_a_forked_process_does_not_keep_the_server_of_a_killed_trainer(trainer: Callable, level: str) -> None:

@@ -53,7 +53,7 @@ def serve(requests: int, replies: int) -> None:
             reply = {"error": _described(error), "kind": type(error).__name__}
         try:
             channel.send(reply, within_limit=True)
-        except ValueError as error:  # too long: it fails this call, and not all that come after it
+        except ValueError as error:  # too large: it fails this call, and not all that come after it
             channel.send({"error": _described(error), "kind": "ValueError"})
 
 

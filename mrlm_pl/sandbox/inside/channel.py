@@ -9,7 +9,31 @@ from contextlib import suppress
 from typing import Any
 
 MAX_LINE = 4 << 20
-"""Bytes of a reply; a child that sends more is ended."""
+MAX_CONTAINERS, MAX_SYMBOLS = 100_000, 300_000
+"""Bytes of a reply, its lists and objects, and these with its commas and colons; a child that sends more is ended."""
+
+
+def oversized(line: bytes) -> str | None:
+    """Why a line of JSON is too large to be read, or None.
+
+    Looks at bytes only: parsing a million empty lists holds up every other thread of the reader for seconds.
+
+    >>> oversized(b"[" * 100_001)
+    'take more than 100000 containers or 300000 values and names; no more'
+    >>> oversized(b'{"text": "' + b"[" * 100_001 + b'"}')
+    """
+    if len(line) > MAX_LINE:
+        return f"take {len(line)} bytes; at most {MAX_LINE}"
+    if _is_full(line):
+        unescaped = line.replace(b"\\\\", b"").replace(b'\\"', b"")
+        if unescaped.count(b'"') > 2 * MAX_SYMBOLS or _is_full(b"".join(unescaped.split(b'"')[::2])):
+            return f"take more than {MAX_CONTAINERS} containers or {MAX_SYMBOLS} values and names; no more"
+    return None
+
+
+def _is_full(text: bytes) -> bool:
+    containers = text.count(b"[") + text.count(b"{")
+    return containers > MAX_CONTAINERS or containers + text.count(b",") + text.count(b":") > MAX_SYMBOLS
 
 
 class Channel:
@@ -24,6 +48,7 @@ class Channel:
         self._buffer = b""
         self._read, self._write, self._exit = os.read, os.write, os._exit
         self._loads, self._dumps = json.JSONDecoder().decode, json.JSONEncoder().encode
+        self._oversized = oversized
 
     def receive(self) -> dict[str, Any]:
         """The next request; the process ends where there will be none."""
@@ -40,7 +65,7 @@ class Channel:
 
         Args:
             reply: JSON-like data.
-            within_limit: whether to refuse what is longer than ``MAX_LINE``, rather than be ended for it.
+            within_limit: whether to refuse what is too large to be read, rather than be ended for it.
 
         Raises:
             ValueError: the reply is refused.
@@ -48,8 +73,9 @@ class Channel:
         for stream in (sys.stdout, sys.stderr):
             with suppress(BaseException):  # a candidate may have closed or replaced them; the reply matters
                 stream.flush()
-        data = memoryview(self._dumps(reply).encode() + b"\n")
-        if within_limit and len(data) > MAX_LINE:
-            raise ValueError(f"the values of a call take {len(data)} bytes; at most {MAX_LINE} can be passed")
+        line = self._dumps(reply).encode()
+        if within_limit and (fault := self._oversized(line)):
+            raise ValueError(f"the values of a call {fault} can be passed")
+        data = memoryview(line + b"\n")
         while data:
             data = data[self._write(self._replies, data) :]

@@ -1,0 +1,142 @@
+"""What a cell uses that no limit of the kernel bounds: memory of all its processes, and disk."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from mrlm_pl.sandbox.removal import open_folder
+
+MAX_COUNTED = 20_000
+MAX_DEPTH = 64
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_BLOCK = 512
+
+
+def family(process: int) -> Iterator[int]:
+    """A process and all that descend from it."""
+    waiting = [process]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        with suppress(OSError):  # it ended meanwhile
+            for thread in os.listdir(f"/proc/{current}/task"):
+                with open(f"/proc/{current}/task/{thread}/children") as file:
+                    waiting += map(int, file.read().split())
+
+
+def resident(process: int) -> int:
+    """Bytes of memory that are a process's own."""
+    try:
+        with open(f"/proc/{process}/statm") as file:
+            _, pages, shared, *_ = map(int, file.read().split())
+    except OSError:
+        return 0  # it ended meanwhile
+    return (pages - shared) * _PAGE
+
+
+class DiskUse:
+    """Disk that a cell uses: files in its folder, and files without a name that its processes keep.
+
+    Args:
+        folder: of the cell.
+        whole: what counts for a file whose size cannot be told, in bytes.
+    """
+
+    def __init__(self, folder: str, whole: int) -> None:
+        self._folder, self._whole = folder, whole
+        self._hidden: set[tuple[str, int]] = set()
+
+    def look(self, processes: Iterable[int]) -> tuple[int, int]:
+        """Bytes on disk, and number of files in the folder.
+
+        Args:
+            processes: those of the cell.
+        """
+        size, files = tree_size(self._folder)
+        nameless: dict[tuple[int, int], int] = {}
+        hidden: set[tuple[str, int]] = set()
+        for process in processes:
+            try:
+                nameless |= open_without_name(process)
+                mapped = mapped_without_name(process, self._folder)
+            except PermissionError:  # it made itself unreadable
+                hidden.add(("process", process))
+            except OSError:  # it ended meanwhile
+                continue
+            else:
+                hidden |= {("file", inode) for inode in mapped - {inode for _, inode in nameless}}
+        # A file is mapped without being open for a moment while it is closed, and a process unreadable while it starts.
+        lasting, self._hidden = hidden & self._hidden, hidden
+        return size + sum(nameless.values()) + self._whole * len(lasting), files
+
+
+def open_without_name(process: int) -> dict[tuple[int, int], int]:
+    """Bytes on disk of the files that a process has open and that no folder holds, by device and inode.
+
+    Raises:
+        OSError: the process is gone, or may not be looked into.
+    """
+    found = {}
+    for thread in os.listdir(f"/proc/{process}/task"):  # each may have descriptors of its own
+        place = f"/proc/{process}/task/{thread}/fd"
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
+            for name in os.listdir(place):
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    file = os.stat(f"{place}/{name}")
+                    if stat.S_ISREG(file.st_mode) and not file.st_nlink:
+                        found[file.st_dev, file.st_ino] = file.st_blocks * _BLOCK
+    return found
+
+
+def mapped_without_name(process: int, folder: str) -> set[int]:
+    """Inodes of the files of a folder that a process has in its memory and that no folder holds any more.
+
+    Raises:
+        OSError: the process is gone, or may not be looked into.
+    """
+    below, removed, found = os.fsencode(folder) + b"/", b" (deleted)", set()
+    with open(f"/proc/{process}/maps", "rb") as file:
+        for line in file:
+            *_, inode, path = line.rstrip(b"\n").split(maxsplit=5) if line.count(b" ") >= 5 else (b"0", b"")
+            if path.startswith(below) and path.endswith(removed):
+                with suppress(OSError):  # else a name that ends so
+                    if os.lstat(path).st_ino == int(inode):
+                        continue
+                found.add(int(inode))
+    return found
+
+
+def tree_size(path: str) -> tuple[int, int]:
+    """Bytes on disk and number of files below a folder.
+
+    Counting stops at ``MAX_COUNTED`` files, which a tree of more than ``MAX_DEPTH`` folders in each other counts as.
+    """
+    try:
+        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # it is gone, or not there yet
+        return 0, 0
+    return _size(top, 0)
+
+
+def _size(folder: int, depth: int) -> tuple[int, int]:
+    """The same of an open folder, which is closed."""
+    size = count = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                count += 1
+                with suppress(OSError):  # it may vanish
+                    size += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
+                    if entry.is_dir(follow_symlinks=False):
+                        if depth == MAX_DEPTH:
+                            return size, MAX_COUNTED
+                        inner_size, inner_count = _size(open_folder(entry.name, folder), depth + 1)
+                        size, count = size + inner_size, count + inner_count
+                if count >= MAX_COUNTED:
+                    return size, MAX_COUNTED
+    finally:
+        os.close(folder)
+    return size, count
