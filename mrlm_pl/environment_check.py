@@ -14,7 +14,7 @@ from typing import Any
 
 from mrlm_pl.environment import SPLITS, Environment, Observations, Step, Task, TurnOrder
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import DataError, EnvironmentContractError
+from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError
 
 HOSTILE_REPLIES = (
     "",
@@ -250,6 +250,69 @@ def check_environment(environment: Environment, *, tasks_per_split: int = 8, max
             kind = "" if isinstance(error, EnvironmentContractError) else f"{type(error).__name__}: "
             results.append(Check(name, False, f"{kind}{error}"))
     return CheckReport(environment.name, tuple(results))
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """Whether the tasks of a data set can be solved by their own reference solutions.
+
+    Args:
+        solved: rows whose reference succeeds.
+        failed: rows whose reference does not, each with the reason.
+        without: rows that have no reference.
+        rewards: what the references of ``solved`` earned.
+    """
+
+    solved: tuple[int, ...]
+    failed: Mapping[int, str]
+    without: tuple[int, ...]
+    rewards: tuple[float, ...]
+
+    @property
+    def usable(self) -> tuple[int, ...]:
+        """Numbers of the rows that are solved or have no reference, in order."""
+        return tuple(sorted((*self.solved, *self.without)))
+
+
+def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> DataReport:
+    """Play the reference solution of every task of a split.
+
+    A reference fails if its episode does not succeed, or earns nothing where the environment does not say so, or cannot
+    be played. Rows that the environment skipped are in none of the lists.
+
+    Args:
+        environment: whose tasks are rows of data; it is copied, not used.
+        split: the split.
+        max_turns: an episode that goes on for longer counts as endless.
+
+    Raises:
+        DataError: the environment's data cannot be read.
+        ConfigurationError: the split is unknown, or its tasks are generated without end.
+    """
+    source = environment.tasks(split)
+    if source.size is None:
+        raise ConfigurationError(f"environment {environment.name!r} generates its tasks; give it data to check")
+    checker = _Checker(environment, source.size, max_turns)
+    numbers = getattr(source, "numbers", None) or range(1, source.size + 1)
+    solved: dict[int, float] = {}
+    failed: dict[int, str] = {}
+    without: list[int] = []
+    for number, task in zip(numbers, source, strict=True):
+        try:
+            replies = environment.gold(task)
+            if replies is None:
+                without.append(number)
+                continue
+            played = checker.play(task, replies)
+        except Exception as error:  # a finding about the row, whatever it is
+            failed[number] = f"{type(error).__name__}: {error}"
+            continue
+        success = played.steps[-1].success
+        if success or (success is None and played.reward > 0):
+            solved[number] = played.reward
+        else:
+            failed[number] = f"its reference earns {played.reward:g} ({played.steps[-1].stop_reason or 'no success'})"
+    return DataReport(tuple(solved), failed, tuple(without), tuple(solved.values()))
 
 
 def _finished(value: Any) -> Any:

@@ -67,10 +67,10 @@ def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
     Raises:
         ConfigurationError: an option, a file or the environment's arguments hold a mistake.
     """
-    named = [argument for option, argument in _values(arguments) if option in (_OPTION, f"{_OPTION}.class_path")]
+    named = [argument for option, argument in option_values(arguments) if option in (_OPTION, f"{_OPTION}.class_path")]
     for name in named or ["*"]:
         import_environment(name)
-    if any(option in ("--config", f"{_OPTION}.help") for option, _ in _values(arguments)):
+    if any(option in ("--config", f"{_OPTION}.help") for option, _ in option_values(arguments)):
         import_environment("*")
     return parser.parse_args(list(arguments))
 
@@ -118,10 +118,10 @@ def _plain(value: Any) -> Any:
 
 def _given(words: Sequence[str], option: str) -> str | None:
     """The value of an option on the command line, else in the last configuration file that has it."""
-    values = [value for name, value in _values(words) if name == option]
+    values = [value for name, value in option_values(words) if name == option]
     if values:
         return _class_of(yaml.safe_load(values[-1]) if values[-1].startswith("{") else values[-1])
-    for file in reversed([value for name, value in _values(words) if name == "--config"]):
+    for file in reversed([value for name, value in option_values(words) if name == "--config"]):
         try:
             found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError):
@@ -152,7 +152,7 @@ def _without(words: Sequence[str], option: str) -> list[str]:
     return kept
 
 
-def _values(arguments: Sequence[str]) -> list[tuple[str, str]]:
+def option_values(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of an option and the word after it or after its ``=``."""
     pairs = []
     for index, argument in enumerate(arguments):

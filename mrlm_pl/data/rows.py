@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 from mrlm_pl.environment import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError
 
-__all__ = ["BadRows", "numbered_rows", "read_rows", "read_split"]
+__all__ = ["BadRows", "all_rows", "numbered_rows", "read_rows", "read_split"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,15 @@ def numbered_rows(source: str, split: str | None, fields: Sequence[str]) -> list
             raise row
         rows.append((number, row))
     return rows
+
+
+def all_rows(source: str, split: str | None) -> list[tuple[int, dict[str, Any] | None]]:
+    """Every row of a source with its number, counted from 1; None for one that cannot be read.
+
+    Raises:
+        DataError: the source is missing or unreadable, or has no rows.
+    """
+    return [(number, None if isinstance(row, DataError) else row) for number, row in _checked_rows(source, split, ())]
 
 
 def _checked_rows(

@@ -1,5 +1,6 @@
 """``mrlm check-env``."""
 
+import json
 import subprocess
 import sys
 
@@ -54,6 +55,40 @@ def test_data_that_cannot_be_read_is_a_mistake_and_no_finding(mrlm, tmp_path):
         "mrlm: error: code data 'rows.jsonl', row 1: the field 'test' is missing; a row has {prompt, "
     )
     assert len(err.splitlines()) == 1
+
+
+ROWS = [
+    {"prompt": "Double x.", "entry_point": "f", "pairs": [[[2], 4]], "solution": "def f(x): return 2 * x"},
+    {"prompt": "Halve x.", "entry_point": "f", "pairs": [[[2], 1]], "solution": "def f(x): return x"},
+    {"prompt": "Square x.", "entry_point": "f", "pairs": [[[2], 4]]},
+    {"prompt": "Leave.", "entry_point": "f", "pairs": [[[2], 4]], "solution": "import os; os._exit(0)"},
+    {"prompt": "P", "entry_point": "f"},
+]
+
+
+def test_rows_whose_reference_fails_are_named_and_can_be_left_out(mrlm, tmp_path, caplog):
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    status, out, _ = mrlm("check-env", "code", "--data", "rows.jsonl", "--output", "kept.jsonl")
+    assert status == 1
+    assert out.splitlines() == [
+        "FAIL rows.jsonl, row 2: its reference earns 0 (answered)",
+        "FAIL rows.jsonl, row 4: its reference earns -0.5 (invalid_program)",
+        "code: of 5 rows 1 are solved by their reference, earning 2 to 2; 2 are not, 1 have none, 1 cannot be used",
+        "kept.jsonl: the 2 usable rows",
+    ]
+    assert "row 5: the field 'test' is missing" in caplog.text
+    kept = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
+    assert kept == [ROWS[0], ROWS[2]]
+    status, out, _ = mrlm("check-env", "code", "--data", "kept.jsonl")
+    assert (status, out.count("FAIL")) == (0, 0)
+
+
+def test_data_is_checked_where_there_is_some(mrlm):
+    status, _, err = mrlm("check-env", "code", "--output", "kept.jsonl")
+    assert (status, "--output is for the usable rows of --data" in err) == (2, True)
+    status, _, err = mrlm("check-env", "parrot", "--data", "rows.jsonl")
+    assert status == 2
+    assert "environment.data" in err
 
 
 def test_our_environments_are_found_without_torch():
