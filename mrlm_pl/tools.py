@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jsonschema
-
 from mrlm_pl.environment import ToolSchema
 from mrlm_pl.episode import Message, Task, ToolCall
 from mrlm_pl.errors import MRLMError
+from mrlm_pl.json_schemas import value_fault
 
 MAX_CALLS = 8
 """Calls of one reply that are read; a reply with more has its last ones answered as malformed."""
@@ -138,13 +137,9 @@ def argument_fault(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | No
     >>> argument_fault(add, {"a": "x"}), argument_fault(add, {}), argument_fault(add, {"a": 1})
     ("a: 'x' is not of type 'number'", "'a' is a required property", None)
     """
-    validator = jsonschema.Draft202012Validator(dict(schema.parameters))
-    try:
-        fault = jsonschema.exceptions.best_match(validator.iter_errors(dict(arguments)))
-    except RecursionError:  # JSON that could just be read, but is too deep to be checked or shown
-        return "they are nested too deeply"
-    if fault is None:
-        return None
+    fault = value_fault(schema.parameters, dict(arguments))
+    if fault is None or isinstance(fault, str):
+        return fault
     place = ".".join(str(part) for part in fault.absolute_path)
     return clipped(f"{place}: {fault.message}" if place else fault.message, 300)
 

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import json
 import os
+import re
 import tempfile
 import threading
 import time
@@ -17,6 +18,7 @@ from mrlm_pl.environment import ToolSchema
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError, MRLMError
 from mrlm_pl.event_loop import EventLoopThread
+from mrlm_pl.json_schemas import schema_fault
 from mrlm_pl.tools import Tool, ToolError, ToolSet, clipped
 
 T = TypeVar("T")
@@ -24,6 +26,8 @@ T = TypeVar("T")
 _TIMEOUTS = (TimeoutError, asyncio.TimeoutError, concurrent.futures.TimeoutError)  # one class from Python 3.11 on
 MAX_TOOLS = 128
 MAX_REASON = 500
+MAX_DESCRIPTION = 20_000
+_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 CLOSE_SECONDS = 15.0
 """A server that ignores the end of its input is killed after about half of this by the protocol's package."""
 
@@ -86,7 +90,8 @@ class McpTools(ToolSet):
         """The server's tools; the first time, the server is asked for them.
 
         Raises:
-            McpError: the server cannot be started or reached, or has no tool of a name in ``only``.
+            McpError: the server cannot be started or reached, has no tool of a name in ``only``, or offers one whose
+                name or schema cannot be used; the message names it.
         """
         if self._schemas is None:
             self._schemas = self._listed()
@@ -146,7 +151,13 @@ class McpTools(ToolSet):
         for name in self.only or ():
             if name not in names:
                 raise McpError(f"{self._label()} has no tool {name!r}; it has {', '.join(names) or 'none'}")
-        return tuple(schema for schema in schemas if self.only is None or schema.name in self.only)
+        offered = tuple(schema for schema in schemas if self.only is None or schema.name in self.only)
+        for schema in offered:
+            if fault := _fault(schema):
+                raise McpError(
+                    f"{self._label()}: the tool {schema.name[:100]!r} cannot be used: {fault}; leave it out with `only`"
+                )
+        return offered
 
     def _target(self) -> Any:
         """The address, or the process to start."""
@@ -255,6 +266,9 @@ class _Connection:
                 if not isinstance(server, str):
                     server = stdio_client(server, errlog=self._errors)  # type: ignore[arg-type]
                 async with mcp.Client(server) as self._client:
+                    # What comes back is shown as it is. The library would check it by a schema of the server's, of
+                    # which a regular expression could hold up the whole process.
+                    self._client.session.validate_tool_result = _taken_as_it_is
                     self._ready.set_result(None)
                     await anyio.sleep_forever()
             except Exception as error:
@@ -276,6 +290,20 @@ class _Connection:
         size = os.fstat(handle).st_size
         text = os.pread(handle, MAX_REASON, max(0, size - MAX_REASON)).decode(errors="replace").strip()
         return f"; its last words: {text}" if text else ""
+
+
+async def _taken_as_it_is(name: str, result: Any) -> None:
+    """Stands for the check of a result by the server's schema."""
+
+
+def _fault(schema: ToolSchema) -> str | None:
+    """What makes a tool unfit to be offered, or None."""
+    if not _NAME.fullmatch(schema.name):
+        return "its name has other characters than letters, digits and _ . / -, or more than 128 of them"
+    if len(schema.description) > MAX_DESCRIPTION:
+        return f"its description has more than {MAX_DESCRIPTION} characters"
+    fault = schema_fault(schema.parameters)
+    return f"of its schema, {fault}" if fault else None
 
 
 def _is_closed(error: Exception) -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import pickle
 import socket
 import subprocess
@@ -9,11 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from mrlm_environments import mcp_tools
 from mrlm_environments.mcp_tools import McpError, McpTools
 
+from mrlm_pl.environment import ToolSchema
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.tools import Tool, ToolError
@@ -190,6 +194,7 @@ def test_a_server_by_its_address(program: str) -> None:
 def test_a_server_ends_with_the_program(program: str) -> None:
     code = f"""
 from mrlm_environments.mcp_tools import McpTools
+from mrlm_pl.environment import ToolSchema
 from mrlm_pl.episode import Task
 import sys
 tools = McpTools(sys.executable, [{program!r}])
@@ -208,3 +213,70 @@ def test_wrong_settings_are_named() -> None:
         McpTools("x", url="y")
     with pytest.raises(ConfigurationError, match="timeout is 0"):
         McpTools("x", timeout=0)
+
+
+HOSTILE = """
+import json, sys
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("hostile")
+settings = json.loads(sys.argv[1])
+
+@server.tool()
+def honest(a: int) -> str:
+    return "yes"
+
+@server.tool()
+def odd(a: str = "") -> dict[str, str]:
+    return {"text": "x" * 50_000}
+
+tool = server._tool_manager.get_tool("odd")
+tool.parameters = settings.get("parameters", tool.parameters)
+tool.fn_metadata.output_schema = settings.get("output", tool.fn_metadata.output_schema)
+server.run()
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Iterator[Any]:
+    """Makes tools of a server whose tool ``odd`` has other schemas than it should."""
+    path, made = tmp_path / "hostile.py", []
+    path.write_text(HOSTILE)
+
+    def make(only: list[str] | None = None, **schemas: Any) -> McpTools:
+        made.append(McpTools(sys.executable, [str(path), json.dumps(schemas)], timeout=20, only=only))
+        return made[-1]
+
+    yield make
+    for tools in made:
+        tools.close()
+
+
+def test_a_tool_whose_schema_cannot_be_used_is_named_when_it_is_listed(hostile: Any) -> None:
+    reference = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema"}}}
+    with pytest.raises(McpError, match=r"the tool 'odd' cannot be used: of its schema, it refers to 'http.*`only`"):
+        hostile(parameters=reference).tools()
+    assert [tool.schema.name for tool in hostile(only=["honest"], parameters=reference).tools()] == ["honest"]
+
+
+def test_the_schema_of_a_result_holds_nothing_up(hostile: Any) -> None:
+    pattern = {"type": "object", "properties": {"text": {"type": "string", "pattern": "^(x+x+)+y$"}}}
+    tools = hostile(output=pattern)
+    tools.open(TASK)
+    begun = time.monotonic()
+    assert "xxx" in named(tools, "odd").call({})
+    assert time.monotonic() - begun < 15
+
+
+@pytest.mark.parametrize(
+    ("tool", "fault"),
+    [
+        (ToolSchema("a b", ""), "its name"),
+        (ToolSchema("a\x1b[2J", ""), "its name"),
+        (ToolSchema("x" * 129, ""), "its name"),
+        (ToolSchema("x", "y" * 20_001), "its description"),
+        (ToolSchema("x", "", {"type": 3}), "of its schema, at type"),
+    ],
+)
+def test_tools_that_cannot_be_offered(tool: ToolSchema, fault: str) -> None:
+    assert (mcp_tools._fault(tool) or "").startswith(fault)

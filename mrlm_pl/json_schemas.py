@@ -1,0 +1,192 @@
+"""JSON schemas from elsewhere, such as those of a server's tools: checked once, and applied within bounds.
+
+A schema is a small program: references can fetch files and pages, regular expressions can take for ever, and references
+to references can double the work with every level. Nothing is fetched here, and an application has a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+import jsonschema
+import referencing
+import referencing.exceptions
+import referencing.jsonschema
+import regex
+from jsonschema.exceptions import ValidationError
+
+MAX_SCHEMA_CHARACTERS = 100_000
+MAX_PATTERN_CHARACTERS = 500
+CHECK_SECONDS = 1.0
+"""Time for the check of one value, which takes less than a millisecond as a rule."""
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_HOLD_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+_HOLD_VALUES = ("enum", "const", "default", "examples", "required")
+
+
+_DEADLINE: ContextVar[float] = ContextVar("deadline")
+
+
+class _TooMuchWorkError(Exception):
+    """A check that has outlived its deadline."""
+
+
+def schema_fault(schema: Any) -> str | None:
+    """What makes a schema unfit for :func:`value_fault`, or None.
+
+    >>> schema_fault({"type": "object", "properties": {"a": {"$ref": "http://example.org/a"}}})
+    "it refers to 'http://example.org/a'; only references within the schema ('#/...') are followed"
+    >>> schema_fault({"type": "objekt"})
+    "at type: 'objekt' is not valid under any of the given schemas"
+    """
+    try:
+        if len(json.dumps(schema)) > MAX_SCHEMA_CHARACTERS:
+            return f"it is longer than {MAX_SCHEMA_CHARACTERS} characters"
+        if not isinstance(schema, dict):
+            return "it is no object"
+        for keyword, value in _keywords(schema):
+            if fault := _keyword_fault(schema, keyword, value):
+                return fault
+        _validator_class(schema).check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
+    except jsonschema.SchemaError as error:
+        place = "/".join(str(part) for part in error.absolute_path)
+        return f"at {place or 'its top'}: {error.message[:200]}"
+    except (RecursionError, ValueError, TypeError) as error:
+        return f"it cannot be read ({type(error).__name__})"
+    return None
+
+
+def value_fault(schema: Mapping[str, Any], value: Any) -> ValidationError | str | None:
+    """The most telling error of a value by a schema, or why it cannot be checked; None when it is valid."""
+    checked = _bounded_class(_validator_class(schema))(dict(schema), registry=referencing.Registry())
+    token = _DEADLINE.set(time.monotonic() + CHECK_SECONDS)
+    try:
+        return jsonschema.exceptions.best_match(checked.iter_errors(value))
+    except RecursionError:  # JSON that could just be read, but is too deep to be checked or shown
+        return "they are nested too deeply"
+    except (_TooMuchWorkError, TimeoutError):
+        return f"they could not be checked within {CHECK_SECONDS:g} s"
+    except (referencing.exceptions.Unresolvable, ValueError, TypeError, ArithmeticError, regex.error) as error:
+        return f"they cannot be checked ({type(error).__name__})"  # such as NaN as a multiple of something
+    finally:
+        _DEADLINE.reset(token)
+
+
+def _validator_class(schema: Any) -> Any:
+    return jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+
+
+def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
+    """The keywords of a schema and of the schemas in it, with their values."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _keywords(item)
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        yield keyword, value
+        if keyword in _HOLD_SCHEMAS_BY_NAME and isinstance(value, dict):
+            yield from _keywords(list(value.values()))
+        elif keyword not in _HOLD_VALUES:
+            yield from _keywords(value)
+
+
+def _keyword_fault(schema: dict[str, Any], keyword: str, value: Any) -> str | None:
+    if keyword in _REFERENCES:
+        if not isinstance(value, str) or not value.startswith("#"):
+            return f"it refers to {str(value)[:100]!r}; only references within the schema ('#/...') are followed"
+        specification = referencing.jsonschema.DRAFT202012
+        resource = referencing.Resource(contents=schema, specification=specification)
+        try:
+            referencing.Registry().with_resource("", resource).resolver().lookup(value)
+        except (referencing.exceptions.Unresolvable, ValueError):
+            return f"it refers to {value[:100]!r}, which it does not have"
+    if keyword == "unevaluatedProperties" and any(name == "patternProperties" for name, _ in _keywords(schema)):
+        return "it has both unevaluatedProperties and patternProperties, which is not supported"
+    patterns = [value] if keyword == "pattern" else list(value) if keyword == "patternProperties" else []
+    return next((fault for pattern in patterns if (fault := _pattern_fault(pattern))), None)
+
+
+def _pattern_fault(pattern: Any) -> str | None:
+    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARACTERS:
+        return f"a pattern must be a text of at most {MAX_PATTERN_CHARACTERS} characters"
+    try:
+        regex.compile(pattern)
+    except regex.error as error:
+        return f"its pattern {pattern[:100]!r} cannot be read: {error}"
+    return None
+
+
+@cache
+def _bounded_class(base: Any) -> Any:
+    """The validator class with a deadline for every keyword and regular expression."""
+    keywords = {**base.VALIDATORS, "uniqueItems": _unique_items}
+    keywords |= {"pattern": _pattern, "patternProperties": _pattern_properties}
+    keywords["additionalProperties"] = _additional_properties(base.VALIDATORS["additionalProperties"])
+    return jsonschema.validators.extend(base, {name: _timed(check) for name, check in keywords.items()})
+
+
+def _timed(check: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
+    def run(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        if time.monotonic() > _DEADLINE.get():
+            raise _TooMuchWorkError
+        yield from check(validator, value, instance, schema) or ()
+
+    return run
+
+
+def _found(pattern: str, text: str) -> bool:
+    left = max(_DEADLINE.get() - time.monotonic(), 0.001)
+    return regex.search(pattern, text, timeout=left) is not None
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if validator.is_type(instance, "string") and not _found(pattern, instance):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if not validator.is_type(instance, "object"):
+        return
+    for pattern, subschema in patterns.items():
+        for name, value in instance.items():
+            if _found(pattern, name):
+                yield from validator.descend(value, subschema, path=name, schema_path=pattern)
+
+
+def _additional_properties(plain: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
+    """The keyword, which leaves out the properties that a pattern of ``patternProperties`` finds."""
+
+    def check(validator: Any, subschema: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        patterns = schema.get("patternProperties", {})
+        if validator.is_type(instance, "object"):
+            instance = {
+                name: value
+                for name, value in instance.items()
+                if not any(_found(pattern, name) for pattern in patterns)
+            }
+        yield from plain(validator, subschema, instance, {**schema, "patternProperties": {}})
+
+    return check
+
+
+def _unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if unique and validator.is_type(instance, "array"):
+        seen = {_canonical(item) for item in instance}
+        if len(seen) < len(instance):
+            yield ValidationError("the items are not unique")
+
+
+def _canonical(value: Any) -> str:
+    """Equal for values that JSON Schema takes for equal: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, dict):
+        return json.dumps(sorted([name, _canonical(item)] for name, item in value.items()))
+    if isinstance(value, list):
+        return json.dumps([_canonical(item) for item in value])
+    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
