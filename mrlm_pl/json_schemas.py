@@ -101,8 +101,7 @@ def _keyword_fault(schema: dict[str, Any], keyword: str, value: Any) -> str | No
     if keyword in _REFERENCES:
         if not isinstance(value, str) or not value.startswith("#"):
             return f"it refers to {str(value)[:100]!r}; only references within the schema ('#/...') are followed"
-        specification = referencing.jsonschema.DRAFT202012
-        resource = referencing.Resource(contents=schema, specification=specification)
+        resource = referencing.jsonschema.DRAFT202012.create_resource(schema)
         try:
             referencing.Registry().with_resource("", resource).resolver().lookup(value)
         except (referencing.exceptions.Unresolvable, ValueError):

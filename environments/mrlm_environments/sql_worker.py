@@ -244,7 +244,7 @@ def serve(descriptor: int) -> None:
                 databases.pop(gone).close()
         signal.setitimer(signal.ITIMER_REAL, seconds + TIMER_SECONDS)
         try:
-            answer = ["ok", None]
+            answer: list[Any] = ["ok", None]
             if method == "open":
                 databases[number] = MemoryDatabase(*arguments)
             elif method == "state":

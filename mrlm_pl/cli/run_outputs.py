@@ -122,10 +122,12 @@ class DurableCheckpointIO(TorchCheckpointIO):
         with replacing(path, durable=True) as draft, draft.open("wb") as file:
             torch.save(checkpoint, file)
 
-    def load_checkpoint(self, path: str | Path, *arguments: Any, weights_only: bool | None = None, **named: Any) -> Any:
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
+    ) -> dict[str, Any]:
         """Read a checkpoint; unless it is asked for, no code of the file runs, from wherever it comes."""
         # The base class unpickles everything that comes from a URL.
-        return super().load_checkpoint(path, *arguments, weights_only=weights_only is not False, **named)
+        return super().load_checkpoint(path, map_location, weights_only is not False)
 
 
 class LastCheckpoint(ModelCheckpoint):

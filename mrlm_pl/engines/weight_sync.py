@@ -3,7 +3,8 @@
 A sender and its receivers agree on a :class:`Manifest`. The sender broadcasts the tensors' bytes as one stream, cut
 into buckets; receivers collect it in memory beside the weights that serve, and hold what came against the checksum of
 every tensor. Nothing of theirs changes before :meth:`Staged.install`. Groups are made directly from a key/value store
-of the sender's, never the default group of ``torch.distributed``: members can change, and training is not touched.
+of the sender's, which those alone reach who know the invitation's secret, and never from the default group of
+``torch.distributed``: members can change, and training is not touched.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mrlm_pl.engines.store_gate import StoreGate, new_secret, reached_store
 from mrlm_pl.engines.weight_snapshot import ALIGNMENT, Manifest, checksum
 from mrlm_pl.errors import ConfigurationError, EngineError
 
@@ -35,8 +37,9 @@ class Invitation:
     """How to take part in one sending.
 
     Args:
-        host: where the sender's store is.
-        port: where the sender's store is.
+        host: where the gate before the sender's store is.
+        port: of the gate.
+        secret: with which the gate is passed.
         group: name of the group of processes, which is kept from one sending to the next.
         members: how many belong to it; the sender is rank 0.
         seconds: that joining, one bucket and the receivers' answers may each take.
@@ -46,6 +49,7 @@ class Invitation:
 
     host: str
     port: int
+    secret: str = field(repr=False)
     group: str
     members: int
     seconds: float
@@ -67,7 +71,7 @@ class WeightSender:
         transport: ``gloo`` for memory of the CPU, ``nccl`` for that of GPUs.
 
     Raises:
-        ConfigurationError: a number is out of its range.
+        ConfigurationError: a number is out of its range, or this machine has no address ``host``.
     """
 
     def __init__(
@@ -78,10 +82,8 @@ class WeightSender:
                 f"bucket_bytes is {bucket_bytes} and seconds is {seconds}; they must be {ALIGNMENT} or above, above 0"
             )
         self.host, self.bucket_bytes, self.seconds, self.transport = host, bucket_bytes, seconds, transport
-        # Listens wherever the receivers come from.
-        self._store: dist.TCPStore | None = dist.TCPStore(
-            "0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
-        )
+        self._secret = new_secret()
+        self._gate: StoreGate | None = StoreGate(host, self._secret, seconds)
         self._numbers = itertools.count()
         self._groups: dict[str, Any] = {}
 
@@ -90,7 +92,14 @@ class WeightSender:
         self._groups.clear()
         number = next(self._numbers)
         return Invitation(
-            self.host, self._address.port, f"weights-{number}", receivers + 1, self.seconds, self.transport, number
+            self.host,
+            self._open_gate.port,
+            self._secret,
+            f"weights-{number}",
+            receivers + 1,
+            self.seconds,
+            self.transport,
+            number,
         )
 
     def invite_again(self, invitation: Invitation) -> Invitation:
@@ -128,15 +137,21 @@ class WeightSender:
         return {rank: text for rank, text in answers.items() if text}
 
     @property
-    def _address(self) -> dist.TCPStore:
-        if self._store is None:
+    def _open_gate(self) -> StoreGate:
+        if self._gate is None:
             raise EngineError("the sender of weights is closed; make another")
-        return self._store
+        return self._gate
+
+    @property
+    def _address(self) -> dist.TCPStore:
+        return self._open_gate.store
 
     def close(self) -> None:
         """Leave all groups and close the address where they meet; may be called twice, and nothing after it."""
         self._groups.clear()
-        self._store = None
+        if self._gate is not None:
+            self._gate.close()
+        self._gate = None
 
     def _gather(self, invitation: Invitation, check: Callable[[], None]) -> Any:
         """The process group, once all receivers are connected.
@@ -257,8 +272,7 @@ class WeightReceiver:
         if store is None:
             self._groups.clear()
             with _told(manifest, 0, invitation, "received"):
-                seconds = timedelta(seconds=invitation.seconds)
-                store = dist.TCPStore(invitation.host, invitation.port, is_master=False, timeout=seconds)
+                store = reached_store(invitation.host, invitation.port, invitation.secret, invitation.seconds)
         try:
             if group is None:
                 with _told(manifest, 0, invitation, "received"):

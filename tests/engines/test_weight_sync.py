@@ -249,7 +249,7 @@ def test_a_receiver_that_never_comes_is_named_within_the_deadline(sender: Callab
 
 def test_a_receiver_whose_sender_is_gone_says_so(threads: ThreadPoolExecutor) -> None:
     snapshot = snapshot_of(tensors())
-    nowhere = Invitation("127.0.0.1", 1, "weights-0", 2, 0.5)
+    nowhere = Invitation("127.0.0.1", 1, "secret", "weights-0", 2, 0.5)
     with pytest.raises(EngineError, match="weight 'wide'"):
         WeightReceiver().receive(nowhere, 1, snapshot.missing([{}], 64))
 
