@@ -11,7 +11,8 @@ import torch
 
 from mrlm_pl.algorithms import GRPO, SFT
 from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
-from mrlm_pl.engines import Sampling
+from mrlm_pl.engines import Engine, InProcessEngine, Sampling
+from mrlm_pl.engines.base import EngineWrapper
 from mrlm_pl.policy import Policy
 
 
@@ -52,3 +53,36 @@ def test_a_rollout_and_its_update_agree_in_every_precision(
     # The learner's own numbers stand in for the sampler's where these are rounded differently.
     assert float(trainer.callback_metrics["train/ratio_deviation"]) < 1e-4
     assert float(trainer.callback_metrics["train/mismatch_max_ratio"]) < 1.2
+
+
+class Untold(EngineWrapper):
+    """Does not tell in which precision it computes, as servers do not."""
+
+    def precision(self, policy: str) -> str | None:
+        return "unknown"
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "differs"),
+    [
+        (None, "32-true", False),
+        (InProcessEngine(), "32-true", False),
+        (InProcessEngine(), "64-true", False),
+        (InProcessEngine(dtype=torch.float32), "32-true", False),
+        (InProcessEngine(dtype=torch.float32), "64-true", True),
+        (InProcessEngine(dtype=torch.bfloat16), "32-true", True),
+        (EngineWrapper(InProcessEngine(dtype=torch.bfloat16)), "32-true", True),
+        (Untold(InProcessEngine()), "32-true", True),
+        (InProcessEngine(), "bf16-mixed", True),
+    ],
+)
+def test_the_learner_computes_pi_old_where_the_engines_precision_is_another(
+    engine: Engine | None, precision: Any, differs: bool, model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)})
+    data = RolloutDataModule(
+        echo(), engine=engine, groups=1, group_size=2, iterations=1, sampling=Sampling(max_tokens=3)
+    )
+    quiet_trainer(precision=precision, max_steps=1).fit(algorithm, data)
+    assert algorithm.sampler_differs(Sampling()) == differs
+    assert algorithm.sampler_differs(Sampling(top_p=0.9))

@@ -422,8 +422,19 @@ class Algorithm(ReferenceUse, ABC):
             )
 
     def sampler_differs(self, sampling: Sampling) -> bool:
-        """Whether the sampler's log-probabilities are not the learner's: truncated sampling or reduced precision."""
-        return sampling.truncated or str(self.trainer.precision) not in ("32", "32-true", "64-true")
+        """Whether the sampler's log-probabilities are not the learner's up to rounding in single precision.
+
+        They are not with truncated sampling, in reduced precision, and where the engine of a trained policy computes in
+        another precision than the learner or does not tell.
+        """
+        learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(self.trainer.precision))
+        if sampling.truncated or learner is None:
+            return True
+        players = getattr(getattr(self.trainer, "datamodule", None), "players", None)
+        if players is None or players.given is None:  # an in-process engine with the learner's precision
+            return False
+        trained = [name for name in self.policies if self.policy(name).trained]
+        return any(players.given.precision(name) not in (None, learner) for name in trained)
 
     def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
         """Whether training uses the log-probabilities that the sampler reported."""

@@ -170,6 +170,14 @@ class Engine(ABC):
         """
         return True
 
+    def precision(self, policy: str) -> str | None:
+        """The floating-point type in which the policy's samples are computed, such as ``bfloat16``.
+
+        None where it is that of the weights given to :meth:`load`; ``unknown`` where nobody here can know. A pool knows
+        after the first :meth:`load`.
+        """
+        return None
+
     def compute_during(self, start: Callable[[], Future[T]]) -> T:
         """The result of the future that ``start`` gives; until then, the engine may compute in the calling thread."""
         return start().result()
@@ -179,3 +187,60 @@ class Engine(ABC):
 
     def close(self) -> None:
         """Free what the engine holds; may be called twice."""
+
+
+class EngineWrapper(Engine):
+    """An engine over another one: what a subclass does not define is the other's.
+
+    Args:
+        engine: the other one.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        return await self.engine.sample(requests)
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        self.engine.load(policy, weights, version)
+
+    def join_pool(self, place: int, places: int) -> Sequence[str]:
+        return self.engine.join_pool(place, places)
+
+    @property
+    def calls_at_once(self) -> int:
+        return self.engine.calls_at_once
+
+    @property
+    def stats(self) -> Any:
+        return self.engine.stats
+
+    def meet_learner(self, place: LearnerPlace) -> None:
+        self.engine.meet_learner(place)
+
+    @property
+    def holds_weights(self) -> bool:
+        return self.engine.holds_weights
+
+    @property
+    def takes_pieces(self) -> bool:
+        return self.engine.takes_pieces
+
+    def window(self, policy: str) -> int | None:
+        return self.engine.window(policy)
+
+    def reports_logprobs(self, policy: str) -> bool:
+        return self.engine.reports_logprobs(policy)
+
+    def precision(self, policy: str) -> str | None:
+        return self.engine.precision(policy)
+
+    def compute_during(self, start: Callable[[], Future[T]]) -> T:
+        return self.engine.compute_during(start)
+
+    def release(self, session_prefix: str) -> None:
+        self.engine.release(session_prefix)
+
+    def close(self) -> None:
+        self.engine.close()

@@ -69,8 +69,8 @@ def warn_of_cache(family: str, found: Checked) -> None:
     if leak:
         _log.warning(
             "models of the family %r are not causal: tokens change the logits before them by %.0f%% of their spread, "
-            "and the learner's log-probabilities are not the sampler's; train another model, or set `is_decoder: true` in "
-            "its config where there is such a setting",
+            "and the learner's log-probabilities are not the sampler's; train another model, or set `is_decoder: true` "
+            "in its config where there is such a setting",
             family,
             100 * leak,
         )

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
-from mrlm_pl.engines.base import Engine, FinishReason, Sample, SampleRequest
+from mrlm_pl.engines.base import Engine, EngineWrapper, FinishReason, Sample, SampleRequest
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -63,7 +60,7 @@ class _Turn:
         return Sample(tuple(self.token_ids), tuple(self.logprobs), reason, version, self.spans[0].engine, spans)
 
 
-class ContinuousEngine(Engine):
+class ContinuousEngine(EngineWrapper):
     """Makes of concurrent calls of :meth:`sample` common batches of another engine, in pieces of some tokens.
 
     Between two pieces turns that have finished leave, turns that were asked for meanwhile join, and weights that
@@ -87,7 +84,8 @@ class ContinuousEngine(Engine):
             raise ConfigurationError(f"piece is {piece} and rows {rows}; both must be 1 or above")
         if not engine.takes_pieces:
             raise ConfigurationError(f"{type(engine).__name__} samples whole turns; use it without ContinuousEngine")
-        self.engine, self.piece, self.rows = engine, piece, rows
+        super().__init__(engine)
+        self.piece, self.rows = piece, rows
         self.batches = 0
         self._busy: tuple[float, float | None] = (0.0, None)
         self._turns: list[_Turn] = []
@@ -169,34 +167,9 @@ class ContinuousEngine(Engine):
         return seconds if since is None else seconds + time.perf_counter() - since
 
     @property
-    def holds_weights(self) -> bool:
-        """Whether the engine does."""
-        return self.engine.holds_weights
-
-    @property
     def takes_pieces(self) -> bool:
         """Requests may have an ``offset`` and a ``piece``."""
         return True
-
-    def window(self, policy: str) -> int | None:
-        """See :meth:`Engine.window`."""
-        return self.engine.window(policy)
-
-    def reports_logprobs(self, policy: str) -> bool:
-        """See :meth:`Engine.reports_logprobs`."""
-        return self.engine.reports_logprobs(policy)
-
-    def load(self, policy: str, weights: Any, version: int) -> None:
-        """Make these weights the current ones from the next piece on; see :meth:`Engine.load`."""
-        self.engine.load(policy, weights, version)
-
-    def compute_during(self, start: Callable[[], Future[T]]) -> T:
-        """The result of the future that ``start`` gives; until then the engine may compute in this thread."""
-        return self.engine.compute_during(start)
-
-    def release(self, session_prefix: str) -> None:
-        """Forget caches; see :meth:`Engine.release`."""
-        self.engine.release(session_prefix)
 
     def close(self) -> None:
         """Close the engine; may be called twice.
@@ -206,4 +179,4 @@ class ContinuousEngine(Engine):
         """
         if any(not turn.done.done() for turn in self._turns):
             raise EngineError("the engine is closed while turns are sampled; cancel those who wait for them first")
-        self.engine.close()
+        super().close()

@@ -171,6 +171,10 @@ class InProcessEngine(Engine):
         loaded = self._loaded.get(policy)
         return None if loaded is None else loaded.window
 
+    def precision(self, policy: str) -> str | None:
+        """The ``dtype``; see :meth:`Engine.precision`."""
+        return None if self._dtype is None else str(self._dtype).removeprefix("torch.")
+
     def compute_during(self, start: Callable[[], Future[T]]) -> T:
         """The result of the future that ``start`` gives; until then this thread does the work of :meth:`sample`.
 

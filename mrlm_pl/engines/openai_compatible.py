@@ -110,6 +110,10 @@ class OpenAICompatible(Engine):
         """Whether samples have log-probabilities that can be trained on: not those of ``transformers serve``."""
         return self.dialect.reports_logprobs
 
+    def precision(self, policy: str) -> str | None:
+        """``unknown``: no server tells; see :meth:`Engine.precision`."""
+        return "unknown"
+
     def join_pool(self, place: int, places: int) -> Sequence[str]:
         """Keep the servers of this place alone, and a folder for their weights; what is claimed is these servers.
 

@@ -117,6 +117,10 @@ class RayPool(Engine):
         """What the workers' engine says; True while the policy is not loaded."""
         return bool(self._said(policy).get("reports_logprobs", True))
 
+    def precision(self, policy: str) -> str | None:
+        """What the workers' engine says; None while the policy is not loaded."""
+        return self._said(policy).get("precision")
+
     def _said(self, policy: str) -> dict[str, Any]:
         return self._group.answer(policy) or {}
 

@@ -157,11 +157,12 @@ class PoolWorker(FilledWorker):
         return await super().describe() | {"takes_pieces": self._engine.takes_pieces}
 
     def use(self, policy: str, model: Any, version: int) -> dict[str, Any]:
-        """Load the model into the engine; the policy's ``window`` and ``reports_logprobs``."""
+        """Load the model into the engine; the policy's ``window``, ``reports_logprobs`` and ``precision``."""
         self._engine.load(policy, model, version)
         return {
             "window": self._engine.window(policy),
             "reports_logprobs": self._engine.reports_logprobs(policy),
+            "precision": self._engine.precision(policy),
         }
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:

@@ -48,6 +48,29 @@ class RoutingEngine(Engine):
         """See :meth:`Engine.window`."""
         return self.engine_of(policy).window(policy)
 
+    def precision(self, policy: str) -> str | None:
+        """See :meth:`Engine.precision`."""
+        return self.engine_of(policy).precision(policy)
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Whether all engines do."""
+        return all(engine.takes_pieces for engine in self._engines())
+
+    @property
+    def calls_at_once(self) -> int:
+        """As many as the engine that takes fewest."""
+        return min(engine.calls_at_once for engine in self._engines())
+
+    @property
+    def stats(self) -> list[Any]:
+        """Counters of the engines, the default one first; see :attr:`Engine.stats`."""
+        return [engine.stats for engine in self._engines()]
+
+    def join_pool(self, place: int, places: int) -> Sequence[str]:
+        """What all engines claim; see :meth:`Engine.join_pool`."""
+        return [claim for engine in self._engines() for claim in engine.join_pool(place, places)]
+
     def reports_logprobs(self, policy: str) -> bool:
         """See :meth:`Engine.reports_logprobs`."""
         return self.engine_of(policy).reports_logprobs(policy)

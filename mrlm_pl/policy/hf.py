@@ -368,7 +368,7 @@ class Policy(nn.Module):
             PolicyError: they cannot be read.
         """
         config = _with_dropout(self.config, self.dropout, self.name_or_path)
-        if hasattr(config, "rescale_every"):  # RWKV divides weights in place in evaluation mode, against overflow in fp16
+        if hasattr(config, "rescale_every"):  # RWKV divides weights in place in evaluation mode, for fp16's sake
             config.rescale_every = 0
         if self.random_init_seed is not None:
             with torch.random.fork_rng():

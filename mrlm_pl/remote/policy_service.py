@@ -116,6 +116,10 @@ class RemoteEngine(Engine):
         """
         raise EngineError(f"policy {policy!r} is on {self.address.target}; its weights cannot be set from here")
 
+    def precision(self, policy: str) -> str | None:
+        """``unknown``: the server does not tell; see :meth:`Engine.precision`."""
+        return "unknown"
+
     def policies(self) -> dict[str, str]:
         """Name of the model behind each policy of the server.
 

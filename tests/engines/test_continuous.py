@@ -13,17 +13,18 @@ import torch
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines import ContinuousEngine, Engine, InProcessEngine, Sample, SampleRequest
+from mrlm_pl.engines.base import EngineWrapper
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError
 from tests.engines.conftest import VOCABULARY, build, request, run
 from tests.engines.test_in_process import contexts, forward_logprobs
 
 
-class Watched(Engine):
-    """Passes everything on, notes the batches and can do something before one."""
+class Watched(EngineWrapper):
+    """Notes the batches, and can do something before one."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self.batches: list[list[SampleRequest]] = []
         self.before: dict[int, Any] = {}
 
@@ -31,20 +32,7 @@ class Watched(Engine):
         if len(self.batches) in self.before:
             self.before[len(self.batches)]()
         self.batches.append(list(requests))
-        return await self.engine.sample(requests)
-
-    def window(self, policy: str) -> int | None:
-        return self.engine.window(policy)
-
-    @property
-    def takes_pieces(self) -> bool:
-        return True
-
-    def load(self, policy: str, weights: Any, version: int) -> None:
-        self.engine.load(policy, weights, version)
-
-    def release(self, session_prefix: str) -> None:
-        self.engine.release(session_prefix)
+        return await super().sample(requests)
 
 
 def together(engine: Engine, *calls: Sequence[SampleRequest]) -> list[list[Sample]]:
@@ -183,6 +171,12 @@ def test_arguments_out_of_range_are_refused() -> None:
     for offset in (-1, 8):
         with pytest.raises(EngineError, match=f"offset {offset}"):
             run(inner.engine, request([1], 0, max_tokens=8, offset=offset))
+
+
+def test_what_the_engine_counts_is_counted() -> None:
+    engine = ContinuousEngine(loaded(build("qwen2")), piece=4)
+    together(engine, [request([1, 2], 0, max_tokens=8)])
+    assert engine.stats.sampled_tokens == 8
 
 
 def test_the_waiting_thread_computes() -> None:

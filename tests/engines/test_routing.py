@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.engines import Engine, RoutingEngine, Sample, SampleRequest, Sampling
+from mrlm_pl.engines import ContinuousEngine, Engine, RoutingEngine, Sample, SampleRequest, Sampling
+from mrlm_pl.engines.base import EngineWrapper
 from mrlm_pl.errors import EngineError
 
 
@@ -92,3 +93,61 @@ def test_weights_go_to_the_policys_engine_and_the_rest_to_all() -> None:
     engine.close()
     assert here.notes == [("load", "a", "weights", 3), ("release", "x/"), "close"]
     assert there.notes == [("load", "b", "others", 4), ("release", "x/"), "close"]
+
+
+HOOKS = {name for name in vars(Engine) if not name.startswith("_")}
+
+
+def overriding(kind: type) -> set[str]:
+    """The hooks of an engine that the class does not leave to :class:`Engine`."""
+    return {name for name in HOOKS if getattr(kind, name) is not getattr(Engine, name)}
+
+
+@pytest.mark.parametrize("kind", [EngineWrapper, ContinuousEngine, RoutingEngine])
+def test_an_engine_over_engines_leaves_out_no_hook(kind: type) -> None:
+    assert HOOKS - overriding(kind) == set()
+
+
+class Telling(Noting):
+    """Says something of its own to every question."""
+
+    holds_weights, takes_pieces, calls_at_once, stats = False, True, 7, "counted"
+
+    def join_pool(self, place: int, places: int) -> Sequence[str]:
+        return [f"{self.name}/{place}"]
+
+    def window(self, policy: str) -> int | None:
+        return 5
+
+    def reports_logprobs(self, policy: str) -> bool:
+        return False
+
+    def precision(self, policy: str) -> str | None:
+        return self.name
+
+    def meet_learner(self, place: Any) -> None:
+        self.notes.append(("met", place))
+
+
+def answers(engine: Engine) -> tuple[Any, ...]:
+    engine.meet_learner("place")  # type: ignore[arg-type]
+    return (
+        engine.holds_weights,
+        engine.takes_pieces,
+        engine.calls_at_once,
+        engine.window("p"),
+        engine.reports_logprobs("p"),
+        engine.join_pool(1, 2),
+    )
+
+
+def test_what_an_engine_says_is_heard_through_its_wrappers() -> None:
+    inner, other = Telling("inner"), Telling("other")
+    expected = (False, True, 7, 5, False, ["inner/1"])
+    assert answers(inner) == answers(ContinuousEngine(inner)) == answers(RoutingEngine(inner, {})) == expected
+    assert ContinuousEngine(inner).stats == "counted"
+    both = RoutingEngine(ContinuousEngine(inner), {"p": other})
+    assert (both.precision("p"), both.precision("q")) == ("other", "inner")
+    assert both.stats == ["counted", "counted"]
+    assert both.join_pool(0, 2) == ["inner/0", "other/0"]
+    assert inner.notes.count(("met", "place")) == 3
