@@ -49,8 +49,8 @@ class CollaborativeReasoningEnvironment(Environment):
         solvers: how many there are.
         max_turns: turns of each.
         data: in place of generated problems, rows with ``question`` and ``answer`` (ending in ``#### N``) or with
-            ``premise``, ``hypothesis`` and ``label``: a file or a hub name, or a mapping from splits to these; see
-            :func:`mrlm_pl.data.rows.read_split`.
+            ``premise``, ``hypothesis`` and ``label`` (or as ANLI, SNLI and MNLI are published): a file or a hub name,
+            or a mapping from splits to these; see :func:`mrlm_pl.data.rows.read_split`.
         format: ``math`` or ``nli``; None tells it of each row by its fields, and generates mathematics.
         difficulty: lowest and highest difficulty of generated mathematics, from 1 to 5.
         scorer: ``label`` pays 1 for a right answer and 0 for another one; a model reads the question and the answer.

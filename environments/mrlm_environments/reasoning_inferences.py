@@ -14,7 +14,23 @@ PLACES = ("garden", "house", "park", "school", "shop", "train", "village")
 COLOURS = ("black", "blue", "green", "red", "white", "yellow")
 COMPARISONS = (("older", "younger"), ("taller", "shorter"), ("faster", "slower"), ("louder", "quieter"))
 ASKED = "Is this entailment, neutral or contradiction?"
+FORMS = (
+    ("premise", "hypothesis", "label"),  # the hub's SNLI, MNLI and ANLI
+    ("context", "hypothesis", "label"),  # ANLI's own files, with the labels e, n and c
+    ("sentence1", "sentence2", "gold_label"),  # SNLI's and MNLI's own files
+)
+"""Fields of the premise, the hypothesis and the label, as data sets are published."""
+
 NO_LABEL = (-1, "-1", "-", "")
+
+
+def inference_fields(row: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Return the fields in which a row has its premise, hypothesis and label; None of a row that is no inference.
+
+    >>> inference_fields({"context": "It rains.", "hypothesis": "It is wet.", "label": "e", "reason": ""})
+    ('context', 'hypothesis', 'label')
+    """
+    return next((fields for fields in FORMS if all(name in row for name in fields)), None)
 
 
 def inference_question(premise: str, hypothesis: str) -> str:
@@ -26,9 +42,15 @@ def inference_row(row: Mapping[str, Any], number: int, source: object) -> dict[s
     """A task's data, or None of a row without a label that its annotators agreed on (``-1`` or ``-``, as in SNLI).
 
     Raises:
-        DataError: the texts are none, or the label is unknown.
+        DataError: the texts are none, the label is unknown, or a field is missing.
     """
-    premise, hypothesis, label = row["premise"], row["hypothesis"], row["label"]
+    fields = inference_fields(row)
+    if fields is None:
+        raise DataError(
+            f"collaborative_reasoning data {source!r}, row {number}: its fields {sorted(row)} are those of no "
+            f"inference ({'; '.join(map(', '.join, FORMS))})"
+        )
+    premise, hypothesis, label = (row[name] for name in fields)
     if label in NO_LABEL:
         return None
     if isinstance(label, str) and label.strip().isdigit():
@@ -36,6 +58,7 @@ def inference_row(row: Mapping[str, Any], number: int, source: object) -> dict[s
     if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(LABELS):
         label = LABELS[label]
     name = label.strip().lower() if isinstance(label, str) else label
+    name = next((item for item in LABELS if name == item[0]), name)
     texts = isinstance(premise, str) and isinstance(hypothesis, str) and premise.strip() and hypothesis.strip()
     if not texts or name not in LABELS:
         raise DataError(

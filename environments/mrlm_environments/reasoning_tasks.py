@@ -10,13 +10,13 @@ from typing import Any
 from mrlm_environments.math import worked_problem
 from mrlm_environments.math_problems import KINDS, MAX_DIFFICULTY, generate_problem
 from mrlm_environments.reasoning_answers import FORMATS, Format
-from mrlm_environments.reasoning_inferences import generate_inference, inference_row
+from mrlm_environments.reasoning_inferences import FORMS, generate_inference, inference_fields, inference_row
 from mrlm_pl.data.rows import BadRows, read_split
 from mrlm_pl.environment import DatasetTasks, SeededTasks, TaskSource
 from mrlm_pl.errors import ConfigurationError, DataError
 
 logger = logging.getLogger(__name__)
-FIELDS: Mapping[Format, tuple[str, ...]] = {"math": ("question", "answer"), "nli": ("premise", "hypothesis", "label")}
+MATH_FIELDS = ("question", "answer")
 
 
 class ReasoningTasks:
@@ -68,7 +68,7 @@ class ReasoningTasks:
             generate = generate_inference if self.form == "nli" else self._generate
             return SeededTasks(self.environment, split, generate, lambda data: data["key"])
         if split not in self._sources:
-            fields = FIELDS[self.form] if self.form else ()
+            fields = MATH_FIELDS if self.form == "math" else ()
             rows = read_split(self.data, split, fields, _identity, self._row, self.bad_rows)
             usable = [row for row in rows if row is not None]
             if len(usable) < len(rows):
@@ -94,14 +94,16 @@ class ReasoningTasks:
 
 def _identity(row: Mapping[str, Any]) -> str:
     """Inferences from one premise belong together: who knew two of them would know more about the third."""
-    return str(row["premise"] if "premise" in row else row["question"])
+    fields = inference_fields(row)
+    return str(row[fields[0]] if fields else row["question"])
 
 
 def _form_of(row: Mapping[str, Any], number: int, source: str) -> Format:
-    found = [form for form, fields in FIELDS.items() if all(name in row for name in fields)]
+    found: list[Format] = ["math"] if all(name in row for name in MATH_FIELDS) else []
+    found += ["nli"] if inference_fields(row) else []
     if len(found) == 1:
         return found[0]
-    known = "; ".join(f"{form}: {', '.join(fields)}" for form, fields in FIELDS.items())
+    known = f"math: {', '.join(MATH_FIELDS)}; nli: {' or '.join(map(', '.join, FORMS))}"
     fault = "fit both formats, say which by `format`" if found else "are those of no known format"
     raise DataError(
         f"collaborative_reasoning data {source!r}, row {number}: its fields {sorted(row)} {fault} ({known})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Literal
@@ -189,7 +190,11 @@ def _count(part: str) -> str:
 
 
 def _text(row: Mapping[str, Any], family: str) -> Any:
-    return next((row[name] for name in FIELDS[family] if name in row), None)
+    """The row's text; arXiv's files hold a list of sentences, each between ``<S>`` and ``</S>``."""
+    text = next((row[name] for name in FIELDS[family] if name in row), None)
+    if family == "arxiv" and isinstance(text, list) and all(isinstance(sentence, str) for sentence in text):
+        return " ".join(re.sub(r"</?S>", "", sentence).strip() for sentence in text)
+    return text
 
 
 def _task_data(row: Mapping[str, Any], number: int, family: str, source: object) -> dict[str, Any]:

@@ -33,8 +33,9 @@ def read_rows(source: str, split: str | None, fields: Sequence[str]) -> list[dic
 
     Args:
         source: a local ``.jsonl``, ``.json`` (a list of objects, or one object whose only list is the rows) or
-            ``.parquet`` file, each also with ``.gz``; or a hub name, ``owner/name`` or ``owner/name:configuration``.
-        split: which split of a hub data set; a local file is one split, whatever the value.
+            ``.parquet`` file, each also with ``.gz``; or a hub name, ``owner/name`` or ``owner/name:configuration``,
+            either with a split of its own behind ``#``, as in ``facebook/anli#test_r1`` or ``owner/name#test[:33]``.
+        split: which split of a hub data set that names none; a local file is one split, whatever the value.
         fields: names that every row must have.
 
     Raises:
@@ -98,9 +99,9 @@ def read_split(
 ) -> list[T]:
     """What ``make`` makes of the rows of one split of a data set; the splits share no row.
 
-    One local file is divided by the hash of each row's identity: 8 in 10 ``train``, 1 each ``validation`` and ``test``.
-    A mapping names a source for each split, and a hub data set has splits of its own; where these give no
-    ``validation``, it is the tenth of ``train`` that the hash assigns to it.
+    One local file, or a hub data set with a single split, is divided by the hash of each row's identity: 8 in 10
+    ``train``, 1 each ``validation`` and ``test``. A mapping names a source for each split, and other hub data sets have
+    splits of their own; where these give no ``validation``, it is the tenth of ``train`` that the hash assigns to it.
 
     Args:
         data: a local file or a hub name, or a mapping from splits to these.
@@ -154,10 +155,17 @@ def read_split(
 
 def _source_of(data: str | Mapping[str, str], split: str) -> tuple[str, str, tuple[str, ...]]:
     """Where a split's rows are read: the source, which split of it, and the assigned splits whose rows are taken."""
-    if isinstance(data, str) and _is_local(data):
+    if isinstance(data, str) and (_is_local(data) or "#" in data):
         return data, split, (split,)
     if isinstance(data, str):
         available = _hub_splits(data)
+        if len(available) == 1:
+            return f"{data}#{available[0]}", available[0], (split,)
+        if not set(available) & set(SPLITS):
+            raise ConfigurationError(
+                f"data set {data!r} has the splits {', '.join(available)}; name one for each of ours, as in "
+                f"{{train: '{data}#{available[0]}', test: '{data}#{available[-1]}'}}"
+            )
         sources = dict.fromkeys(available, data)
     else:
         sources = dict(data)
@@ -256,9 +264,10 @@ def _parquet_rows(raw: bytes) -> list[tuple[int, Any]]:
 def _hub_rows(source: str, split: str | None) -> list[dict[str, Any]]:
     import datasets
 
-    name, _, configuration = source.partition(":")
+    named, _, own = source.partition("#")
+    name, _, configuration = named.partition(":")
     try:
-        found = datasets.load_dataset(name, configuration or None, split=split or "train")
+        found = datasets.load_dataset(name, configuration or None, split=own or split or "train")
     except Exception as error:  # the hub client raises errors of many unrelated classes
         raise DataError(_hub_fault(source, error)) from error
     return [dict(row) for row in found]
@@ -277,7 +286,8 @@ def _hub_splits(source: str) -> list[str]:
 def _hub_fault(source: str, error: Exception) -> str:
     return (
         f"data set {source!r} is no local file and cannot be loaded from the hub ({type(error).__name__}: {error}); "
-        f"check the name (owner/name or owner/name:configuration) or give a path to a {', '.join(SUFFIXES)} file"
+        "check the name (owner/name, owner/name:configuration, either with #split) or give a path to a "
+        f"{', '.join(SUFFIXES)} file"
     )
 
 

@@ -136,3 +136,48 @@ def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
         read_split(str(path), "test", ("a",), identity, made)
     with pytest.raises(ConfigurationError, match="no split 'tests'; use train, validation, test"):
         read_split(str(path), "tests", ("a",), identity, made)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]]:
+    """A hub with a data set of one split and one with splits of other names; the loads that were asked of it."""
+    import datasets
+
+    loads: list[tuple[str, str | None, str]] = []
+    splits = {"owner/single": ["test"], "owner/rounds": ["train_r1", "test_r1"], "owner/usual": ["train", "test"]}
+
+    def load(name: str, configuration: str | None, split: str) -> list[dict[str, Any]]:
+        loads.append((name, configuration, split))
+        return [{"question": f"{split} {number}"} for number in range(100)]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda name, configuration: splits[name])
+    return loads
+
+
+def questions(data: str | Mapping[str, str], split: str) -> set[str]:
+    found = read_split(data, split, ("question",), lambda row: row["question"], lambda row, number, source: row)
+    return {row["question"] for row in found}
+
+
+@pytest.mark.parametrize("data", ["owner/single", "owner/rounds#train_r1", "owner/single:main#test[:33]"])
+def test_a_hub_data_set_of_one_split_is_divided_as_a_file_is(hub: Any, data: str) -> None:
+    found = {split: questions(data, split) for split in SPLITS}
+    assert sum(map(len, found.values())) == len(set.union(*found.values())) == 100
+    assert min(map(len, found.values())) > 3
+    name, _, own = data.partition("#")
+    name, _, configuration = name.partition(":")
+    assert set(hub) == {(name, configuration or None, own or "test")}
+
+
+def test_splits_of_other_names_are_named_in_a_mapping(hub: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"has the splits train_r1, test_r1; name one.*owner/rounds#train_r1"):
+        questions("owner/rounds", "train")
+    rounds = {"train": "owner/rounds#train_r1", "test": "owner/rounds#test_r1"}
+    assert questions(rounds, "test") == {f"test_r1 {number}" for number in range(100)}
+    assert all(question.startswith("train_r1") for question in questions(rounds, "validation"))
+
+
+def test_usual_splits_of_the_hub_are_taken_as_they_are(hub: Any) -> None:
+    assert len(questions("owner/usual", "test")) == 100
+    assert not questions("owner/usual", "train") & questions("owner/usual", "validation")

@@ -329,6 +329,22 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize(
+    ("form", "row"),
+    [
+        (None, {"uid": "1", "context": "P.", "hypothesis": "H.", "label": "c", "reason": "", "genre": "wiki"}),
+        ("nli", {"context": "P.", "hypothesis": "H.", "label": "c"}),
+        (None, {"sentence1": "P.", "sentence2": "H.", "gold_label": "contradiction", "pairID": "1"}),
+        (None, {"premise": "P.", "hypothesis": "H.", "label": 2, "reason": ""}),
+    ],
+)
+def test_inferences_are_read_as_they_are_published(form: Any, row: Mapping[str, Any], tmp_path: Path) -> None:
+    played = environment(data={"test": write(tmp_path / "rows.jsonl", [row])}, format=form)
+    (task,) = played.tasks("test")
+    assert task.data["question"].startswith("Premise: P.\nHypothesis: H.\n")
+    assert task.data["answer"] == "contradiction"
+
+
 def test_the_format_of_rows_is_told_by_their_fields(tmp_path: Path) -> None:
     math = [{"question": f"Q{n}?", "answer": f"Because.\n#### {n}"} for n in range(50)]
     labels = ("entailment", 1, "2", " Contradiction ", -1)

@@ -250,6 +250,13 @@ def test_rows_of_a_file(family: Any, field: str, tmp_path: Path) -> None:
     assert environment.copy().tasks("train") is split["train"], "copies share the rows"
 
 
+def test_the_sentences_of_an_abstract_are_joined(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"abstract_text": ["<S> we study it . </S>", "<S> it works . </S>"]}) + "\n")
+    environment = WritingEnvironment("arxiv", data={"test": str(path)})
+    assert environment.tasks("test")[0].data["text"] == "we study it . it works ."
+
+
 @pytest.mark.parametrize("row", [{"prompt": ["a", "b"]}, {"prompt": " "}, {"text": "a"}])
 def test_a_row_without_a_text_is_refused(row: Mapping[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
