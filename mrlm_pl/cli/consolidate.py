@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.whole_files import replacing
 
 METADATA = "meta.pt"
 
@@ -53,9 +53,8 @@ def consolidate(folder: Path, output: Path) -> None:
         whole: dict[str, Any] = torch.load(folder / METADATA, weights_only=True)
         whole["state_dict"] = state.pop("state_dict")
         whole["optimizer_states"] = [numbered(state[f"optimizer_{index}"]) for index in range(len(state))]
-        draft = Path(scratch) / "whole.ckpt"
+    with replacing(output, durable=True) as draft:
         torch.save(whole, draft)
-        os.replace(draft, output)
 
 
 def numbered(optimizer: Mapping[str, Any]) -> dict[str, Any]:
