@@ -117,7 +117,7 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
     if work.algorithm == "magrpo":
         module: Any = MAGRPO(policies)
     elif work.algorithm == "ippo":
-        module = IPPO(policies, critics={name: model() for name in Words.agents})
+        module = IPPO(policies, agent_critics={name: model() for name in Words.agents})
     else:
         module = MAPPO(policies, critic=model(work.critic))
     trainer.fit(module, data)

@@ -21,9 +21,9 @@ _ROW_TENSORS = (
     "token_ids",
     "lengths",
     "action_mask",
-    "old_logp",
+    "behavior_logp",
     "groups",
-    "prefix_groups",
+    "comparisons",
     "episode_tokens",
     "temperature",
 )
@@ -37,6 +37,7 @@ _OPTIONAL_TENSORS = (
     "reference_sums",
     "correct",
     "task_types",
+    "joint_actions",
 )
 
 
@@ -47,9 +48,11 @@ class PolicyBatch:
         token_ids: [B, T] int64.
         lengths: [B] int64, tokens in each row.
         action_mask: [B, T] bool, True where the policy sampled the token.
-        old_logp: [B, T] fp32, what the sampler reported, 0 outside the mask.
-        groups: [B] int64, number of the group that the row's episode belongs to.
-        prefix_groups: [B] int64; rows with the same label began with the same prompt and are compared with each other.
+        behavior_logp: [B, T] fp32 of the behavior policy, as the sampler reported them, 0 outside the mask.
+        groups: [B] int64, number of the row's group: the episodes of a task, or the answers of a pair. A group is
+            served in one micro-batch, and its rows compute what they begin with in common once.
+        comparisons: [B] int64; rows with the same label are compared with each other: those of one agent in a group,
+            or in one state of a turn tree.
         episode_tokens: [B] int64, action tokens of the row's episode in the whole collection.
         temperature: [B] fp32, of the sampling; 1 for demonstrations and greedy turns.
         advantages: [B, T] fp32, or None.
@@ -63,6 +66,8 @@ class PolicyBatch:
         reference_sums: [B] fp32, log-probability of the row's action tokens under the frozen reference, or None.
         correct: [B] fp32 in [0, 1], whether the row's answer is right, or None.
         task_types: [B] int64, number of the environment of the row's task among those of the run, or None.
+        joint_actions: [B] int64, number of the joint action that the row is an agent's part of, 2 i for the chosen and
+            2 i + 1 for the rejected one of pair i, or None.
     """
 
     def __init__(
@@ -70,9 +75,9 @@ class PolicyBatch:
         token_ids: Tensor,
         lengths: Tensor,
         action_mask: Tensor,
-        old_logp: Tensor,
+        behavior_logp: Tensor,
         groups: Tensor,
-        prefix_groups: Tensor,
+        comparisons: Tensor,
         episode_tokens: Tensor,
         temperature: Tensor,
         advantages: Tensor | None = None,
@@ -84,20 +89,27 @@ class PolicyBatch:
         reference_sums: Tensor | None = None,
         correct: Tensor | None = None,
         task_types: Tensor | None = None,
+        joint_actions: Tensor | None = None,
     ) -> None:
-        self.token_ids, self.lengths, self.action_mask, self.old_logp = token_ids, lengths, action_mask, old_logp
-        self.groups, self.prefix_groups = groups, prefix_groups
+        self.token_ids, self.lengths, self.action_mask = token_ids, lengths, action_mask
+        self.behavior_logp = behavior_logp
+        self.groups, self.comparisons = groups, comparisons
         self.episode_tokens, self.temperature = episode_tokens, temperature
         self.advantages, self.ref_logp, self.proximal_logp = advantages, ref_logp, proximal_logp
         self.values, self.returns = values, returns
         self.observation_mask, self.reference_sums, self.correct = observation_mask, reference_sums, correct
-        self.task_types = task_types
+        self.task_types, self.joint_actions = task_types, joint_actions
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]
 
+    @property
+    def old_logp(self) -> Tensor:
+        """Log-probabilities [B, T] of the old policy, at the start of the update: the learner's, or the sampler's."""
+        return self.behavior_logp if self.proximal_logp is None else self.proximal_logp
+
     def inputs(self) -> dict[str, Any]:
-        """The arguments of a policy's forward pass, which looks for common beginnings among the rows of a group."""
+        """Return the arguments of a policy's forward pass; the rows of a group share what they begin with."""
         return {
             "token_ids": self.token_ids,
             "lengths": self.lengths,
@@ -134,6 +146,9 @@ class Batch:
         totals: size of the whole update by policy, over all pieces and ranks; it names all that have rows in it.
         pieces: how many pieces (accumulation steps times ranks) make up the update.
         metrics: numbers about the collection, on its first piece only.
+        without_gradient: the other rows of this piece with action tokens, whose loss has no gradient: they count in the
+            metrics alone. It names all policies that have such rows on any rank; those of this rank may be None.
+        on_policy: whether the current weights are those that sampled, as in the first update on a synchronous rollout.
     """
 
     def __init__(
@@ -142,18 +157,18 @@ class Batch:
         totals: Mapping[str, BatchTotals],
         pieces: int = 1,
         metrics: Mapping[str, float] | None = None,
+        without_gradient: Mapping[str, PolicyBatch | None] | None = None,
+        on_policy: bool = True,
     ) -> None:
-        self.policies, self.totals, self.pieces, self.metrics = (
-            dict(policies),
-            dict(totals),
-            pieces,
-            dict(metrics or {}),
-        )
+        self.policies, self.totals, self.pieces = dict(policies), dict(totals), pieces
+        self.metrics, self.without_gradient = dict(metrics or {}), dict(without_gradient or {})
+        self.on_policy = on_policy
 
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """A copy on another device; the arguments are those of ``Tensor.to``."""
         moved = {name: rows.to(*args, **kwargs) for name, rows in self.policies.items()}
-        return Batch(moved, self.totals, self.pieces, self.metrics)
+        others = {name: rows and rows.to(*args, **kwargs) for name, rows in self.without_gradient.items()}
+        return Batch(moved, self.totals, self.pieces, self.metrics, others, self.on_policy)
 
 
 def padded_masks(masks: Sequence[Sequence[bool]]) -> Tensor:
@@ -168,7 +183,7 @@ def padded_masks(masks: Sequence[Sequence[bool]]) -> Tensor:
 def collate_rows(
     rows: Sequence[Trajectory],
     groups: Sequence[int],
-    prefix_groups: Sequence[int],
+    comparisons: Sequence[int],
     episode_ids: Sequence[int],
     temperature: float | Sequence[float] = 1.0,
     advantages: Sequence[float] | None = None,
@@ -178,7 +193,7 @@ def collate_rows(
     Args:
         rows: B trajectories.
         groups: [B] number of each row's group.
-        prefix_groups: [B] labels; rows with the same label began with the same prompt.
+        comparisons: [B] labels; rows with the same label are compared with each other.
         episode_ids: [B] labels, equal for the rows of one episode.
         temperature: of the sampling, for all rows or [B].
         advantages: [B], one number for all action tokens of a row.
@@ -203,9 +218,9 @@ def collate_rows(
         token_ids=padded("token_ids", torch.int64),
         lengths=torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64),
         action_mask=action_mask,
-        old_logp=padded("logprobs", torch.float32),
+        behavior_logp=padded("logprobs", torch.float32),
         groups=torch.tensor(list(groups), dtype=torch.int64),
-        prefix_groups=torch.tensor(list(prefix_groups), dtype=torch.int64),
+        comparisons=torch.tensor(list(comparisons), dtype=torch.int64),
         episode_tokens=episode_token_counts(action_mask, torch.tensor(list(episode_ids), dtype=torch.int64)),
         temperature=torch.tensor(temperatures, dtype=torch.float32),
         advantages=None if advantages is None else torch.tensor(advantages)[:, None] * action_mask,

@@ -144,7 +144,7 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     }
     critics: dict[str, Any] = {}
     if "critics" in options:
-        critics["critics"] = {name: Policy(model_folder, learning_rate=1e-3) for name in options["critics"]}
+        critics["agent_critics"] = {name: Policy(model_folder, learning_rate=1e-3) for name in options["critics"]}
     algorithm = classes[options.get("algorithm", "grpo")](policies, **critics, **options.get("model", {}))
     data: Any
     if options.get("algorithm") in ("dpo", "pairwise"):

@@ -106,7 +106,7 @@ def test_several_environments_are_one_run_on_all_ranks(strategy: str, launch: An
     """Advantages are brought to one scale, and success is measured, over all ranks."""
     options = {
         "levels": True,
-        "model": {"advantage": "group_centred"},
+        "model": {"advantage": "group_centered"},
         "data": {"groups": 8, "iterations": 1, "retries": 0, "failed_members": "resample", "member_rounds": 1},
     }
     one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)

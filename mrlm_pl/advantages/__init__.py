@@ -1,6 +1,6 @@
 """Advantages of one policy as pure functions: per row [B] from rewards in groups, or per token [B, T]."""
 
-from mrlm_pl.advantages.dr_grpo import group_centred_advantages
+from mrlm_pl.advantages.dr_grpo import group_centered_advantages
 from mrlm_pl.advantages.dr_mas import step_normalized_advantages
 from mrlm_pl.advantages.gae import token_gae, transition_gae
 from mrlm_pl.advantages.groups import finite_rewards, singleton_groups, zero_variance_groups
@@ -37,7 +37,7 @@ __all__ = [
     "decision_returns",
     "discounted_returns",
     "finite_rewards",
-    "group_centred_advantages",
+    "group_centered_advantages",
     "group_max_advantages",
     "group_normalized_advantages",
     "group_scaled_advantages",

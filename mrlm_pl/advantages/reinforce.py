@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages.dr_grpo import group_centred_advantages
+from mrlm_pl.advantages.dr_grpo import group_centered_advantages
 from mrlm_pl.advantages.gae import token_gae
 from mrlm_pl.advantages.groups import finite_rewards
 from mrlm_pl.advantages.tokens import broadcast_to_tokens, rewards_at_last_token
@@ -76,7 +76,7 @@ def reinforce_plus_plus_baseline(rewards: Tensor, group_ids: Tensor, action_mask
     >>> reinforce_plus_plus_baseline(torch.tensor([1.0, 0.0]), torch.tensor([5, 5]), mask).tolist()
     [[0.5, 0.5], [-0.5, 0.0]]
     """
-    return broadcast_to_tokens(group_centred_advantages(rewards, group_ids), action_mask)
+    return broadcast_to_tokens(group_centered_advantages(rewards, group_ids), action_mask)
 
 
 def remax_advantages(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:

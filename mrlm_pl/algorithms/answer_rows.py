@@ -70,8 +70,8 @@ def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> Answer
                 rows.append(Trajectory(trajectory.agent, "", tokens, mask, (0.0,) * len(tokens), ()))
                 origins.append(place)
     whole = table.batch
-    groups, prefixes = whole.groups[origins].tolist(), whole.prefix_groups[origins].tolist()
-    batch = collate_rows(rows, groups, prefixes, range(len(rows)))
+    groups, comparisons = whole.groups[origins].tolist(), whole.comparisons[origins].tolist()
+    batch = collate_rows(rows, groups, comparisons, range(len(rows)))
     places = places.to(whole.action_mask.device)
     return AnswerRows(batch.to(whole.action_mask.device), places, whole.action_mask[places])
 

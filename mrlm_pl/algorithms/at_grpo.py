@@ -8,11 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from mrlm_pl.advantages import group_normalized_advantages
-from mrlm_pl.algorithms.joint import Decision, JointPolicyGradient, RewardShare, refuse_settings
+from mrlm_pl.algorithms.joint import Decision, JointPolicyGradient, refuse_settings
 from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import clip_fraction, ppo_clip_loss
 from mrlm_pl.policy import Policy
+from mrlm_pl.rewards import RewardShare
 from mrlm_pl.turn_tree import TurnTree
 
 
@@ -39,7 +40,7 @@ class ATGRPO(JointPolicyGradient):
         ConfigurationError: an unknown name or a value out of range.
     """
 
-    has_ratio = True
+    uses_importance_ratio = True
 
     def __init__(
         self,
@@ -51,14 +52,14 @@ class ATGRPO(JointPolicyGradient):
         dual_clip: float | None = None,
         **settings: Any,
     ) -> None:
-        own = ("joint_mode", "cross_reduction", "discount", "stop_above", "weighting", "normalize")
+        own = ("joint_mode", "cross_reduction", "gamma", "stop_above", "weighting", "normalize")
         refuse_settings(type(self), settings, own)
         super().__init__(
             policies,
             seats,
             joint_mode="align",
             cross_reduction="mean",
-            discount=0.0,
+            gamma=0.0,
             stop_above=None,
             reward=reward,
             weighting="equal",

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -50,6 +50,11 @@ class Algorithm(ReferenceUse, ABC):
     smallest_group = 1
     """Fewest episodes per task that the advantage is defined for."""
 
+    uses_importance_ratio: ClassVar[bool] = True
+    """Whether the loss weighs tokens by the importance ratio ``pi / pi_old``. Without it a rollout is on-policy data
+    for one update only.
+    """
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,
@@ -77,6 +82,7 @@ class Algorithm(ReferenceUse, ABC):
         self.tasks_of_run: tuple[str, ...] = ()
         self._absent: set[str] = set()
         self._prepared_metrics: dict[str, float] = {}
+        self._update_metrics: dict[str, float] = {}
 
     @property
     def collection_over(self) -> bool:
@@ -103,6 +109,9 @@ class Algorithm(ReferenceUse, ABC):
     def combined(self, losses: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """This piece's share (0-dim) of the update's loss: the sum of what :meth:`policy_loss` gave for each policy."""
         return torch.stack([loss.float() for loss in losses.values()]).sum()
+
+    def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
+        """Add a policy's rows of a micro-batch whose loss has no gradient to the metrics of the update."""
 
     def prepare(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
@@ -178,9 +187,13 @@ class Algorithm(ReferenceUse, ABC):
         """What the algorithm adds to the reward of a turn, or None."""
         return None
 
-    def silent(self, group: Sequence[Episode], sampling: Sampling) -> bool:
-        """Whether the episodes of a task teach nothing when they are compared; failures do not count."""
-        return equal_returns(group, self.turn_bonus(sampling))
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        """Whether the episodes of a task have equal returns, agent by agent; failures do not count.
+
+        Returns are those of the environment. What :meth:`turn_bonus` adds does not count: answers that are all right or
+        all wrong carry no signal about the task, whatever their lengths are (DAPO, arXiv 2503.14476).
+        """
+        return equal_returns(group)
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
         """Whether the loss weighs each token by the probability that its sampler gave it, so that others than the
@@ -307,20 +320,30 @@ class Algorithm(ReferenceUse, ABC):
                     shares.append(self.idle_loss(name))
         if losses:
             shares.append(self.combined(losses, batch))
+        self._note_rows_without_gradient(batch)
         loss = torch.stack([share.float() for share in shares]).sum()
         if not bool(torch.isfinite(loss)):
             raise NonFiniteError(
                 f"the loss is {loss.item()} at step {self.global_step}; lower the learning rate, clip gradients "
                 "(`--trainer.gradient_clip_val 1.0`) or check the rewards"
             )
-        self._note("train/loss", float(loss.detach()) * batch.pieces, 1.0)
-        self._log_noted()
+        self.note_share("train/loss", loss)
         if batch.metrics:
             self._log_collection(batch.metrics)
         # Lightning divides by the accumulation steps and strategies average over ranks; the shares are to be summed.
         return loss * batch.pieces
 
+    @torch.no_grad()
+    def _note_rows_without_gradient(self, batch: Batch) -> None:
+        for name in self.learners:
+            rows = batch.without_gradient.get(name)
+            if rows is not None:
+                self.note_without_gradient(name, rows, batch)
+            elif name in batch.without_gradient and name in self.policies and not batch.on_policy:
+                self.policy(name).idle_loss()  # the ranks of a sharded model make every forward pass together
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._update_metrics = self._log_noted()
         for group in optimizer.param_groups:
             if group["policy"] in self._absent:
                 # A zero gradient would still move AdamW; a policy without data must stay where it is.

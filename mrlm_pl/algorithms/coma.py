@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,21 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import counterfactual_advantages
-from mrlm_pl.algorithms.joint import Decision, JointPolicyGradient, RewardShare, Weighting, refuse_settings
+from mrlm_pl.algorithms.joint import (
+    Decision,
+    JointPolicyGradient,
+    Weighting,
+    refuse_settings,
+    turn_trees,
+)
+from mrlm_pl.batch import PolicyBatch
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode
 from mrlm_pl.policy import Policy
+from mrlm_pl.rewards import RewardShare
 from mrlm_pl.turn_tree import TurnTree
+
+logger = logging.getLogger(__name__)
 
 
 class COMA(JointPolicyGradient):
@@ -27,7 +40,7 @@ class COMA(JointPolicyGradient):
 
     Args:
         policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
-        discount, stop_above, reward, weighting: see :class:`~mrlm_pl.algorithms.joint.JointPolicyGradient`.
+        gamma, stop_above, reward, weighting: see :class:`~mrlm_pl.algorithms.joint.JointPolicyGradient`.
         settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -38,7 +51,7 @@ class COMA(JointPolicyGradient):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        discount: float = 1.0,
+        gamma: float = 1.0,
         stop_above: float | None = None,
         reward: RewardShare = "team",
         weighting: Weighting = "reach",
@@ -50,7 +63,7 @@ class COMA(JointPolicyGradient):
             seats,
             joint_mode="align",
             cross_reduction="mean",
-            discount=discount,
+            gamma=gamma,
             stop_above=stop_above,
             reward=reward,
             weighting=weighting,
@@ -61,6 +74,22 @@ class COMA(JointPolicyGradient):
     @property
     def turn_tree(self) -> TurnTree | None:
         return TurnTree("counterfactual", stop_above=self.stop_above)
+
+    def credit(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
+    ) -> dict[str, PolicyBatch]:
+        states = [
+            [tuple(tree.actions[name].decisions.values()) for name in names]
+            for tree in turn_trees(episodes).values()
+            for names in tree.by_state().values()
+        ]
+        branching = [joints for joints in states if len(joints) > 1]
+        if branching and not any(map(_has_counterfactual, branching)):
+            logger.warning(
+                "no joint action of this rollout differs from another in the decision of one agent alone, so all "
+                "advantages are 0; COMA needs the turn trees that it collects itself, or those of `joint_mode: cross`"
+            )
+        return super().credit(episodes, sampling, greedy)
 
     def judge(
         self,
@@ -78,3 +107,13 @@ class COMA(JointPolicyGradient):
 
     def advantages(self, returns: Tensor, labels: Tensor, decisions: Sequence[Decision]) -> Tensor:
         return returns - torch.tensor([decision.baseline for decision in decisions], dtype=torch.float64)
+
+
+def _has_counterfactual(joints: Sequence[tuple[int, ...]]) -> bool:
+    """Whether two of the joint actions differ in the decision of one agent alone.
+
+    >>> _has_counterfactual([(0, 0), (1, 1)]), _has_counterfactual([(0, 0), (1, 0)])
+    (False, True)
+    """
+    places = range(len(joints[0]))
+    return any(len({joint[:place] + joint[place + 1 :] for joint in joints}) < len(joints) for place in places)

@@ -109,7 +109,7 @@ class CorrectnessModel(RewardModelAlgorithm):
         guesses = self._question_losses(name, rows)[0]
         with torch.no_grad():
             agree = ((scores > 0) == (rows.correct > 0.5)).float()
-        self.log_policy(name, {"accuracy": agree.mean(), "question_only_loss": guesses.detach().mean()})
+        self.note_policy(name, {"accuracy": agree.mean(), "question_only_loss": guesses.mean()}, len(agree))
         answers = batch.totals[name].sequences
         probed = guesses.sum() / answers
         return losses.sum() / answers + (probed - probed.detach())  # the loss is the verifier's alone
@@ -136,7 +136,7 @@ class CorrectnessModel(RewardModelAlgorithm):
             rows.token_ids[:, :width],
             rows.lengths.clamp(max=width),
             first[:, :width],
-            prefix_groups=rows.prefix_groups,
+            prefix_groups=rows.groups,
             max_tokens=policy.max_forward_tokens,
         )
         losses = correctness_loss(values, rows.correct, first[:, :width])

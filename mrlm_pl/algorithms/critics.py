@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mrlm_pl.batch import PolicyBatch
@@ -13,13 +14,33 @@ from mrlm_pl.policy import Policy
 
 
 def check_critic(name: str, critic: Policy) -> None:
-    """Nothing when a critic can learn.
+    """Validate that a critic is trained.
 
     Raises:
-        ConfigurationError: it is not trained.
+        ConfigurationError: it is frozen.
     """
     if not critic.trained:
-        raise ConfigurationError(f"{name} has `trained: false`, but a critic is only of use if it learns; leave it out")
+        raise ConfigurationError(f"{name} has `trained: false`, but a critic must learn; set it to true")
+
+
+def check_window(action_mask: Tensor, windows: Tensor, name: str) -> None:
+    """Validate that a critic reads every state in which an action was chosen.
+
+    Args:
+        action_mask: [B, T] bool.
+        windows: [B], the context window of each row's critic in tokens.
+        name: of the critic, for the error.
+
+    Raises:
+        ConfigurationError: an action token lies beyond the window.
+    """
+    last = (action_mask * torch.arange(action_mask.shape[1], device=windows.device)).amax(1)
+    if bool((last > windows).any()):
+        row = int((last - windows).argmax())
+        raise ConfigurationError(
+            f"{name} reads {int(windows[row])} tokens, but token {int(last[row])} of a trajectory is an action; give "
+            "it a model with a context window as long as the policy's"
+        )
 
 
 def check_reads(name: str, critic: Policy, owner: str, policy: Policy) -> None:

@@ -71,7 +71,7 @@ class DPO(Algorithm):
                 "reward_margin": (chosen - rejected).mean(),
                 "preference_accuracy": (gaps > 0).float().mean(),
             }
-        self.log_policy(name, metrics)
+        self.note_policy(name, metrics, len(losses))
         return losses.sum() / (batch.totals[name].sequences / 2)
 
     def _compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,7 +20,7 @@ GroupAdvantage = Callable[[Tensor, Tensor], Tensor]
 class _Rows:
     trajectories: list[Trajectory] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
-    prefix_groups: list[int] = field(default_factory=list)
+    comparisons: list[int] = field(default_factory=list)
     episodes: list[int] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
 
@@ -66,11 +66,11 @@ def collected_returns(
     ]
 
 
-def equal_returns(group: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> bool:
+def equal_returns(group: Sequence[Episode]) -> bool:
     """Whether every agent's returns are all equal; failures do not count."""
     played = [episode for episode in group if not episode.failed]
     agents = {agent for episode in played for agent in episode.trajectories}
-    returns = [{agent_return(e, agent, turn_bonus) for e in played if agent in e.trajectories} for agent in agents]
+    returns = [{agent_return(e, agent) for e in played if agent in e.trajectories} for agent in agents]
     return all(len(values) < 2 for values in returns)
 
 
@@ -113,14 +113,14 @@ def credited_rows(
                 table = rows.setdefault(trajectory.policy, _Rows())
                 table.trajectories.append(trajectory)
                 table.groups.append(groups[episode.group])
-                table.prefix_groups.append(label)
+                table.comparisons.append(label)
                 table.episodes.append(number)
                 table.advantages.append(value)
     return {
         policy: collate_rows(
             table.trajectories,
             table.groups,
-            table.prefix_groups,
+            table.comparisons,
             table.episodes,
             temperature=temperature.get(policy, 1.0),
             advantages=table.advantages,

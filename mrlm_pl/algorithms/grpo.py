@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mrlm_pl.advantages import (
-    group_centred_advantages,
+    group_centered_advantages,
     group_normalized_advantages,
     leave_one_out_advantages,
 )
@@ -23,7 +23,7 @@ from mrlm_pl.policy import Policy
 
 ADVANTAGES: dict[str, GroupAdvantage] = {
     "group_normalized": group_normalized_advantages,
-    "group_centred": group_centred_advantages,
+    "group_centered": group_centered_advantages,
     "leave_one_out": leave_one_out_advantages,
 }
 
@@ -37,7 +37,7 @@ class GRPO(PolicyGradient):
         loss = reduce_t( -min(rho_t A_i, clip(rho_t, 1 - clip_low, 1 + clip_high) A_i) + beta KL_t )
         rho_t = pi(token_t) / pi_old(token_t),   KL_t = e^-d + d - 1 with d = log pi - log pi_ref
 
-    Relatives: Dr.GRPO (2503.20783) is ``advantage: group_centred`` with ``reduction: constant_length``; RLOO
+    Relatives: Dr.GRPO (2503.20783) is ``advantage: group_centered`` with ``reduction: constant_length``; RLOO
     (2402.14740) is ``advantage: leave_one_out``; DAPO (2503.14476) is ``clip_high: 0.28`` with an
     ``overlong_buffer`` and ``data.resample_rounds``.
 
@@ -61,7 +61,7 @@ class GRPO(PolicyGradient):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        advantage: Literal["group_normalized", "group_centred", "leave_one_out"] = "group_normalized",
+        advantage: Literal["group_normalized", "group_centered", "leave_one_out"] = "group_normalized",
         clip_low: float = 0.2,
         clip_high: float = 0.2,
         dual_clip: float | None = None,

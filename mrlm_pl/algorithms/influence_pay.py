@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mrlm_pl.episode import Episode, Trajectory, Turn, person_of
 from mrlm_pl.errors import DataError
-from mrlm_pl.rewards import INCENTIVES, Horizon, Share, incentive_signs, incentives, influence_rewards
+from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentive_signs, incentives, influence_rewards
 
 SCORE = "score"
 """The component of a reward that is the score of an answer."""
@@ -21,12 +21,12 @@ class InfluencePay:
     """Pays every turn of an episode ``R(t, a)``, its incentives and all that it earned beside its score.
 
     Args:
-        gamma, share, horizon: see :func:`mrlm_pl.rewards.influence_rewards`.
+        gamma, reward, horizon: see :func:`mrlm_pl.rewards.influence_rewards`.
         amounts: of the incentives, by kind; see :func:`mrlm_pl.rewards.incentives`.
     """
 
     gamma: float
-    share: Share
+    reward: RewardShare
     horizon: Horizon
     amounts: Mapping[str, float]
 
@@ -48,7 +48,7 @@ class InfluencePay:
             return dataclasses.replace(episode, truncated=False), {}
         table, numbers = scores_of(episode), turn_numbers(episode)
         try:
-            rewards = influence_rewards(table, self.gamma, self.share, self.horizon)
+            rewards = influence_rewards(table, self.gamma, self.reward, self.horizon)
             pay, ties = incentives(table, **self.amounts)
             signs, _ = incentive_signs(table)
         except ValueError as error:

@@ -14,12 +14,13 @@ from mrlm_pl.advantages import Moments, masked_moments, whiten
 from mrlm_pl.algorithms.critics import check_critic, check_reads, critic_groups, critic_loss
 from mrlm_pl.algorithms.ppo import PPO
 from mrlm_pl.algorithms.rewarded import RewardedRows
-from mrlm_pl.algorithms.team import paid_as_a_team
+from mrlm_pl.algorithms.team import paid_as_a_team, warn_of_constant_sum
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
+from mrlm_pl.rewards import RewardShare
 from mrlm_pl.strategies import each_share
 
 
@@ -29,9 +30,9 @@ class IPPO(PPO):
     With one policy for each agent and ``reward: own`` it is :class:`~mrlm_pl.algorithms.ppo.PPO`, which already treats
     every agent's rows as a world of their own. It adds what agents with one policy, or with one goal, need:
 
-    * ``critics`` by AGENT, also where agents share a policy: roles that see or earn different things do not share a
-      value. Each critic reads its agent's tokens, learns from that agent's rows alone, and rests when there are none.
-      Its loss is the mean over them; ``value_coefficient`` does not apply to it.
+    * ``agent_critics``, one for each agent, also where agents share a policy: roles that see or earn different things
+      do not share a value. Each critic reads its agent's tokens, learns from that agent's rows alone, and rests when
+      there are none. Its loss is the mean over them; ``value_coefficient`` does not apply to it.
     * advantages whitened for each agent by itself, so that one that earns much does not drown out another.
     * ``reward: team``: each turn is paid the mean over the agents of what was earned from then until the agent's next
       turn, whoever earned it.
@@ -41,8 +42,8 @@ class IPPO(PPO):
 
     Args:
         policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
-        critics: a model that estimates the values, by the name of the AGENT, for all agents whose policy is trained;
-            None gives each policy a value head, which agents in its seats share. A critic needs its agent's tokenizer.
+        agent_critics: a model that estimates the values, by agent, for all agents whose policy is trained; None gives
+            each policy a value head, which agents in its seats share. A critic needs its agent's tokenizer.
         reward: what an agent's turns are paid: its ``own`` reward or the ``team``'s.
         whiten_over: whose advantages are whitened together: those of each ``agent`` or of each ``policy``.
         settings: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
@@ -55,20 +56,25 @@ class IPPO(PPO):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        critics: dict[str, Policy] | None = None,
-        reward: Literal["own", "team"] = "own",
+        agent_critics: dict[str, Policy] | None = None,
+        reward: RewardShare = "own",
         whiten_over: Literal["agent", "policy"] = "agent",
         **settings: Any,
     ) -> None:
+        if "critics" in settings:
+            raise ConfigurationError(
+                f"critics are by policy, but those of {type(self).__name__} are by agent: use agent_critics"
+            )
         super().__init__(policies, seats, critics=None, **settings)
         if reward not in ("own", "team"):
             raise ConfigurationError(f"reward is {reward!r}; it must be own or team")
         if whiten_over not in ("agent", "policy"):
             raise ConfigurationError(f"whiten_over is {whiten_over!r}; it must be agent or policy")
-        for agent, critic in (critics or {}).items():
-            check_critic(f"critics.{agent}", critic)
+        for agent, critic in (agent_critics or {}).items():
+            check_critic(f"agent_critics.{agent}", critic)
         self.reward, self.whiten_over = reward, whiten_over
-        self.agent_critics = nn.ModuleDict(critics or {})
+        self._warned = False
+        self.agent_critics = nn.ModuleDict(agent_critics or {})
 
     def agent_critic(self, agent: str) -> Policy:
         """The critic of an agent."""
@@ -84,11 +90,11 @@ class IPPO(PPO):
         for agent in sorted(learning ^ set(self.agent_critics)):
             what = "has no critic, but others have" if agent in learning else "is no agent that learns"
             raise ConfigurationError(
-                f"critics: {agent!r} {what}; give one to each of {sorted(learning)}, or to none for value heads"
+                f"agent_critics: {agent!r} {what}; give one to each of {sorted(learning)}, or to none for value heads"
             )
         for agent in sorted(learning):
             seat = self.seat(agent)
-            check_reads(f"critics.{agent}", self.agent_critic(agent), seat, self.policy(seat))
+            check_reads(f"agent_critics.{agent}", self.agent_critic(agent), seat, self.policy(seat))
 
     @property
     def learners(self) -> dict[str, Policy]:
@@ -118,6 +124,8 @@ class IPPO(PPO):
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
     ) -> dict[str, PolicyBatch]:
         if self.reward == "team":
+            if not self._warned:
+                self._warned = warn_of_constant_sum(episodes, "set `model.reward: own`")
             episodes = [paid_as_a_team(episode) for episode in episodes]
         return super().prepare(episodes, sampling, greedy)
 
@@ -135,6 +143,11 @@ class IPPO(PPO):
             critic_name(agent): table.batch.select(places.to(device))
             for agent, places in agent_places(table.agents).items()
         }
+
+    def _critics_of(self, name: str, agents: Sequence[str]) -> list[Policy]:
+        if not self.agent_critics:
+            return super()._critics_of(name, agents)
+        return [self.agent_critic(agent) for agent in agents]
 
     def _values(self, name: str, inputs: dict[str, Any], agents: Sequence[str]) -> Tensor:
         if not self.agent_critics:
@@ -164,7 +177,7 @@ class IPPO(PPO):
         if name in self.policies:
             return super().policy_loss(name, rows, batch)
         loss, metrics = critic_loss(self.learners[name], rows, batch.totals[name], self.value_clip)
-        self.log_policy(name, metrics)
+        self.note_policy(name, metrics, rows.action_mask.sum())
         return loss
 
     def _is_saved(self, weight: str) -> bool:

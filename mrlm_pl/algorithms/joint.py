@@ -16,15 +16,16 @@ from mrlm_pl.advantages import decision_returns, group_scaled_advantages, tree_r
 from mrlm_pl.advantages.joint import CrossReduction
 from mrlm_pl.algorithms.group import group_numbers
 from mrlm_pl.algorithms.policy_gradient import PolicyGradient
+from mrlm_pl.algorithms.team import warn_of_constant_sum
 from mrlm_pl.batch import PolicyBatch, collate_rows
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import policy_gradient_loss
 from mrlm_pl.policy import Policy
+from mrlm_pl.rewards import RewardShare
 from mrlm_pl.turn_tree import JointMode, TurnTree
 
-RewardShare = Literal["team", "own"]
 Weighting = Literal["reach", "equal"]
 
 
@@ -55,6 +56,7 @@ class Decision:
         turn: its turn in that row.
         value: the return of the joint actions that contain it.
         baseline: what that is compared with, where each decision has a baseline of its own.
+        summed: number of joint actions that the value is the sum over; 1 where it is their mean.
         reach: the probability of its state when joint actions of a state are equally likely.
     """
 
@@ -67,6 +69,7 @@ class Decision:
     turn: Turn
     value: float = math.nan
     baseline: float = 0.0
+    summed: int = 1
     reach: float = 1.0
 
 
@@ -177,7 +180,7 @@ class JointPolicyGradient(PolicyGradient):
 
     In every state each agent is asked for G decisions (``data.group_size``), which are combined to joint actions; each
     is judged, and leads to a state of the next turn, until the environment ends the episode. The return of a joint
-    action is its reward plus ``discount`` times the mean return of those that follow it, and a decision's return is the
+    action is its reward plus ``gamma`` times the mean return of those that follow it, and a decision's return is the
     mean over the joint actions that contain it. Decisions of an agent in the same state are compared with each other:
     the key of a comparison is (group, state, agent). Logged once a collection, by policy: ``comparison_groups``, how
     many of them there were, and ``equal_groups``, how many of these had equal returns throughout.
@@ -190,7 +193,7 @@ class JointPolicyGradient(PolicyGradient):
         joint_mode: ``align`` combines the g-th decisions of the agents, ``cross`` each with each: more joint actions
             are judged, and what one agent's decision is worth depends less on the other's.
         cross_reduction: ``mean``, or ``sum`` of the joint actions that contain a decision.
-        discount: of what follows, from turn to turn.
+        gamma: discount factor, from turn to turn.
         stop_above: end all paths of a state when the mean reward of its joint actions is above this; null never does.
         reward: ``team`` is the mean over the agents, the same for all; ``own`` is what each is paid itself. In a
             game of winners and losers only ``own`` teaches anything.
@@ -204,7 +207,7 @@ class JointPolicyGradient(PolicyGradient):
         ConfigurationError: an unknown name or a value out of range.
     """
 
-    has_ratio = False
+    uses_importance_ratio = False
 
     smallest_group = 2
 
@@ -214,7 +217,7 @@ class JointPolicyGradient(PolicyGradient):
         seats: dict[str, str] | None = None,
         joint_mode: Literal["align", "cross"] = "align",
         cross_reduction: CrossReduction = "mean",
-        discount: float = 1.0,
+        gamma: float = 1.0,
         stop_above: float | None = None,
         reward: RewardShare = "team",
         weighting: Weighting = "reach",
@@ -231,12 +234,13 @@ class JointPolicyGradient(PolicyGradient):
         for name, word, known in words:
             if word not in known:
                 raise ConfigurationError(f"{name} is {word!r}; choose from {', '.join(known)}")
-        if not 0 <= discount <= 1:
-            raise ConfigurationError(f"discount is {discount}; it must be between 0 and 1")
+        if not 0 <= gamma <= 1:
+            raise ConfigurationError(f"gamma is {gamma}; it must be between 0 and 1")
         self.joint_mode: JointMode = joint_mode
         self.cross_reduction: CrossReduction = cross_reduction
-        self.discount, self.stop_above = discount, stop_above
+        self.gamma, self.stop_above = gamma, stop_above
         self.reward, self.weighting, self.normalize = reward, weighting, normalize
+        self._warned = False
         if self.reduction == "episode_mean":
             raise ConfigurationError(
                 "reduction is 'episode_mean', but the decisions of a turn tree are no episodes; use sequence_mean"
@@ -253,6 +257,8 @@ class JointPolicyGradient(PolicyGradient):
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
+        if self.reward == "team" and not self._warned:
+            self._warned = warn_of_constant_sum(episodes, "set `model.reward: own`")
         trees = turn_trees(episodes)
         decisions = [item for tree in trees.values() for item in self.valued(tree, self.turn_bonus(sampling))]
         keys: dict[tuple[str, str, str], int] = {}
@@ -299,19 +305,21 @@ class JointPolicyGradient(PolicyGradient):
             place: of the agent in the joint actions.
             bonus: what each decision is paid beside, by number.
         """
-        partners = len(decisions) ** (len(next(iter(returns), ())) - 1) if self.joint_mode == "cross" else 1
+        summed = self.joint_mode == "cross" and self.cross_reduction == "sum"
+        partners = len(decisions) ** (len(next(iter(returns), ())) - 1) if summed else 1
         if self.joint_mode == "align":
             values = {joint[place]: value for joint, value in returns.items()}
         else:
-            values = decision_returns(returns, place, partners if self.cross_reduction == "sum" else None)
+            values = decision_returns(returns, place, partners if summed else None)
         for number, value in values.items():
             decisions[number].value = value + bonus[number]
+            decisions[number].summed = partners
 
     def _states(self, tree: Tree) -> Iterator[tuple[str, list[str], dict[str, dict[tuple[int, ...], float]]]]:
         """Each state with the agents that decide in it, and for each of them the returns of the joint actions."""
         agents = sorted({agent for action in tree.actions.values() for agent in action.decisions})
-        shared = tree.returns(None, self.discount) if self.reward == "team" else {}
-        by_agent = {agent: shared or tree.returns(agent, self.discount) for agent in agents}
+        shared = tree.returns(None, self.gamma) if self.reward == "team" else {}
+        by_agent = {agent: shared or tree.returns(agent, self.gamma) for agent in agents}
         for node, names in tree.by_state().items():
             deciding = list(tree.actions[names[0]].decisions)
             yield (
@@ -327,10 +335,8 @@ class JointPolicyGradient(PolicyGradient):
                 },
             )
 
-    def silent(self, group: Sequence[Episode], sampling: Sampling) -> bool:
-        decisions = [
-            item for tree in turn_trees(group).values() for item in self.valued(tree, self.turn_bonus(sampling))
-        ]
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        decisions = [item for tree in turn_trees(group).values() for item in self.valued(tree, None)]
         keys: dict[tuple[str, str], set[float]] = {}
         for decision in decisions:
             keys.setdefault((decision.node, decision.agent), set()).add(decision.value - decision.baseline)

@@ -140,7 +140,6 @@ class JointStates:
 class _States:
     rows: list[Trajectory] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
-    prefixes: list[int] = field(default_factory=list)
     episodes: list[int] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
     keys: list[tuple[int, int]] = field(default_factory=list)
@@ -171,8 +170,6 @@ def joint_states(
         first, last = len(found.rows), len(rewards) - 1
         found.rows += rows
         found.groups += [groups[episode.group]] * len(rows)
-        # Episodes of a task begin alike; a row that begins amid an episode shares its beginning with no other.
-        found.prefixes += [groups[episode.group], *(len(groups) + first + place for place in range(1, len(rows)))]
         found.episodes += [number] * len(rows)
         found.places += [(first + row, column) for row, column in places]
         found.keys += [(number, step) for step in range(len(places))]
@@ -180,7 +177,7 @@ def joint_states(
         found.rewards += [*rewards, *[0.0] * (len(places) - len(rewards))]
     if not found.rows:
         return None
-    batch = collate_rows(found.rows, found.groups, found.prefixes, found.episodes)
+    batch = collate_rows(found.rows, found.groups, found.groups, found.episodes)
     place, flags = torch.tensor(found.places), torch.tensor(found.flags)
     rewards_paid = torch.tensor(found.rewards, dtype=torch.float32)
     return JointStates(
@@ -207,7 +204,7 @@ def acting_batches(
         temperature: of the sampling, by policy.
     """
     groups = group_numbers(episodes)
-    prefixes: dict[tuple[str, str], int] = {}
+    compared: dict[tuple[str, str], int] = {}
     tables: dict[str, list[tuple[int, Trajectory]]] = {}
     for number, row in acting_rows(episodes):
         tables.setdefault(row.policy, []).append((number, row))
@@ -215,7 +212,7 @@ def acting_batches(
     for policy, table in tables.items():
         names = [episodes[number].group for number, _ in table]
         labels = [
-            prefixes.setdefault((name, row.agent), len(prefixes)) for name, (_, row) in zip(names, table, strict=True)
+            compared.setdefault((name, row.agent), len(compared)) for name, (_, row) in zip(names, table, strict=True)
         ]
         batch = collate_rows(
             [row for _, row in table],

@@ -61,14 +61,12 @@ class MADPO(Algorithm):
         self.beta = beta
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
-        """Log-probability [2, 2 P] of the policy's part of each joint action: of the policy, and of its reference.
-
-        ``rows.groups`` are the numbers of the joint actions: 2 i for the chosen one of pair i, 2 i + 1 for the other.
-        """
+        """Return the log-probabilities [2, 2 P] of the policy's part of each joint action: its own, its reference's."""
         assert rows.reference_sums is not None
-        count = 2 * (1 + max(int(table.groups.max()) for table in batch.policies.values()) // 2)
+        assert rows.joint_actions is not None
+        count = 2 * (1 + max(int(table.groups.max()) for table in batch.policies.values()))
         sums = sequence_logp(self.policies[name](**rows.inputs()), rows.action_mask)
-        parts = [joint_logp(of_rows, rows.groups, count) for of_rows in (sums, rows.reference_sums)]
+        parts = [joint_logp(of_rows, rows.joint_actions, count) for of_rows in (sums, rows.reference_sums)]
         return torch.stack(parts)
 
     def combined(self, losses: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -81,11 +79,11 @@ class MADPO(Algorithm):
                 "preference_accuracy": (gaps > 0).float(),
             }
             for metric, values in metrics.items():
-                on_bar = metric == "preference_accuracy"
-                self._note(f"train/{metric}", float(values.mean()), float(len(gaps)), on_bar=on_bar)
+                self.note(f"train/{metric}", values.mean(), len(gaps))
             if len(self.policies) > 1:
                 for name, part in losses.items():
-                    self.log_policy(name, {"reward_margin": self.beta * self._compare({name: part})[0].mean()})
+                    margin = self.beta * self._compare({name: part})[0].mean()
+                    self.note_policy(name, {"reward_margin": margin}, len(gaps))
         # An update has one denominator: its pairs of joint actions, whichever policies have a part in them.
         return self.loss(gaps).sum() / (next(iter(batch.totals.values())).episodes / 2)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mrlm_pl.advantages import group_centred_advantages
+from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.algorithms.joint import Decision, JointPolicyGradient
 
 
@@ -25,4 +25,4 @@ class MAGRPO(JointPolicyGradient):
     """
 
     def advantages(self, returns: Tensor, labels: Tensor, decisions: Sequence[Decision]) -> Tensor:
-        return group_centred_advantages(returns, labels)
+        return group_centered_advantages(returns, labels)

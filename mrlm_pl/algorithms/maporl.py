@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.algorithms.answer_rows import AnswerRows, answer_rows
+from mrlm_pl.algorithms.critics import check_window
 from mrlm_pl.algorithms.influence_pay import InfluencePay, Sums, learnt_in
 from mrlm_pl.algorithms.ippo import IPPO, agent_places, critic_name
 from mrlm_pl.algorithms.rewarded import RewardedRows
@@ -18,25 +19,18 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
-from mrlm_pl.rewards import INCENTIVES, Horizon, Share, incentives, influence_rewards
+from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentives, influence_rewards
 from mrlm_pl.strategies import each_share
 
 logger = logging.getLogger(__name__)
-
-FIXED = {
-    "reward": "share says whose scores an answer is paid",
-    "gamma": "influence_gamma discounts from turn to turn",
-    "discount": "every turn is a decision problem of its own",
-}
-"""Settings of IPPO that have no meaning here, with what takes their place."""
 
 
 class MAPoRL(IPPO):
     """Multi-agent post-co-training (MAPoRL, arXiv 2502.18439): PPO on answers that are paid for their influence.
 
     ``V(t, a)`` is the score in [0, 1] of what agent a says in turn t: the component ``score`` of its reward. Whatever
-    else it earns there (a penalty, say) is its own and shared with nobody. With ``share: all``, ``gamma`` for
-    ``influence_gamma`` and ``mean_j`` over the agents::
+    else it earns there (a penalty, say) is its own and shared with nobody. With ``reward: team`` and
+    ``mean_j`` over the agents::
 
         R(t, a) = [V(t, a) + sum_{t' > t} gamma^(t' - t) mean_j V(t', j)] / sum_{t' >= t} gamma^(t' - t)
         r(t, a) = R(t, a) + incentives(t, a) + what else it earned in turn t
@@ -50,7 +44,7 @@ class MAPoRL(IPPO):
 
     The k-th scored answer of an agent is its turn k, whichever step of the environment that was: a leader who answers
     after the others is in the same turn. An environment with an agent ``NAME@K`` for each turn of a person gives every
-    turn a policy, an adapter or a critic of its own through ``seats`` and ``critics``; the person is one in ``V``.
+    turn a policy, an adapter or a critic of its own by ``seats`` and ``agent_critics``; the person is one in ``V``.
 
     Logged once a collection beside the numbers of IPPO, over all ranks: ``train/ties`` (how many incentives
     compared with exactly .5), ``train/incentive_KIND`` (mean per answer), ``train/influence/turn_K`` (mean ``R``) and
@@ -58,23 +52,23 @@ class MAPoRL(IPPO):
     its reward.
 
     Args:
-        policies, seats, critics: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
-        share: whose later scores an answer is paid: those of ``all`` agents or the ``individual``'s own.
+        policies, seats, agent_critics: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
+        reward: whose later scores reward an answer: those of the whole ``team`` or the agent's ``own``.
         horizon: ``discounted_sum`` is the above, ``last`` pays the last turn's scores alone, ``current`` this turn's.
-        influence_gamma: discount of the scores from turn to turn.
+        gamma: discount factor of the scores, from turn to turn.
         alpha0: paid for an own change from wrong to right, and its negative for one from right to wrong, while the
             others had been wrong before: self-correction.
         alpha1: the same while the others had been right: being persuaded.
         beta0: paid for a change of the others from wrong to right up to the next turn, and its negative for one from
             right to wrong, when the answer was wrong.
         beta1: the same when the answer was right: persuading others.
-        critic_reads: the ``debate``, which is the agent's whole row, or for ``critics`` the question and each
+        critic_reads: the ``debate``, which is the agent's whole row, or for ``agent_critics`` the question and each
             ``answer`` alone.
         turn_schedule: turns, counted from 1, that are learnt from together, one list after the other and then from the
             beginning again; None learns from all turns. The actions of other turns are no part of the loss, and a
             policy that has no others keeps its weights.
         turn_iterations: collections for each list.
-        settings: see :class:`~mrlm_pl.algorithms.ippo.IPPO`; without ``reward``, ``gamma`` and ``discount``.
+        settings: see :class:`~mrlm_pl.algorithms.ippo.IPPO`; without ``discount_unit``.
 
     Raises:
         ConfigurationError: a value out of range, or critics or a schedule that do not fit the agents.
@@ -84,10 +78,10 @@ class MAPoRL(IPPO):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        critics: dict[str, Policy] | None = None,
-        share: Share = "all",
+        agent_critics: dict[str, Policy] | None = None,
+        reward: RewardShare = "team",
         horizon: Horizon = "discounted_sum",
-        influence_gamma: float = 0.3,
+        gamma: float = 0.3,
         alpha0: float = 0.0,
         alpha1: float = 0.0,
         beta0: float = 0.0,
@@ -97,26 +91,28 @@ class MAPoRL(IPPO):
         turn_iterations: int = 1,
         **settings: Any,
     ) -> None:
-        for key, instead in FIXED.items():
-            if key in settings:
-                raise ConfigurationError(f"{key} is {settings[key]!r}, but MAPoRL has no such setting: {instead}")
+        if "discount_unit" in settings:
+            raise ConfigurationError(
+                f"discount_unit is {settings['discount_unit']!r}, but MAPoRL has no such setting: gamma is per turn; "
+                "leave it out"
+            )
         # Within a turn the discount is 1, and behind its last token 0.
-        super().__init__(policies, seats, critics, reward="own", gamma=0.0, discount="turn", **settings)
-        if not 0 <= influence_gamma <= 1:
-            raise ConfigurationError(f"influence_gamma is {influence_gamma!r}; it must be between 0 and 1")
+        super().__init__(policies, seats, agent_critics, reward="own", gamma=0.0, discount_unit="turn", **settings)
+        if not 0 <= gamma <= 1:
+            raise ConfigurationError(f"gamma is {gamma!r}; it must be between 0 and 1")
         amounts = dict(zip(INCENTIVES, (alpha0, alpha1, beta0, beta1), strict=True))
         probe = [{"a": 1.0}]
-        influence_rewards(probe, influence_gamma, share, horizon)  # a mistake is told now
+        influence_rewards(probe, gamma, reward, horizon)  # a mistake is told now
         incentives(probe, **amounts)
         if critic_reads not in ("debate", "answer"):
             raise ConfigurationError(f"critic_reads is {critic_reads!r}; it must be debate or answer")
-        if critic_reads == "answer" and not critics:
+        if critic_reads == "answer" and not agent_critics:
             raise ConfigurationError(
-                "critic_reads is 'answer', but there are no critics: a value head reads what its policy reads; "
-                "give each agent one with `critics: {AGENT: {model: ...}}`"
+                "critic_reads is 'answer', but there are no agent_critics: a value head reads what its policy reads; "
+                "give each agent one with `agent_critics: {AGENT: {model: ...}}`"
             )
         _check_schedule(turn_schedule, turn_iterations)
-        self.pay = InfluencePay(influence_gamma, share, horizon, amounts)
+        self.pay = InfluencePay(gamma, reward, horizon, amounts)
         self.critic_reads = critic_reads
         self.turn_schedule, self.turn_iterations = turn_schedule, turn_iterations
         self.collections = 0
@@ -196,10 +192,14 @@ class MAPoRL(IPPO):
         return found
 
     def _answers(self, table: RewardedRows) -> dict[str, AnswerRows]:
-        return {
-            agent: answer_rows(table, places, self.agent_critic(agent).chat)
-            for agent, places in agent_places(table.agents).items()
-        }
+        found = {}
+        for agent, places in agent_places(table.agents).items():
+            critic = self.agent_critic(agent)
+            found[agent] = answer_rows(table, places, critic.chat)
+            mask = found[agent].batch.action_mask
+            windows = torch.full((len(mask),), min(critic.context_window, mask.shape[1]), device=mask.device)
+            check_window(mask, windows, f"agent_critics.{agent}")
+        return found
 
     def progress(self) -> dict[str, Any]:
         return {**super().progress(), "collections": self.collections}

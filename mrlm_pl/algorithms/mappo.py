@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mrlm_pl.algorithms.critics import check_critic, critic_groups, critic_loss
 from mrlm_pl.algorithms.joint_states import CriticTargets, JointReader, JointStates, acting_batches, joint_states
 from mrlm_pl.algorithms.policy_gradient import PolicyGradient
+from mrlm_pl.algorithms.team import warn_of_constant_sum
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
@@ -48,10 +49,10 @@ class MAPPO(PolicyGradient):
         critic: the critic's model, with its own tokenizer and learning rate; None is a separate copy of the first
             trained policy's.
         value_learning_rate: of the critic's value head; None is the critic's learning rate.
-        gamma: discount from step to step of the environment.
+        gamma: discount factor, from step to step of the environment.
         lam: GAE's lambda per step; 0 trusts the critic, 1 the returns.
         targets: what the critic is trained towards: ``lambda``, ``td`` or ``monte_carlo``.
-        whiten: subtract the advantages' mean and divide by their standard deviation.
+        whiten_advantages: subtract the advantages' mean and divide by their standard deviation.
         clip_low, clip_high: how far the ratio may move before its gradient stops.
         dual_clip: bound ``c`` of the loss at negative advantages (1912.09729); None has no bound.
         value_clip: how far a value may move before its gradient stops; None has no bound.
@@ -70,7 +71,7 @@ class MAPPO(PolicyGradient):
         gamma: float = 1.0,
         lam: float = 0.95,
         targets: CriticTargets = "lambda",
-        whiten: bool = True,
+        whiten_advantages: bool = True,
         clip_low: float = 0.2,
         clip_high: float = 0.2,
         dual_clip: float | None = None,
@@ -95,9 +96,10 @@ class MAPPO(PolicyGradient):
         self.critic = self._copy_of_a_policy() if critic is None else critic
         check_critic(CRITIC, self.critic)
         self.value_learning_rate, self.value_clip = value_learning_rate, value_clip
-        self.gamma, self.lam, self.targets, self.whiten = gamma, lam, targets, whiten
+        self.gamma, self.lam, self.targets, self.whiten_advantages = gamma, lam, targets, whiten_advantages
         self.clip = {"clip_low": clip_low, "clip_high": clip_high}
         self.dual_clip = dual_clip
+        self._warned = False
 
     def _copy_of_a_policy(self) -> Policy:
         first = next(self.policy(name) for name in self.policies if self.policy(name).trained)
@@ -129,6 +131,8 @@ class MAPPO(PolicyGradient):
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
+        if not self._warned:
+            self._warned = warn_of_constant_sum(episodes, "MAPPO learns from the team's reward alone, so use IPPO")
         reader = JointReader(self.critic.chat, self.critic.context_window)
         states = joint_states(episodes, reader, self.turn_bonus(sampling))
         rows: dict[str, PolicyBatch] = {}
@@ -137,8 +141,8 @@ class MAPPO(PolicyGradient):
             advantages = states.credit(values, self.gamma, self.lam, self.targets)
             temperature = dict.fromkeys(self.policies, sampling.temperature or 1.0)
             rows = acting_batches(episodes, advantages, temperature)
-        if self.whiten:
-            self.whiten_advantages(rows)
+        if self.whiten_advantages:
+            self.whiten(rows)
         self._tell_of_values(states)
         return rows if states is None else {**rows, CRITIC: states.batch}
 
@@ -161,7 +165,7 @@ class MAPPO(PolicyGradient):
         if name != CRITIC:
             return super().policy_loss(name, rows, batch)
         loss, metrics = critic_loss(self.critic, rows, batch.totals[CRITIC], self.value_clip)
-        self.log_policy(CRITIC, metrics)
+        self.note_policy(CRITIC, metrics, rows.action_mask.sum())
         return loss
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -28,8 +28,10 @@ class MAREMAX(JointPolicyGradient):
     that episode. For a decision of turn t with return ``R``
     (see :class:`~mrlm_pl.algorithms.joint.JointPolicyGradient`)::
 
-        A    = R - (return of the greedy episode from turn t on; 0 where it was over)
+        A    = R - n (return of the greedy episode from turn t on; 0 where it was over)
         loss = reduce_t( -A log pi(token_t) + beta KL_t )
+
+    ``n`` is 1, or with ``cross_reduction: sum`` the number of joint actions that ``R`` is the sum over.
 
     Groups whose greedy episode failed are left out, and counted once a collection as ``train/missing_baselines``.
 
@@ -86,7 +88,9 @@ class MAREMAX(JointPolicyGradient):
     def advantages(self, returns: Tensor, labels: Tensor, decisions: Sequence[Decision]) -> Tensor:
         if self.baseline == "group_max":
             return group_max_advantages(returns, labels)
-        baselines = [self._greedy_return(decision) + self._greedy_bonus(decision) for decision in decisions]
+        baselines = [
+            decision.summed * self._greedy_return(decision) + self._greedy_bonus(decision) for decision in decisions
+        ]
         return returns - torch.tensor(baselines, dtype=torch.float64)
 
     def _greedy_bonus(self, decision: Decision) -> float:
@@ -106,5 +110,5 @@ class MAREMAX(JointPolicyGradient):
                 if self.reward == "team"
                 else rewards.get(decision.agent, 0.0)
             )
-            total = paid + self.discount * total
+            total = paid + self.gamma * total
         return total

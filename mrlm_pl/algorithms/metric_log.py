@@ -1,7 +1,8 @@
-"""How the numbers of a step and of an evaluation are logged, whatever each rank has to say."""
+"""The metrics of a training step and of an evaluation, as means over all micro-batches and ranks."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +14,15 @@ from torch import Tensor
 from mrlm_pl.strategies import each_share
 
 _ON_BAR = ("kl", "nll", "preference_accuracy", "pair_accuracy", "accuracy", "approx_kl")
-_LARGEST = ("ratio_deviation", "mismatch_max_ratio")
 _ON_EVALUATION_BAR = ("reward", "accuracy", "nll", "preference_accuracy", "pair_accuracy")
 
 
 class MetricLog(LightningModule):
-    """A module with policies that logs what it is told under their names, as means over the ranks that tell it."""
+    """A module with policies that logs metrics of its updates and evaluations.
+
+    The numbers of an update are summed on the device, micro-batch by micro-batch, and leave it in one transfer and one
+    gather over the ranks when the update is complete.
+    """
 
     policies: Any
 
@@ -26,7 +30,9 @@ class MetricLog(LightningModule):
         super().__init__()
         self._evaluated: dict[str, dict[str, tuple[float, float]]] = {}
         self._counted: dict[str, dict[str, float]] = {}
-        self._noted: dict[str, tuple[float, float, bool]] = {}
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self._largest: dict[str, Tensor] = {}
+        self._shares: dict[str, Tensor] = {}
 
     def metric_name(self, metric: str, policy: str) -> str:
         """Name under which a policy's number is logged: ``train/METRIC``, with the policy's name if there are several.
@@ -37,33 +43,75 @@ class MetricLog(LightningModule):
         alone = len(self.policies) == 1 and policy in self.policies
         return f"train/{metric}" if alone else f"train/{policy}/{metric}"
 
-    def log_policy(self, name: str, metrics: Mapping[str, Tensor | float]) -> None:
-        """Log one policy's numbers of a training step, as means over the ranks that have rows of it.
+    def note_policy(self, name: str, metrics: Mapping[str, Tensor], weight: Tensor | float) -> None:
+        """Add a policy's means over part of an update to the metrics of that update.
 
-        Of ``ratio_deviation`` and ``mismatch_max_ratio`` the largest is told. The first of ``kl``, ``nll``,
-        ``preference_accuracy``, ``pair_accuracy``, ``accuracy`` and ``approx_kl`` that is there goes on the bar.
+        Args:
+            name: of the policy.
+            metrics: means [] by name; not read where the weight is 0.
+            weight: what they are means over: action tokens, pairs or answers.
         """
-        shown = next((metric for metric in _ON_BAR if metric in metrics), None)
+        for metric, mean in metrics.items():
+            self.note(self.metric_name(metric, name), mean, weight)
+
+    def note_largest(self, name: str, metrics: Mapping[str, Tensor]) -> None:
+        """Add a policy's largest values over part of an update, [] by name, to the metrics of that update."""
         for metric, value in metrics.items():
-            self._note(self.metric_name(metric, name), float(value), 1.0, on_bar=metric == shown)
+            key, value = self.metric_name(metric, name), value.detach().float()
+            self._largest[key] = torch.fmax(self._largest[key], value) if key in self._largest else value
 
-    def _note(self, name: str, value: float, weight: float, on_bar: bool = False) -> None:
-        self._noted[name] = (value, weight, on_bar)
+    def note(self, name: str, mean: Tensor, weight: Tensor | float) -> None:
+        """Add a mean [] over part of an update, with its weight, to the metric ``name`` of that update."""
+        mean = mean.detach().float()
+        weights = torch.as_tensor(weight, dtype=torch.float32, device=mean.device)
+        total = torch.where(weights > 0, mean * weights, 0.0)
+        if name in self._sums:
+            total, weights = self._sums[name][0] + total, self._sums[name][1] + weights
+        self._sums[name] = total, weights
 
-    def _log_noted(self) -> None:
-        """Log what was noted in this step. Ranks may have noted different things: some have no rows of a policy."""
-        own, self._noted = self._noted, {}
-        noted = [own]
-        if self.trainer.world_size > 1:
-            noted = [{} for _ in range(self.trainer.world_size)]
-            torch.distributed.all_gather_object(noted, own)
-        for name in dict.fromkeys(name for table in noted for name in table):
-            found = [table[name] for table in noted if name in table]
-            if name.endswith(_LARGEST):
-                value = max(value for value, _, _ in found)
-            else:
-                value = sum(value * weight for value, weight, _ in found) / sum(weight for _, weight, _ in found)
-            self.log(name, value, prog_bar=found[0][2], batch_size=1)
+    def note_share(self, name: str, share: Tensor) -> None:
+        """Add a part [] of an update's metric ``name``, which is the sum of all parts."""
+        share = share.detach().float()
+        self._shares[name] = self._shares[name] + share if name in self._shares else share
+
+    def take_noted(self) -> dict[str, float]:
+        """Return the metrics of an update over all its micro-batches and ranks, and begin the next one.
+
+        Every rank must call this once an update. A rank may lack metrics that others have: it may have no rows of a
+        policy. What has weight 0 on all ranks is left out.
+        """
+        own = self._noted_here()
+        self._sums, self._largest, self._shares = {}, {}, {}
+        ranks = [own] if self._trainer is None else each_share(self.trainer, own)
+        sums: dict[str, tuple[float, float]] = {}
+        metrics: dict[str, float] = {}
+        for means, largest, parts in ranks:
+            for name, (total, weight) in means.items():
+                before = sums.get(name, (0.0, 0.0))
+                sums[name] = before[0] + total, before[1] + weight
+            for name, value in largest.items():
+                if not math.isnan(value):
+                    metrics[name] = max(value, metrics.get(name, -math.inf))
+            for name, value in parts.items():
+                metrics[name] = metrics.get(name, 0.0) + value
+        metrics |= {name: total / weight for name, (total, weight) in sums.items() if weight}
+        return metrics | _of_means(metrics)
+
+    def _noted_here(self) -> tuple[dict[str, tuple[float, float]], dict[str, float], dict[str, float]]:
+        """Return this rank's (total, weight) of each mean, largest values and sums, in one transfer from the device."""
+        tensors = [*itertools.chain(*self._sums.values()), *self._largest.values(), *self._shares.values()]
+        numbers = iter(torch.stack(tensors).tolist() if tensors else [])
+        means = {name: (next(numbers), next(numbers)) for name in self._sums}
+        return means, {name: next(numbers) for name in self._largest}, {name: next(numbers) for name in self._shares}
+
+    def _log_noted(self) -> dict[str, float]:
+        """Log the metrics of the update that is complete, and return them; every rank must call this."""
+        metrics = self.take_noted()
+        for name, value in metrics.items():
+            prefix, _, metric = name.rpartition("/")
+            shown = next((other for other in _ON_BAR if f"{prefix}/{other}" in metrics), None)
+            self.log(name, value, prog_bar=metric == shown, batch_size=1)
+        return metrics
 
     def _log_collection(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
@@ -113,3 +161,16 @@ class MetricLog(LightningModule):
             self.log(f"{prefix}/{name}", mean, prog_bar=name in _ON_EVALUATION_BAR)
         for name in sorted({name for counts in counted for name in counts}):
             self.log(f"{prefix}/{name}", sum(counts.get(name, 0.0) for counts in counted))
+
+
+def _of_means(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return what is a function of other means, and no mean itself: perplexity and the effective sample size."""
+    found = {}
+    for name, value in metrics.items():
+        prefix, _, metric = name.rpartition("/")
+        if metric == "nll":
+            found[f"{prefix}/perplexity"] = math.exp(min(value, 700.0))
+        elif metric == "mismatch_mean_ratio":
+            square = metrics[f"{prefix}/mismatch_chi_square"] + 1.0
+            found[f"{prefix}/mismatch_effective_share"] = value**2 / square if square else math.nan
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from mrlm_pl.advantages import whiten
 from mrlm_pl.advantages.task_normalization import unnormalizable_tasks
 from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
 from mrlm_pl.algorithms.group import GroupAdvantage, credited_rows
+from mrlm_pl.algorithms.policies_apart import note_policies_apart
 from mrlm_pl.algorithms.task_types import NORMALIZATIONS, TaskNormalization, global_task_moments, label_task_types
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines import Reference
@@ -23,12 +24,9 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import (
     Correction,
     Reduction,
-    approx_kl,
     kl_k3,
     kl_k3_straight_through,
     masked_mean,
-    mismatch,
-    ratio_max_deviation,
     reduce_tokens,
 )
 from mrlm_pl.policy import Policy
@@ -43,12 +41,18 @@ KLEstimator = Literal["k3", "k3_straight_through"]
 class PolicyGradient(Algorithm):
     """Base of the policy gradients without a critic; a subclass adds :meth:`credit` and :meth:`token_losses`.
 
-    Logged for each policy under ``train/``: ``approx_kl`` (k3 between sampler and learner), ``ratio_deviation``
-    (largest ``|rho - 1|``), ``grad_norm``, ``kl`` (k3 to the reference, when ``kl_coefficient`` is above 0), and how
-    far the learner is from the sampler: ``mismatch_k1``, ``mismatch_k3``, ``mismatch_chi_square``,
-    ``mismatch_effective_share``, ``mismatch_max_ratio`` (see :func:`mrlm_pl.losses.mismatch`), of the learner's weights
-    at the time of sampling where they were asked for their log-probabilities, and of its current ones otherwise. With a
-    ``correction``, ``correction_weight`` is the mean of its weights.
+    Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
+    micro-batches: ``approx_kl`` (k3 estimate of the KL divergence of the current policy from the old policy),
+    ``ratio_deviation`` (largest ``|rho - 1|``), ``grad_norm``, ``kl`` (k3 to the reference, when ``kl_coefficient`` is
+    above 0), and how far the learner is from the sampler: ``mismatch_k1``, ``mismatch_k3``, ``mismatch_chi_square``,
+    ``mismatch_mean_ratio``, ``mismatch_effective_share``, ``mismatch_max_ratio`` (see
+    :func:`mrlm_pl.losses.mismatch`), of the old policy where the learner computed it (``recompute_old_logp``), and of
+    the current one otherwise. With a ``correction``, ``correction_weight`` is the mean of its weights.
+
+    Trajectories without a gradient, whose advantage is 0, count in these means. After the first update on a rollout the
+    current policy is evaluated on them in a pass without gradient. The first update on a synchronous rollout skips that
+    pass: there the current policy is the old one. Where the old policy is the sampler's too, ``approx_kl``,
+    ``ratio_deviation`` and ``mismatch_*`` are then means over the other trajectories.
 
     Args:
         policies, seats, schedule, warmup_steps, betas: see :class:`Algorithm`.
@@ -76,9 +80,6 @@ class PolicyGradient(Algorithm):
     Raises:
         ConfigurationError: an unknown name or a value out of range.
     """
-
-    has_ratio: ClassVar[bool] = True
-    """Whether the loss contains ``pi / old_logp``'s ratio; a subclass without one says so."""
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class PolicyGradient(Algorithm):
         temperature = dict.fromkeys(self.policies, sampling.temperature or 1.0)
         return credited_rows(episodes, advantage, temperature, self.turn_bonus(sampling))
 
-    def whiten_advantages(self, rows: Mapping[str, PolicyBatch]) -> None:
+    def whiten(self, rows: Mapping[str, PolicyBatch]) -> None:
         """Whiten each trained policy's advantages over its tokens on all ranks, in place; every rank must call this."""
         for name in self.policies:
             if not self.policy(name).trained:
@@ -195,9 +196,9 @@ class PolicyGradient(Algorithm):
                 rows = tables[name]
                 assert rows.advantages is not None
                 useful = (rows.advantages != 0).any(-1)
-                kept = torch.isin(rows.prefix_groups, rows.prefix_groups[useful])
+                kept = torch.isin(rows.comparisons, rows.comparisons[useful])
                 rows.action_mask &= kept[:, None]
-                pairs, used = len(rows.prefix_groups.unique()), len(rows.prefix_groups[useful].unique())
+                pairs, used = len(rows.comparisons.unique()), len(rows.comparisons[useful].unique())
                 counts = torch.tensor([pairs - used, pairs], dtype=torch.float64)
             filtered, pairs_of_all = self.from_all_ranks(counts.to(self.device)).sum(0).tolist()
             if pairs_of_all:
@@ -238,7 +239,7 @@ class PolicyGradient(Algorithm):
         return not self.recomputes(sampling) or self.correction.kind != "none"
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
-        return self.correction.kind != "none" or (self.has_ratio and not self.recomputes(sampling))
+        return self.correction.kind != "none" or (self.uses_importance_ratio and not self.recomputes(sampling))
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
@@ -248,24 +249,17 @@ class PolicyGradient(Algorithm):
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         assert rows.advantages is not None
-        mask, old_logp = rows.action_mask, rows.old_logp if rows.proximal_logp is None else rows.proximal_logp
+        mask, old_logp = rows.action_mask, rows.old_logp
         logp = self.policies[name](**rows.inputs())
         losses, metrics = self.token_losses(logp, old_logp, rows)
         if self.correction.kind != "none":
-            weights = self.correction.weights(old_logp, rows.old_logp, mask)
+            weights = self.correction.weights(old_logp, rows.behavior_logp, mask)
             losses = losses * weights
             metrics["correction_weight"] = masked_mean(weights, mask)
         if rows.ref_logp is not None and self.kl_coefficient:
             losses = losses + self._reference_losses(logp, rows)
-        with torch.no_grad():
-            metrics["approx_kl"] = approx_kl(logp, rows.old_logp, mask)
-            metrics["ratio_deviation"] = ratio_max_deviation(logp, old_logp, mask)
-            learner = logp if rows.proximal_logp is None else rows.proximal_logp
-            for measure, value in mismatch(learner, rows.old_logp, mask).items():
-                metrics[f"mismatch_{measure}"] = value
-            if rows.ref_logp is not None:
-                metrics["kl"] = masked_mean(kl_k3(logp, rows.ref_logp, mask), mask)
-        self.log_policy(name, metrics)
+        self.note_policy(name, metrics, mask.sum())
+        note_policies_apart(self, name, logp, rows)
         return reduce_tokens(
             losses,
             mask,
@@ -274,6 +268,18 @@ class PolicyGradient(Algorithm):
             max_length=self.max_length,
             episode_tokens=rows.episode_tokens,
         )
+
+    def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
+        old_logp, mask = rows.old_logp, rows.action_mask
+        _, metrics = self.token_losses(old_logp, old_logp, rows)  # an advantage of 0 is never clipped
+        if self.correction.kind != "none":
+            weights = self.correction.weights(old_logp, rows.behavior_logp, mask)
+            metrics["correction_weight"] = masked_mean(weights, mask)
+        self.note_policy(name, metrics, mask.sum())
+        if not batch.on_policy:
+            note_policies_apart(self, name, self.policies[name](**rows.inputs()), rows)
+        elif rows.proximal_logp is not None:
+            note_policies_apart(self, name, rows.proximal_logp, rows)
 
     def _reference_losses(self, logp: Tensor, rows: PolicyBatch) -> Tensor:
         assert rows.ref_logp is not None

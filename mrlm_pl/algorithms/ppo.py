@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from mrlm_pl.advantages import turn_discounts, whiten
+from mrlm_pl.advantages import whiten
 from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
-from mrlm_pl.algorithms.critics import check_reads, critic_groups, value_group
+from mrlm_pl.algorithms.critics import check_critic, check_reads, check_window, critic_groups, value_group
 from mrlm_pl.algorithms.kl_controller import KLController
-from mrlm_pl.algorithms.rewarded import RewardedRows, rewarded_rows
+from mrlm_pl.algorithms.policies_apart import note_policies_apart
+from mrlm_pl.algorithms.rewarded import DiscountUnit, RewardedRows, discounts_of, rewarded_rows
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
@@ -22,14 +23,11 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import (
     Correction,
     Reduction,
-    approx_kl,
     clip_fraction,
     kl_k1,
     kl_k3,
     masked_mean,
-    mismatch,
     ppo_clip_loss,
-    ratio_max_deviation,
     reduce_tokens,
     value_loss,
 )
@@ -47,12 +45,15 @@ class PPO(Algorithm):
                          + value_coefficient .5 max((V - R_t)^2, (clip(V, V_t - value_clip, V_t + value_clip) - R_t)^2)
                          - entropy_coefficient H_t  + beta k3_t if `kl_in: loss` )
 
-    The text of the environment between two turns carries value and advantage through unchanged. An episode that a
-    limit cut short goes on with the value of the state that it ended in; one that ended does not. Advantages are
+    The text of the environment between two turns carries value and advantage through unchanged. Truncated episodes
+    bootstrap from the value of their last state, terminated ones do not. Where the last observation of a truncated
+    episode exceeds the context window, they bootstrap from the state at the end of the window. Advantages are
     whitened over all of a policy's tokens on all ranks, returns never. ``data.passes`` and ``data.minibatches`` say how
     often a collection is used.
 
-    Logged for each policy under ``train/``: ``approx_kl`` (k3 between sampler and learner), ``clip_fraction``,
+    Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
+    micro-batches: ``approx_kl`` (k3 estimate of the KL divergence of the current policy from the old policy),
+    ``clip_fraction``,
     ``ratio_deviation`` (largest ``|rho - 1|``), ``value_loss`` (before its coefficient), ``entropy`` (nats per token,
     when it has a coefficient), ``grad_norm`` and ``grad_norm_value``, and with a reference ``kl`` (k3) and, once a
     collection, ``kl_coefficient`` and ``reference_kl`` (k1, what the controller sees). Once a collection
@@ -65,8 +66,8 @@ class PPO(Algorithm):
         critics: a model of its own to estimate the values, by the name of the policy; a policy without one has a value
             head on its own last hidden state. A critic has its own learning rate.
         value_learning_rate: of value heads; None is the learning rate of the model that they stand on.
-        gamma: discount.
-        discount: what ``gamma`` counts: ``turn`` discounts from turn to turn, ``token`` from token to token.
+        gamma: discount factor.
+        discount_unit: ``turn`` discounts from turn to turn, ``token`` from token to token.
         lam: GAE's lambda per token; 0 trusts the values, 1 the returns.
         whiten_advantages: subtract their mean and divide by their standard deviation.
         clip_low, clip_high: how far the ratio may move before its gradient stops.
@@ -101,7 +102,7 @@ class PPO(Algorithm):
         critics: dict[str, Policy] | None = None,
         value_learning_rate: float | None = None,
         gamma: float = 1.0,
-        discount: Literal["turn", "token"] = "turn",
+        discount_unit: DiscountUnit = "turn",
         lam: float = 0.95,
         whiten_advantages: bool = True,
         clip_low: float = 0.2,
@@ -127,6 +128,7 @@ class PPO(Algorithm):
             if name not in self.policies or not self.policy(name).trained:
                 trained = [policy for policy in self.policies if self.policy(policy).trained]
                 raise ConfigurationError(f"critics names {name!r}, which is no trained policy; these are {trained}")
+            check_critic(f"critics.{name}", critic)
             check_reads(f"critics.{name}", critic, name, self.policy(name))
         ranges = (
             ("gamma", gamma, 0 <= gamma <= 1, "between 0 and 1"),
@@ -138,7 +140,7 @@ class PPO(Algorithm):
             ("value_coefficient", value_coefficient, value_coefficient >= 0, "0 or above"),
             ("entropy_coefficient", entropy_coefficient, entropy_coefficient >= 0, "0 or above"),
             ("target_kl", target_kl, target_kl is None or target_kl > 0, "above 0, or null"),
-            ("discount", discount, discount in ("turn", "token"), "turn or token"),
+            ("discount_unit", discount_unit, discount_unit in get_args(DiscountUnit), "turn or token"),
             ("kl_in", kl_in, kl_in in ("reward", "loss"), "reward or loss"),
         )
         for key, value, holds, remedy in ranges:
@@ -150,7 +152,7 @@ class PPO(Algorithm):
             )
         self.critics = nn.ModuleDict(critics or {})
         self.value_learning_rate = value_learning_rate
-        self.gamma, self.discount, self.lam, self.whiten_advantages = gamma, discount, lam, whiten_advantages
+        self.gamma, self.discount_unit, self.lam, self.whiten_advantages = gamma, discount_unit, lam, whiten_advantages
         self.clip = {"clip_low": clip_low, "clip_high": clip_high}
         self.dual_clip, self.value_clip, self.value_coefficient = dual_clip, value_clip, value_coefficient
         self.entropy_coefficient, self.kl_in, self.target_kl = entropy_coefficient, kl_in, target_kl
@@ -160,7 +162,6 @@ class PPO(Algorithm):
         self._kl_coefficient = kl_coefficient
         self.place_reference(reference)
         self._over = False
-        self._update_kl: dict[str, tuple[Tensor, float]] = {}
 
     @property
     def uses_reference(self) -> bool:
@@ -240,12 +241,12 @@ class PPO(Algorithm):
             rows.proximal_logp = policy(**rows.inputs())
         if self.uses_reference:
             rows.ref_logp = self.reference_logprobs(name, rows)
-            penalty = kl_k1(self._old_logp(rows), rows.ref_logp, mask)
+            penalty = kl_k1(rows.old_logp, rows.ref_logp, mask)
             if self.kl_in == "reward":
                 rewards = rewards - self.kl_controllers[name].coefficient * penalty
-            self._steer(name, penalty, mask)
+            self._steer(name, penalty, mask, len({episode.id for episode, _ in table.origins}))
         values, end_values = self._estimates(name, table)
-        discounts = turn_discounts(mask, self.gamma) if self.discount == "turn" else self.gamma * mask.to(values.dtype)
+        discounts = discounts_of(mask, self.gamma, self.discount_unit)
         advantages, returns = table.advantages(rewards, values, discounts, self.lam, end_values)
         rows.values, rows.returns = values, returns
         spread = self.global_moments(returns, mask)
@@ -268,52 +269,70 @@ class PPO(Algorithm):
         """What :meth:`_credit` asks of all ranks, on one without rows of the policy."""
         nothing, nowhere = torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.bool)
         if self.uses_reference:
-            self._steer(name, nothing, nowhere)
+            self._steer(name, nothing, nowhere, 0)
         for _ in range(2):
             self.global_moments(nothing, nowhere)
         if self.whiten_advantages:
             self._whitened(nothing, nowhere, ())
 
     def _estimates(self, name: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
-        """Values [B, T] of the action tokens, and [B] of the states that episodes were cut short in, else 0."""
+        """Values [B, T] of the action tokens, and [B] of the last states of truncated episodes, 0 for the others.
+
+        The last state of a truncated episode is its whole row. Where the last observation exceeds the context window,
+        it is the row's beginning that fits: the value of a prefix is the expectation over all that may follow it.
+
+        Raises:
+            ConfigurationError: an action token lies beyond the window of the model that estimates the values.
+        """
         inputs = table.batch.inputs()
         mask, lengths = inputs["action_mask"], inputs["lengths"]
+        windows = torch.tensor(
+            [min(critic.context_window, mask.shape[1]) for critic in self._critics_of(name, table.agents)],
+            device=mask.device,
+        )
+        check_window(mask, windows, f"the critic of policy {name!r}")
         unfinished = table.unfinished.to(mask.device)
-        # The value of the end is that of the state in which one more token would be chosen.
-        further = torch.arange(mask.shape[1] + 1, device=mask.device) == lengths[:, None]
+        last = lengths.minimum(windows)
+        # The value of a state is read where its next token would be chosen.
+        chosen_next = torch.arange(mask.shape[1] + 1, device=mask.device) == last[:, None]
         inputs["token_ids"] = nn.functional.pad(inputs["token_ids"], (0, 1))
-        inputs["action_mask"] = nn.functional.pad(mask, (0, 1)) | (further & unfinished[:, None])
+        inputs["action_mask"] = nn.functional.pad(mask, (0, 1)) | (chosen_next & unfinished[:, None])
         inputs["lengths"] = lengths + unfinished
         values = self._values(name, inputs, table.agents)
-        ends = values.gather(1, lengths[:, None])[:, 0]
+        ends = values.gather(1, last[:, None])[:, 0]
         return values[:, :-1].masked_fill(~mask, 0.0), torch.where(unfinished, ends, 0.0)
+
+    def _critics_of(self, name: str, agents: Sequence[str]) -> list[Policy]:
+        """The model that estimates the values of each of a policy's rows; ``agents`` says whose they are."""
+        return [self.critic(name)] * len(agents)
 
     def _values(self, name: str, inputs: dict[str, Any], agents: Sequence[str]) -> Tensor:
         """Values [B, T] of a policy's rows; ``agents`` says whose they are."""
         return self.critic(name).values(**inputs)
 
-    def _steer(self, name: str, penalty: Tensor, mask: Tensor) -> None:
-        """Log the divergence from the reference over all ranks, and let the controller answer to it."""
+    def _steer(self, name: str, penalty: Tensor, mask: Tensor, episodes: int) -> None:
+        """Log the divergence from the reference over all ranks, and update the controller with it.
+
+        Args:
+            penalty, mask: [B, T].
+            episodes: of this rank that the rows are from, each counted once whichever agents the policy played in it.
+        """
         controller = self.kl_controllers[name]
         kl = self.global_moments(penalty, mask).mean
         self._tell(name, "reference_kl", kl)
         self._tell(name, "kl_coefficient", controller.coefficient)
-        controller.update(kl, int(self.from_all_ranks(torch.tensor(len(mask), device=self.device)).sum()))
+        controller.update(kl, int(self.from_all_ranks(torch.tensor(episodes, device=self.device)).sum()))
 
     def _tell(self, name: str, metric: str, value: float) -> None:
         self._prepared_metrics[self.metric_name(metric, name)] = value
 
-    @staticmethod
-    def _old_logp(rows: PolicyBatch) -> Tensor:
-        return rows.old_logp if rows.proximal_logp is None else rows.proximal_logp
-
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         assert rows.advantages is not None
-        mask, old_logp = rows.action_mask, self._old_logp(rows)
+        mask, old_logp = rows.action_mask, rows.old_logp
         found = self.policy(name).outputs(**rows.inputs(), with_entropy=self.entropy_coefficient > 0)
         logp = found.logp
         policy_losses = ppo_clip_loss(logp, old_logp, rows.advantages, mask, dual_clip=self.dual_clip, **self.clip)
-        weights = self.correction.weights(old_logp, rows.old_logp, mask)
+        weights = self.correction.weights(old_logp, rows.behavior_logp, mask)
         losses = policy_losses * weights
         metrics = {}
         if self.has_values(name):
@@ -327,25 +346,13 @@ class PPO(Algorithm):
             losses = losses - self.entropy_coefficient * found.entropy
         if rows.ref_logp is not None and self.kl_in == "loss":
             losses = losses + self.kl_controllers[name].coefficient * kl_k3(logp, rows.ref_logp, mask)
-        with torch.no_grad():
-            metrics |= {
-                "approx_kl": approx_kl(logp, rows.old_logp, mask),
-                "clip_fraction": clip_fraction(logp, old_logp, rows.advantages, mask, **self.clip),
-                "ratio_deviation": ratio_max_deviation(logp, old_logp, mask),
-            }
-            if found.entropy is not None:
-                metrics["entropy"] = masked_mean(found.entropy, mask)
-            if rows.ref_logp is not None:
-                metrics["kl"] = masked_mean(kl_k3(logp, rows.ref_logp, mask), mask)
-            if self.correction.kind != "none":
-                metrics["correction_weight"] = masked_mean(weights, mask)
-            learner = logp if rows.proximal_logp is None else rows.proximal_logp
-            for measure, value in mismatch(learner, rows.old_logp, mask).items():
-                metrics[f"mismatch_{measure}"] = value
-            moved, _ = self._update_kl.get(name, (torch.zeros((), device=logp.device), 0.0))
-            moved = moved + kl_k3(old_logp, logp, mask).sum()
-            self._update_kl[name] = (moved, batch.totals[name].tokens)
-        self.log_policy(name, metrics)
+        metrics["clip_fraction"] = clip_fraction(logp, old_logp, rows.advantages, mask, **self.clip)
+        if found.entropy is not None:
+            metrics["entropy"] = masked_mean(found.entropy, mask)
+        if self.correction.kind != "none":
+            metrics["correction_weight"] = masked_mean(weights, mask)
+        self.note_policy(name, metrics, mask.sum())
+        note_policies_apart(self, name, logp, rows)
         return reduce_tokens(
             losses,
             mask,
@@ -357,17 +364,10 @@ class PPO(Algorithm):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         super().on_before_optimizer_step(optimizer)
-        if self.target_kl is not None:
-            self._end_collection_beyond(self.target_kl)
-        self._update_kl = {}
-
-    def _end_collection_beyond(self, target: float) -> None:
-        """Leave the rest of the collection when a policy has moved further than ``target``, on any rank."""
-        absent = (torch.zeros((), device=self.device), 0.0)
-        updates = [self._update_kl.get(name, absent) for name in self.policies]
-        moved = self.from_all_ranks(torch.stack([kl for kl, _ in updates])).sum(0)
-        tokens = self.from_all_ranks(torch.tensor([count for _, count in updates], device=self.device)).amax(0)
-        before, self._over = self._over, self._over or bool((moved > target * tokens).any())
+        if self.target_kl is None:
+            return
+        moved = [self._update_metrics.get(self.metric_name("approx_kl", name), 0.0) for name in self.policies]
+        before, self._over = self._over, self._over or max(moved) > self.target_kl
         self.log("train/early_stop", float(self._over and not before), batch_size=1)
 
     def progress(self) -> dict[str, Any]:
@@ -379,6 +379,11 @@ class PPO(Algorithm):
             if name in self.kl_controllers:
                 self.kl_controllers[name].coefficient = coefficient
         self._over = progress.get("collection_over", False)
+
+    def _is_saved(self, weight: str) -> bool:
+        owner, _, rest = weight.partition(".")
+        name, _, inner = rest.partition(".")
+        return self.critic(name).is_saved(inner) if owner == "critics" else super()._is_saved(weight)
 
     def export(self, folder: str | Path, write: bool = True) -> None:
         """Write every trained policy as ``folder/NAME``, with its value head, and critics as ``folder/NAME-critic``."""

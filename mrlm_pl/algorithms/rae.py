@@ -44,7 +44,7 @@ class RAE(PolicyGradient):
         ConfigurationError: a value out of range.
     """
 
-    has_ratio = False
+    uses_importance_ratio = False
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class REINFORCE(PolicyGradient):
         ConfigurationError: an unknown name or a value out of range.
     """
 
-    has_ratio = False
+    uses_importance_ratio = False
 
     def __init__(
         self,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from mrlm_pl.algorithms.policy_gradient import PolicyGradient
-from mrlm_pl.algorithms.rewarded import rewarded_rows
+from mrlm_pl.algorithms.rewarded import DiscountUnit, discounts_of, rewarded_rows
 from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
@@ -37,7 +37,8 @@ class REINFORCEPlusPlus(PolicyGradient):
     Args:
         policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
         clip_low, clip_high: how far the ratio may move before its gradient stops.
-        gamma: discount from token to token.
+        gamma: discount factor.
+        discount_unit: ``token`` discounts from token to token, as in the paper, ``turn`` from turn to turn.
         kl_coefficient: ``beta``; 0 skips the reference model altogether.
         settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
 
@@ -50,6 +51,7 @@ class REINFORCEPlusPlus(PolicyGradient):
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
         gamma: float = 1.0,
+        discount_unit: DiscountUnit = "token",
         clip_low: float = 0.2,
         clip_high: float = 0.2,
         **settings: Any,
@@ -61,7 +63,9 @@ class REINFORCEPlusPlus(PolicyGradient):
                 "and 1"
             )
         self.clip = {"clip_low": clip_low, "clip_high": clip_high}
-        self.gamma = gamma
+        if discount_unit not in get_args(DiscountUnit):
+            raise ConfigurationError(f"discount_unit is {discount_unit!r}; it must be turn or token")
+        self.gamma, self.discount_unit = gamma, discount_unit
 
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
@@ -77,14 +81,13 @@ class REINFORCEPlusPlus(PolicyGradient):
                 batch.ref_logp = self.reference_logprobs(name, batch)
                 if self.recomputes(sampling):
                     batch.proximal_logp = self.policy(name)(**batch.inputs())
-                old_logp = batch.old_logp if batch.proximal_logp is None else batch.proximal_logp
-                rewards = rewards - self.kl_coefficient * kl_k1(old_logp, batch.ref_logp, batch.action_mask)
-            discounts = torch.full_like(rewards, self.gamma)
+                rewards = rewards - self.kl_coefficient * kl_k1(batch.old_logp, batch.ref_logp, batch.action_mask)
+            discounts = discounts_of(batch.action_mask, self.gamma, self.discount_unit)
             nothing = torch.zeros_like(rewards)
             # Without values, GAE at lambda 1 is the discounted return.
             batch.advantages, _ = table.advantages(rewards, nothing, discounts, 1.0, nothing[:, 0])
             rows[name] = batch
-        self.whiten_advantages(rows)
+        self.whiten(rows)
         return rows
 
     def _reference_losses(self, logp: Tensor, rows: PolicyBatch) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mrlm_pl.advantages import group_centred_advantages
+from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.algorithms.policy_gradient import PolicyGradient
 from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
@@ -55,8 +55,8 @@ class REINFORCEPlusPlusBaseline(PolicyGradient):
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        rows = self.group_credit(episodes, sampling, group_centred_advantages)
-        self.whiten_advantages(rows)
+        rows = self.group_credit(episodes, sampling, group_centered_advantages)
+        self.whiten(rows)
         return rows
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -44,7 +44,7 @@ class ReMax(PolicyGradient):
         ConfigurationError: a value out of range.
     """
 
-    has_ratio = False
+    uses_importance_ratio = False
 
     @property
     def uses_greedy_baseline(self) -> bool:

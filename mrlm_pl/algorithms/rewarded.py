@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mrlm_pl.advantages import token_gae
+from mrlm_pl.advantages import token_gae, turn_discounts
 from mrlm_pl.algorithms.group import group_numbers
 from mrlm_pl.batch import PolicyBatch, collate_rows
 from mrlm_pl.episode import Episode, Trajectory, Turn
+
+DiscountUnit = Literal["turn", "token"]
+"""What the discount factor is applied to: each turn of the agent, or each token."""
+
+
+def discounts_of(action_mask: Tensor, gamma: float, unit: DiscountUnit) -> Tensor:
+    """Return the discount factor [B, T] after each action token, 0 elsewhere.
+
+    >>> discounts_of(torch.tensor([[False, True, True, False, True]]), 0.5, "turn").tolist()
+    [[0.0, 1.0, 0.5, 0.0, 0.5]]
+    >>> discounts_of(torch.tensor([[False, True, True, False, True]]), 0.5, "token").tolist()
+    [[0.0, 0.5, 0.5, 0.0, 0.5]]
+    """
+    return turn_discounts(action_mask, gamma) if unit == "turn" else gamma * action_mask.float()
 
 
 @dataclass
@@ -77,7 +92,7 @@ class RewardedRows:
 class _Table:
     trajectories: list[Trajectory] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
-    prefix_groups: list[int] = field(default_factory=list)
+    comparisons: list[int] = field(default_factory=list)
     episodes: list[int] = field(default_factory=list)
     records: list[Episode] = field(default_factory=list)
     chains: list[list[int]] = field(default_factory=list)
@@ -97,7 +112,7 @@ def rewarded_rows(
         turn_bonus: added to what the environment paid for a turn; None adds nothing.
     """
     groups = group_numbers(episodes)
-    prefixes: dict[tuple[str, str], int] = {}
+    compared: dict[tuple[str, str], int] = {}
     tables: dict[str, _Table] = {}
     for number, episode in enumerate(episode for episode in episodes if not episode.failed):
         for agent, trajectories in episode.trajectories.items():
@@ -109,14 +124,14 @@ def rewarded_rows(
             table.trajectories += acting
             table.unfinished += [False] * (len(acting) - 1) + [episode.truncated]
             table.groups += [groups[episode.group]] * len(acting)
-            table.prefix_groups += [prefixes.setdefault((episode.group, agent), len(prefixes))] * len(acting)
+            table.comparisons += [compared.setdefault((episode.group, agent), len(compared))] * len(acting)
             table.episodes += [number] * len(acting)
             table.records += [episode] * len(acting)
     return {policy: _rewarded(table, temperature.get(policy, 1.0), turn_bonus) for policy, table in tables.items()}
 
 
 def _rewarded(table: _Table, temperature: float, turn_bonus: Callable[[Turn], float] | None) -> RewardedRows:
-    batch = collate_rows(table.trajectories, table.groups, table.prefix_groups, table.episodes, temperature=temperature)
+    batch = collate_rows(table.trajectories, table.groups, table.comparisons, table.episodes, temperature=temperature)
     rewards = torch.zeros(batch.action_mask.shape)
     for row, trajectory in enumerate(table.trajectories):
         for turn in trajectory.turns:

@@ -34,7 +34,7 @@ class RLOO(PolicyGradient):
         ConfigurationError: a value out of range.
     """
 
-    has_ratio = False
+    uses_importance_ratio = False
 
     smallest_group = 2
 

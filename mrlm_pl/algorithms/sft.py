@@ -15,9 +15,9 @@ from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.losses import Reduction, cross_entropy_loss, masked_mean, reduce_tokens
 from mrlm_pl.policy import Policy
 
-Objective = Literal["behavioural_cloning", "world_model", "combined"]
+Objective = Literal["behavioral_cloning", "world_model", "combined"]
 _WEIGHTS: dict[str, tuple[float, float]] = {
-    "behavioural_cloning": (1.0, 0.0),
+    "behavioral_cloning": (1.0, 0.0),
     "world_model": (0.0, 1.0),
     "combined": (0.5, 0.5),
 }
@@ -30,7 +30,7 @@ class SFT(Algorithm):
 
         bc   = reduce_t( -log pi(token_t | tokens before it) )   over action tokens, the end-of-turn token included
         wm   = the same over the tokens with which the environment answers an action
-        loss = bc (behavioural_cloning), wm (world_model) or .5 bc + .5 wm (combined)
+        loss = bc (behavioral_cloning), wm (world_model) or .5 bc + .5 wm (combined)
 
     Logged under ``train/``: ``nll`` (nats per action token), ``perplexity``, ``grad_norm``, and ``observation_nll``
     (nats per observation token) where it is learnt; under ``val/`` and ``test/`` ``nll`` and
@@ -52,7 +52,7 @@ class SFT(Algorithm):
         schedule: LearningRateSchedule = "constant",
         warmup_steps: int = 0,
         betas: tuple[float, float] = (0.9, 0.999),
-        objective: Objective = "behavioural_cloning",
+        objective: Objective = "behavioral_cloning",
         reduction: Reduction = "token_mean",
     ) -> None:
         super().__init__(policies, None, schedule, warmup_steps, betas)
@@ -73,7 +73,7 @@ class SFT(Algorithm):
             if not any(False in row.action_mask[row.action_mask.index(True) :] for row in table):
                 raise DataError(
                     f"objective {self.objective!r} learns from what follows an action, but no row of the {split} data "
-                    "goes on after one; give it conversations of several turns, or use behavioural_cloning"
+                    "goes on after one; give it conversations of several turns, or use behavioral_cloning"
                 )
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
@@ -85,20 +85,20 @@ class SFT(Algorithm):
             assert rows.observation_mask is not None
             observed = self._share(logp, rows.observation_mask, rows, batch, f"{name}/observations")
             share = share + self.observation_weight * observed
-        self.log_policy(name, {metric: value.detach() for metric, value in parts.items()})
+        for metric, (mean, tokens) in parts.items():
+            self.note_policy(name, {metric: mean}, tokens)
         return share
 
-    def _likelihoods(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Log-probabilities [B, T] of all tokens that are learnt, and the means of both kinds."""
+    def _likelihoods(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """Return the log-probabilities [B, T] of all trained tokens, and (mean, number of tokens) of both kinds."""
         inputs = rows.inputs()
         if self.observation_weight:
             assert rows.observation_mask is not None
             inputs["action_mask"] = rows.action_mask | rows.observation_mask
         logp = self.policies[name](**inputs, dropout_key=self.global_step)
-        nll = masked_mean(-logp, rows.action_mask)
-        parts = {"nll": nll, "perplexity": torch.exp(nll)}
-        if self.observation_weight and rows.observation_mask is not None and rows.observation_mask.any():
-            parts["observation_nll"] = masked_mean(-logp, rows.observation_mask)
+        parts = {"nll": (masked_mean(-logp, rows.action_mask), rows.action_mask.sum())}
+        if self.observation_weight and rows.observation_mask is not None:
+            parts["observation_nll"] = (masked_mean(-logp, rows.observation_mask), rows.observation_mask.sum())
         return logp, parts
 
     def _share(self, logp: Tensor, mask: Tensor, rows: PolicyBatch, batch: Batch, totals: str) -> Tensor:
@@ -118,7 +118,5 @@ class SFT(Algorithm):
         self.take_part(batch)
         for name, rows in batch.policies.items():
             _, parts = self._likelihoods(name, rows)
-            means = {"nll": (float(parts["nll"]), float(rows.action_mask.sum()))}
-            if "observation_nll" in parts and rows.observation_mask is not None:
-                means["observation_nll"] = (float(parts["observation_nll"]), float(rows.observation_mask.sum()))
+            means = {metric: (float(mean), float(tokens)) for metric, (mean, tokens) in parts.items() if tokens}
             self.note_evaluation(prefix, means)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Sequence
 
 from mrlm_pl.episode import Episode, Message, Trajectory, Turn
 from mrlm_pl.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 
 def decision_steps(episode: Episode) -> int:
@@ -34,6 +37,43 @@ def team_rewards(episode: Episode, turn_bonus: Callable[[Turn], float] | None = 
         if turn_bonus is not None:
             paid[turn.index].append(turn_bonus(turn))
     return [math.fsum(parts) / episode.team_size for parts in paid]
+
+
+def has_constant_sum(episodes: Sequence[Episode]) -> bool:
+    """Whether the agents' returns sum to the same in all episodes, while an agent's own differ between episodes.
+
+    The team's return then never differs, as in a zero-sum game. Failed episodes do not count.
+    """
+    returns = [_returns(episode) for episode in episodes if not episode.failed and len(episode.trajectories) > 1]
+    sums = [math.fsum(found.values()) for found in returns]
+    if not sums or max(sums) - min(sums) > 1e-9 * max(1.0, *map(abs, sums)):
+        return False
+    return len({tuple(sorted(found.items())) for found in returns}) > 1
+
+
+def _returns(episode: Episode) -> dict[str, float]:
+    """Return what each agent earned, also at steps that it did not decide."""
+    if not episode.step_rewards:
+        return episode.rewards()
+    agents = {agent for rewards in episode.step_rewards for agent in rewards}
+    return {agent: math.fsum(rewards.get(agent, 0.0) for rewards in episode.step_rewards) for agent in agents}
+
+
+def warn_of_constant_sum(episodes: Sequence[Episode], remedy: str) -> bool:
+    """Log that a team's return carries no signal where the rewards have a constant sum; return whether it does.
+
+    Args:
+        episodes: one rollout.
+        remedy: what to do instead.
+    """
+    found = has_constant_sum(episodes)
+    if found:
+        logger.warning(
+            "in all episodes of this rollout the agents' rewards sum to the same, as in a zero-sum game: the return of "
+            "the team never differs, so all advantages of the team's reward are 0; %s",
+            remedy,
+        )
+    return found
 
 
 def paid_as_a_team(episode: Episode) -> Episode:

@@ -125,8 +125,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
     >>> nearest("mathenvironmet", ["MathEnvironment", "math", "code"])
     'MathEnvironment'
-    >>> nearest("gamma", ["influence_gamma", "lam"])
-    'influence_gamma'
+    >>> nearest("clip", ["value_clip", "lam"])
+    'value_clip'
     """
     folded = {item.lower(): item for item in known}
     longer = sorted((item for item in folded if name and item.startswith(name.lower())), key=len)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_NESTED = re.compile(r"--model\.(?:init_args\.)?(?:policies|critics)\.([^.=+]+)\.[^=]+(=.*)?$")
+_NESTED = re.compile(r"--model\.(?:init_args\.)?(policies|critics|agent_critics)\.([^.=+]+)\.[^=]+(=.*)?$")
 
 
 def declare_policies(arguments: Sequence[str]) -> list[str]:
@@ -16,13 +16,15 @@ def declare_policies(arguments: Sequence[str]) -> list[str]:
 
     >>> declare_policies(["--model", "GRPO", "--model.policies.solver.learning_rate", "1e-5"])[2:]
     ['--model.policies.solver', '{}', '--model.policies.solver.learning_rate', '1e-5']
+    >>> declare_policies(["--model.agent_critics.row.learning_rate=1e-5"])
+    ['--model.agent_critics.row', '{}', '--model.agent_critics.row.learning_rate=1e-5']
     """
-    declared: set[str] = set()
+    declared: set[tuple[str | None, ...]] = set()
     completed: list[str] = []
     for argument in arguments:
         match = _NESTED.match(argument)
-        if match and match.group(1) not in declared:
-            declared.add(match.group(1))
-            completed += [f"--model.policies.{match.group(1)}", "{}"]
+        if match and match.groups()[:2] not in declared:
+            declared.add(match.groups()[:2])
+            completed += [f"--model.{match.group(1)}.{match.group(2)}", "{}"]
         completed.append(argument)
     return completed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.algorithms.base import Algorithm
-from mrlm_pl.batch import PolicyBatch
+from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.losses import BatchTotals, batch_totals
 
 
@@ -40,35 +40,42 @@ class Cut:
         return order[piece], torch.cat(order[first : first + self.accumulation])
 
 
-def rows_of_piece(
+def micro_batch(
     algorithm: Algorithm,
     rows: Mapping[str, PolicyBatch],
     piece: Tensor,
     update: Tensor,
     over_ranks: Callable[[Tensor], Tensor],
-) -> tuple[dict[str, PolicyBatch], dict[str, BatchTotals]]:
-    """Each learner's rows with a gradient in a piece, and the size of the whole update that it is part of.
+) -> Batch:
+    """Return each learner's rows in a micro-batch, and the size of the whole update that it is part of.
 
     Args:
         algorithm: whose learners they are.
-        rows: of the collection, by policy.
-        piece: group numbers.
-        update: group numbers, which those of the piece are among.
+        rows: of the rollout, by policy.
+        piece: group numbers of the micro-batch.
+        update: group numbers of the update.
         over_ranks: the sum of a tensor over all ranks.
     """
     policies: dict[str, PolicyBatch] = {}
     totals: dict[str, BatchTotals] = {}
+    without_gradient: dict[str, PolicyBatch | None] = {}
     for name in algorithm.learners:
         own = rows.get(name)
-        size = torch.zeros(3, dtype=torch.float64)
+        size, others = torch.zeros(3, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
         if own is not None:
             in_update = torch.isin(own.groups.cpu(), update).to(own.groups.device)
             size = batch_totals(own.action_mask[in_update], own.episode_tokens[in_update]).to_tensor()
-            useful = algorithm.rows_with_gradient(own)
-            chosen = useful[torch.isin(own.groups[useful].cpu(), piece).to(useful.device)]
-            if chosen.numel():
-                policies[name] = own.select(chosen)
-        size = over_ranks(size)
-        if size[0] > 0:
-            totals[name] = BatchTotals.from_tensor(size)
-    return policies, totals
+            here = torch.isin(own.groups.cpu(), piece).to(own.groups.device)
+            trained = torch.zeros_like(here).index_fill(0, algorithm.rows_with_gradient(own), True)
+            if (here & trained).any():
+                policies[name] = own.select((here & trained).nonzero().flatten())
+            others = (here & ~trained & own.action_mask.any(-1)).nonzero().flatten()
+            without_gradient[name] = own.select(others) if others.numel() else None
+        *size_of_all, others_of_all = over_ranks(torch.cat([size, torch.tensor([float(others.numel())])]))
+        if size_of_all[0] > 0:
+            totals[name] = BatchTotals.from_tensor(torch.stack(size_of_all))
+        if others_of_all > 0:
+            without_gradient.setdefault(name, None)
+        else:
+            without_gradient.pop(name, None)
+    return Batch(policies, totals, without_gradient=without_gradient)

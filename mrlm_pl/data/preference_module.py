@@ -217,18 +217,19 @@ class PreferenceDataModule(FixedDataModule):
 
 
 def row_tables(pairs: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]]:
-    """The rows of each policy, and the place [B] of each among the rows of all pairs, pair after pair.
+    """Return the rows of each policy, and the place [B] of each among the rows of all pairs, pair after pair.
 
-    ``groups`` are the numbers of the answers: 2 i for the chosen one of pair i, 2 i + 1 for the rejected one.
+    ``groups`` are the numbers of the pairs, so that both answers compute their prompt once.
     """
     rows = [row for pair in pairs for row in pair.rows()]
     answers = [2 * number + side for number, pair in enumerate(pairs) for side in (0, 1) for _ in pair[side]]
     tables = {}
     for policy in dict.fromkeys(row.policy for row in rows):
         places = [place for place, row in enumerate(rows) if row.policy == policy]
-        speakers: dict[tuple[int, str], int] = {}
-        prefixes = [speakers.setdefault((answers[p] // 2, rows[p].agent), len(speakers)) for p in places]
-        table = collate_rows([rows[p] for p in places], [answers[p] for p in places], prefixes, places)
+        agents: dict[tuple[int, str], int] = {}
+        comparisons = [agents.setdefault((answers[p] // 2, rows[p].agent), len(agents)) for p in places]
+        table = collate_rows([rows[p] for p in places], [answers[p] // 2 for p in places], comparisons, places)
+        table.joint_actions = torch.tensor([answers[p] for p in places])
         tables[policy] = table, torch.tensor(places)
     return tables
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_fit(data: RolloutDataModule, algorithm: Algorithm, ranks: int, accumulation: int) -> None:
-    """Nothing when the algorithm can learn from the data module's collections.
+    """Validate that the algorithm can learn from the data module's rollouts.
 
     Args:
         data: made, and attached to a trainer.
@@ -43,6 +43,13 @@ def check_fit(data: RolloutDataModule, algorithm: Algorithm, ranks: int, accumul
         raise ConfigurationError(
             f"data.resample_rounds is {data.resample_rounds}, but {name} does not compare the episodes of a task with "
             "each other and also learns from equal returns; set data.resample_rounds to 0"
+        )
+    if not algorithm.uses_importance_ratio:
+        _check_updates(name, data.passes, data.minibatches)
+    if algorithm.uses_greedy_baseline and not data.sampling.temperature:
+        raise ConfigurationError(
+            f"data.sampling.temperature is 0, so every episode is the greedy one that {name} compares with, and all "
+            "advantages are 0; set a temperature above 0, such as 1.0"
         )
     algorithm.turn_bonus(data.sampling)
     check_logprobs(data.players.given, algorithm, data.sampling, data.overlaps)
@@ -74,6 +81,29 @@ def check_fit(data: RolloutDataModule, algorithm: Algorithm, ranks: int, accumul
         raise ConfigurationError(
             f"data.groups is {data.groups}, which {ranks} ranks x {data.minibatches} minibatches x "
             f"{accumulation} accumulation steps cannot share evenly; make it a multiple of {pieces}"
+        )
+
+
+def _check_updates(name: str, passes: int, minibatches: int) -> None:
+    """Validate how often an algorithm without an importance ratio uses a rollout.
+
+    Raises:
+        ConfigurationError: it uses every token more than once.
+    """
+    remedy = "use an algorithm with an importance ratio (GRPO, PPO; for turn trees ATGRPO)"
+    if passes > 1:
+        raise ConfigurationError(
+            f"data.passes is {passes}, but {name} has no importance ratio: the second pass has the gradient of another "
+            f"policy, and nothing bounds the step; set data.passes to 1, or {remedy}"
+        )
+    if minibatches > 1:
+        logger.warning(
+            "data.minibatches is %d, and %s has no importance ratio: the last mini-batch was sampled %d updates "
+            "earlier and counts as on-policy; set data.minibatches to 1, or %s",
+            minibatches,
+            name,
+            minibatches - 1,
+            remedy,
         )
 
 

@@ -26,7 +26,7 @@ from mrlm_pl.data.collection_observer import show_collection
 from mrlm_pl.data.curriculum import SuccessRateCurriculum
 from mrlm_pl.data.episode_files import write_episodes
 from mrlm_pl.data.group_plan import FailedMembers, GroupPlan, GroupRules, check_failure_rule
-from mrlm_pl.data.pieces import Cut, rows_of_piece
+from mrlm_pl.data.pieces import Cut, micro_batch
 from mrlm_pl.data.players import Players
 from mrlm_pl.data.rollout_checks import check_fit, check_kept, check_played
 from mrlm_pl.data.rollout_state import of_all_ranks, own_groups_ahead, rows_from_state, rows_to_state
@@ -91,10 +91,12 @@ class RolloutDataModule(LightningDataModule):
             group that is left out is played with another task while ``resample_rounds`` allows.
         member_rounds: how many times ``resample`` plays again in a group.
         resample_rounds: how many times a group whose returns are all equal, and which so carries no signal, is replaced
-            by the episodes of another task of the same environment (dynamic sampling of DAPO, arXiv 2503.14476). What
-            is left then is kept, so that an iteration always ends. All episodes that were played are saved and count in
-            ``tokens_per_second`` and ``failed_episodes``; the other numbers are those of the groups that are kept, so
-            ``reward`` and ``success`` are then not the policy's means over the tasks.
+            by the episodes of another task of the same environment (dynamic sampling of DAPO, arXiv 2503.14476). The
+            penalty of ``model.overlong_buffer`` does not count in these returns: it would keep groups whose answers are
+            all right, or all wrong, and differ in length alone. What is left then is kept, so that an iteration ends.
+            All episodes that were played are saved and count in ``tokens_per_second`` and ``failed_episodes``; the
+            other numbers are those of the groups that are kept, so ``reward`` and ``success`` are then not the policy's
+            means over the tasks.
         minibatches: optimizer updates in one pass over an iteration's rows.
         passes: passes over an iteration's rows.
         iterations: iterations in an epoch of the trainer.
@@ -314,8 +316,9 @@ class RolloutDataModule(LightningDataModule):
             batch = Batch({}, {}, cut.accumulation * ranks)
         else:
             piece, update = cut.groups_at(self.position, self._shuffled_groups)
-            policies, totals = rows_of_piece(algorithm, self._rows, piece, update, self._sum_over_ranks)
-            batch = Batch(policies, totals, cut.accumulation * ranks, self._metrics)
+            batch = micro_batch(algorithm, self._rows, piece, update, self._sum_over_ranks)
+            batch.pieces, batch.metrics = cut.accumulation * ranks, self._metrics
+            batch.on_policy = self.position < cut.accumulation and not self.overlaps and self.stale is None
         self.position += 1
         if self.position == cut.pieces:
             self._rows, self.position, self.iteration = None, 0, self.iteration + 1
@@ -350,6 +353,7 @@ class RolloutDataModule(LightningDataModule):
         self.tasks.plan_until(self.iteration, self._furthest(), self.groups)
         with ended_by_sigterm(self._trainer()):
             collected = self._ready_collector(own).collect(self.iteration, self._version(), own)
+        seconds = collected.seconds or time.perf_counter() - started
         if self.save_episodes:
             self._save(collected)
         played = [*collected.episodes, *collected.replaced]
@@ -358,7 +362,7 @@ class RolloutDataModule(LightningDataModule):
         # What an asynchronous run has taken up could not be saved here.
         with nullcontext() if self.overlaps else ended_by_sigterm(self._trainer()):
             rows = self._prepared(collected)
-        measured = self._measured(collected, own, collected.seconds or time.perf_counter() - started)
+        measured = self._measured(collected, own, seconds)
         metrics = measured.metrics()
         if self._signal is not None:
             self._signal.see(metrics, collected.episodes)
@@ -406,7 +410,7 @@ class RolloutDataModule(LightningDataModule):
         return functools.reduce(CollectionSums.plus, each_share(self._trainer(), measured))
 
     def _silent(self, group: Sequence[Episode]) -> bool:
-        return self._algorithm().silent(worth(group, self.tasks.reward_scales), self.sampling)
+        return self._algorithm().without_signal(worth(group, self.tasks.reward_scales))
 
     @property
     def overlaps(self) -> bool:

@@ -10,7 +10,6 @@ from mrlm_pl.losses.corrections import (
 from mrlm_pl.losses.diagnostics import (
     approx_kl,
     clip_fraction,
-    effective_sample_size,
     masked_max,
     masked_mean,
     mismatch,
@@ -57,7 +56,6 @@ __all__ = [
     "decoupled_ppo_loss",
     "dpo_hinge_loss",
     "dpo_sigmoid_loss",
-    "effective_sample_size",
     "episode_token_counts",
     "gspo_loss",
     "ipo_loss",

@@ -53,17 +53,17 @@ def clip_fraction(
     return masked_mean(clipped, action_mask)
 
 
-def approx_kl(logp: Tensor, sampler_logp: Tensor, action_mask: Tensor) -> Tensor:
-    """Estimate (0-dim, never negative) of ``KL(sampler || learner)`` from the sampler's tokens, by k3.
+def approx_kl(logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> Tensor:
+    """Estimate (0-dim, never negative) of ``KL(pi_old || pi)`` from the tokens that pi_old sampled, by k3.
 
-    The expectation is under the policy that sampled, so the roles are those of ``kl_k3(sampler_logp, logp)``. It is 0
-    (below 1e-6) on fresh data when sampler and learner agree on the numerics.
+    The expectation is under the policy that sampled, so the roles are those of ``kl_k3(old_logp, logp)``. It is 0 in
+    the first update on a rollout.
 
     >>> import torch
     >>> round(approx_kl(torch.tensor([[-1.5]]), torch.tensor([[-1.0]]), torch.tensor([[True]])).item(), 6)
     0.106531
     """
-    return masked_mean(kl_k3(sampler_logp.detach(), logp, action_mask), action_mask)
+    return masked_mean(kl_k3(old_logp.detach(), logp, action_mask), action_mask)
 
 
 def ratio_max_deviation(logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> Tensor:
@@ -78,37 +78,25 @@ def ratio_max_deviation(logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> 
     return masked_max((ratio - 1.0).abs(), action_mask)
 
 
-def effective_sample_size(weights: Tensor, action_mask: Tensor) -> Tensor:
-    """Kish's effective number (0-dim, in tokens) of action tokens: ``(sum w)^2 / sum w^2`` of weights ``w >= 0``.
-
-    Equal to the number of tokens when all weights are equal; divide by it for a share.
-
-    >>> import torch
-    >>> effective_sample_size(torch.tensor([[1.0, 1.0, 2.0]]), torch.tensor([[True, True, False]])).item()
-    2.0
-    """
-    weights = masked_values(weights.detach(), action_mask)
-    return weights.sum().square() / weights.square().sum()
-
-
 def mismatch(learner_logp: Tensor, sampler_logp: Tensor, action_mask: Tensor) -> dict[str, Tensor]:
     """How far the learner's distribution is from the sampler's, from the sampler's tokens; each number 0-dim.
 
     With ``w = pi / mu`` per token: ``k1`` the mean of ``-log w`` and ``k3`` that of ``w - 1 - log w``, two estimates of
-    ``KL(mu || pi)`` in nats; ``chi_square`` the mean of ``w^2`` less 1; ``effective_share`` Kish's effective sample
-    size over the number of tokens, 1 when all weights are equal; ``max_ratio`` the largest ``w``.
+    ``KL(mu || pi)`` in nats; ``mean_ratio`` the mean of ``w``, whose expectation is 1; ``chi_square`` the mean of
+    ``w^2`` less 1; ``max_ratio`` the largest ``w``. Kish's effective sample size over the number of tokens is
+    ``mean_ratio^2 / (chi_square + 1)``, 1 when all weights are equal.
 
     >>> import torch
     >>> found = mismatch(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -2.0]]), torch.tensor([[True, True]]))
     >>> {name: round(value.item(), 4) for name, value in found.items()}    # w = 1, e
-    {'k1': -0.5, 'k3': 0.3591, 'chi_square': 3.1945, 'effective_share': 0.824, 'max_ratio': 2.7183}
+    {'k1': -0.5, 'k3': 0.3591, 'mean_ratio': 1.8591, 'chi_square': 3.1945, 'max_ratio': 2.7183}
     """
     log_ratio = masked_log_ratio(learner_logp.detach(), sampler_logp, action_mask)
     weights = clamped_exp(log_ratio)
     return {
         "k1": masked_mean(-log_ratio, action_mask),
         "k3": masked_mean(weights - 1.0 - log_ratio, action_mask),
+        "mean_ratio": masked_mean(weights, action_mask),
         "chi_square": masked_mean(weights.square(), action_mask) - 1.0,
-        "effective_share": effective_sample_size(weights, action_mask) / action_mask.sum(),
         "max_ratio": masked_max(weights, action_mask),
     }

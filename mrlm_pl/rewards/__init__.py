@@ -3,7 +3,7 @@
 from mrlm_pl.rewards.influence import (
     INCENTIVES,
     Horizon,
-    Share,
+    RewardShare,
     incentive_signs,
     incentives,
     influence_rewards,
@@ -14,7 +14,7 @@ from mrlm_pl.rewards.overlong import overlong_penalty
 __all__ = [
     "INCENTIVES",
     "Horizon",
-    "Share",
+    "RewardShare",
     "incentive_signs",
     "incentives",
     "influence_rewards",

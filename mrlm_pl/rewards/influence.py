@@ -14,7 +14,8 @@ from typing import Literal, get_args
 
 from mrlm_pl.errors import ConfigurationError
 
-Share = Literal["all", "individual"]
+RewardShare = Literal["team", "own"]
+"""Whose reward counts: the whole team's or the agent's own."""
 Horizon = Literal["discounted_sum", "last", "current"]
 ScoreTable = Sequence[Mapping[str, float]]
 
@@ -50,26 +51,26 @@ def score_table(rows: Sequence[Sequence[float]], persons: Sequence[str]) -> list
 
 
 def influence_rewards(
-    scores: ScoreTable, gamma: float, share: Share = "all", horizon: Horizon = "discounted_sum"
+    scores: ScoreTable, gamma: float, reward: RewardShare = "team", horizon: Horizon = "discounted_sum"
 ) -> list[dict[str, float]]:
     """``R(t, a)``, in the shape of the scores: what each answer is paid for itself and for what came after it.
 
     With T turns and ``mean_j`` over the persons who answered in a turn::
 
-        all         R(t, a) = [V(t, a) + sum_{t' > t} gamma^(t' - t) mean_j V(t', j)] / sum_{t' >= t} gamma^(t' - t)
-        individual  R(t, a) = [V(t, a) + sum_{t' > t} gamma^(t' - t) V(t', a)] / sum_{t' >= t} gamma^(t' - t)
+        team  R(t, a) = [V(t, a) + sum_{t' > t} gamma^(t' - t) mean_j V(t', j)] / sum_{t' >= t} gamma^(t' - t)
+        own   R(t, a) = [V(t, a) + sum_{t' > t} gamma^(t' - t) V(t', a)] / sum_{t' >= t} gamma^(t' - t)
 
     A turn without the scores that its term asks for is left out of both sums.
 
     Args:
         scores: the score table.
-        gamma: discount from turn to turn, in [0, 1].
-        share: whose scores count: those of ``all`` persons or the person's own (``individual``).
-        horizon: ``discounted_sum`` is the above; ``last`` pays every answer the last turn's mean score (``individual``:
-            the person's last score), ``current`` its own turn's mean score (its own score).
+        gamma: discount factor from turn to turn, in [0, 1].
+        reward: whose scores count: those of the whole ``team`` or the person's ``own``.
+        horizon: ``discounted_sum`` is the above; ``last`` pays every answer the last turn's mean score (``own``: the
+            person's last score), ``current`` its own turn's mean score (its own score).
 
     Raises:
-        ConfigurationError: ``gamma``, ``share`` or ``horizon`` is none of these.
+        ConfigurationError: ``gamma``, ``reward`` or ``horizon`` is none of these.
         ValueError: there is no turn, or a score is not in [0, 1].
 
     >>> table = score_table([[0.2, 0.9], [0.8, 0.6], [1.0, 0.5]], ["a", "b"])
@@ -78,22 +79,22 @@ def influence_rewards(
     {'a': 0.343525, 'b': 0.847122}
     {'a': 0.788462, 'b': 0.634615}
     {'a': 1.0, 'b': 0.5}
-    >>> [round(turn["a"], 6) for turn in influence_rewards(table, gamma=0.3, share="individual")]
+    >>> [round(turn["a"], 6) for turn in influence_rewards(table, gamma=0.3, reward="own")]
     [0.381295, 0.846154, 1.0]
     >>> influence_rewards(table, gamma=0.3, horizon="last")[0], influence_rewards(table, 0.3, horizon="current")[0]
     ({'a': 0.75, 'b': 0.75}, {'a': 0.55, 'b': 0.55})
     """
     if not 0 <= gamma <= 1:
         raise ConfigurationError(f"gamma is {gamma!r}; it must be between 0 and 1")
-    for key, value, words in (("share", share, get_args(Share)), ("horizon", horizon, get_args(Horizon))):
+    for key, value, words in (("reward", reward, get_args(RewardShare)), ("horizon", horizon, get_args(Horizon))):
         if value not in words:
             raise ConfigurationError(f"{key} is {value!r}; it must be one of {', '.join(words)}")
     _check(scores)
     means = [math.fsum(turn.values()) / len(turn) if turn else None for turn in scores]
 
-    def reward(t: int, person: str) -> float:
+    def of_answer(t: int, person: str) -> float:
         own = [turn.get(person) for turn in scores]
-        seen = means if share == "all" else own
+        seen = means if reward == "team" else own
         if horizon == "current":
             return _known(seen[t : t + 1])[0][1]
         later = _known(seen[t:])
@@ -104,7 +105,7 @@ def influence_rewards(
         values = [scores[t][person], *(value for _, value in later[1:])]
         return math.fsum(map(float.__mul__, weights, map(float, values))) / math.fsum(weights)
 
-    return [{person: reward(t, person) for person in turn} for t, turn in enumerate(scores)]
+    return [{person: of_answer(t, person) for person in turn} for t, turn in enumerate(scores)]
 
 
 def incentives(

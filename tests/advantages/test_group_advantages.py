@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mrlm_pl.advantages import (
     finite_rewards,
-    group_centred_advantages,
+    group_centered_advantages,
     group_normalized_advantages,
     leave_one_out_advantages,
     singleton_groups,
@@ -20,7 +20,7 @@ from mrlm_pl.advantages import (
 )
 from mrlm_pl.errors import NonFiniteError
 
-CENTRED_MODES = [group_normalized_advantages, group_centred_advantages, leave_one_out_advantages]
+CENTRED_MODES = [group_normalized_advantages, group_centered_advantages, leave_one_out_advantages]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_published_grpo_numbers(rewards: list[float], expected: list[float]) -> 
 
 def test_published_numbers_of_the_other_baselines() -> None:
     rewards = [1.0, 2.0, 4.0, 9.0]
-    assert of_one_group(group_centred_advantages, rewards) == [-3, -2, 0, 5]
+    assert of_one_group(group_centered_advantages, rewards) == [-3, -2, 0, 5]
     assert of_one_group(leave_one_out_advantages, rewards) == pytest.approx([-4, -2.6667, 0, 6.6667], abs=1e-4)
     population = of_one_group(group_normalized_advantages, rewards, unbiased=False)
     assert population == pytest.approx([-0.9733, -0.6489, 0, 1.6222], abs=1e-4)
@@ -101,7 +101,7 @@ def test_rewards_of_other_types_are_not_truncated(mode, dtype: torch.dtype) -> N
 
 def test_shapes_are_checked() -> None:
     with pytest.raises(ValueError, match="one label per reward"):
-        group_centred_advantages(torch.zeros(3), torch.zeros(2, dtype=torch.int64))
+        group_centered_advantages(torch.zeros(3), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="one number per row"):
         finite_rewards(torch.zeros(2, 2))
 
@@ -126,7 +126,7 @@ def test_formulas_hold_group_by_group(data: tuple[Tensor, Tensor]) -> None:
     rewards, group_ids = data
     centred, normalized, rloo = (
         mode(rewards, group_ids).tolist()
-        for mode in (group_centred_advantages, group_normalized_advantages, leave_one_out_advantages)
+        for mode in (group_centered_advantages, group_normalized_advantages, leave_one_out_advantages)
     )
     for group in members(group_ids):
         values = [rewards[i].item() for i in group]

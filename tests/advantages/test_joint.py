@@ -8,7 +8,7 @@ import torch
 from mrlm_pl.advantages import (
     counterfactual_advantages,
     decision_returns,
-    group_centred_advantages,
+    group_centered_advantages,
     group_max_advantages,
     group_scaled_advantages,
     leave_one_out_advantages,
@@ -38,7 +38,7 @@ def test_two_agents_aligned() -> None:
     returns = torch.tensor([rewards[joint].item() for joint in joints])
     assert returns.tolist() == [1.0, 4.0]
     group = torch.zeros(2, dtype=torch.int64)
-    assert group_centred_advantages(returns, group).tolist() == [-1.5, 1.5]
+    assert group_centered_advantages(returns, group).tolist() == [-1.5, 1.5]
     assert leave_one_out_advantages(returns, group).tolist() == [-3.0, 3.0]
     assert group_max_advantages(returns, group).tolist() == [-3.0, 0.0]
 
@@ -48,7 +48,7 @@ def test_two_agents_crossed() -> None:
     assert [returns_of(agent, rewards) for agent in (0, 1)] == [[1.5, 3.5], [2.0, 3.0]]
     assert [returns_of(agent, rewards, 2) for agent in (0, 1)] == [[3.0, 7.0], [4.0, 6.0]]
     group = torch.zeros(2, dtype=torch.int64)
-    centred = [group_centred_advantages(torch.tensor(returns_of(agent, rewards)), group) for agent in (0, 1)]
+    centred = [group_centered_advantages(torch.tensor(returns_of(agent, rewards)), group) for agent in (0, 1)]
     assert [values.tolist() for values in centred] == [[-1.0, 1.0], [-0.5, 0.5]]
     others = [leave_one_out_advantages(torch.tensor(returns_of(agent, rewards)), group) for agent in (0, 1)]
     assert [values.tolist() for values in others] == [[-2.0, 2.0], [-1.0, 1.0]]
@@ -100,7 +100,7 @@ def test_equal_returns_have_no_counterfactual_advantage_at_all() -> None:
 def test_baselines_of_the_reference() -> None:
     rewards = torch.tensor([1.0, 2.0, 4.0, 9.0])
     assert group_max_advantages(rewards, ONE_GROUP).tolist() == [-8.0, -7.0, -5.0, 0.0]
-    scaled = group_scaled_advantages(group_centred_advantages(rewards, ONE_GROUP), rewards, ONE_GROUP)
+    scaled = group_scaled_advantages(group_centered_advantages(rewards, ONE_GROUP), rewards, ONE_GROUP)
     assert scaled.tolist() == pytest.approx([-0.8429, -0.5620, 0.0, 1.4049], abs=1e-4)
 
 

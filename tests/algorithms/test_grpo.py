@@ -45,7 +45,7 @@ def rows(algorithm: GRPO, advantages: list[float], lengths: list[int]) -> Policy
     labels = list(range(len(made)))
     batch = collate_rows(made, labels, labels, labels, advantages=advantages)
     with torch.no_grad():
-        batch.old_logp = algorithm.policy("main")(**batch.inputs())
+        batch.behavior_logp = algorithm.policy("main")(**batch.inputs())
     return batch
 
 
@@ -76,7 +76,7 @@ def test_only_action_tokens_have_a_gradient(model_folder: Path) -> None:
     loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, totals))
     garbled = rows(algorithm, [1.0, -1.0], [4, 2])
     garbled.token_ids[1, 5:] = 77
-    garbled.old_logp[:, :3] = float("nan")
+    garbled.behavior_logp[:, :3] = float("nan")
     garbled.advantages[:, :3] = float("nan")
     again = algorithm.policy_loss("main", garbled, Batch({"main": garbled}, totals))
     weights = list(algorithm.policy("main").model.parameters())

@@ -139,7 +139,7 @@ class Watch(Callback):
 def run(model_folder: Path, trainer: Any, resumed: Path | None = None, **data: Any) -> IPPO:
     critics = {"left": Policy(str(model_folder), 1e-3), "right": Policy(str(model_folder), 2e-3)}
     algorithm = IPPO(
-        {"main": Policy(str(model_folder), 1e-3)}, critics=critics, value_learning_rate=0.05, value_clip=None
+        {"main": Policy(str(model_folder), 1e-3)}, agent_critics=critics, value_learning_rate=0.05, value_clip=None
     )
     algorithm.configure_model()
     for critic in critics.values():
@@ -228,22 +228,22 @@ def test_bad_settings_are_refused(model_folder: Path, options: dict[str, Any], m
 def test_critics_must_fit_the_agents(model_folder: Path, quiet_trainer: Any) -> None:
     def fit(*names: str, **options: Any) -> None:
         critics = {name: Policy(str(model_folder), **options) for name in names}
-        algorithm = IPPO({"main": Policy(str(model_folder))}, critics=critics)
+        algorithm = IPPO({"main": Policy(str(model_folder))}, agent_critics=critics)
         quiet_trainer().fit(algorithm, RolloutDataModule(Unequal(), groups=2, group_size=2))
 
-    with pytest.raises(ConfigurationError, match="critics: 'right' has no critic, but others have"):
+    with pytest.raises(ConfigurationError, match="agent_critics: 'right' has no critic, but others have"):
         fit("left")
-    with pytest.raises(ConfigurationError, match="critics: 'main' is no agent that learns"):
+    with pytest.raises(ConfigurationError, match="agent_critics: 'main' is no agent that learns"):
         fit("left", "right", "main")
-    with pytest.raises(ConfigurationError, match=r"critics\.left has `trained: false`"):
+    with pytest.raises(ConfigurationError, match=r"agent_critics\.left has `trained: false`"):
         fit("left", "right", trained=False)
 
 
 def test_a_critic_reads_the_tokens_of_its_agent(model_folder: Path) -> None:
     critic = Policy(str(model_folder))
     critic.tokenizer.add_tokens(["<more>"])
-    algorithm = IPPO({"main": Policy(str(model_folder))}, critics={"a": critic})
-    with pytest.raises(ConfigurationError, match=r"critics\.a has another tokenizer than policy 'main'"):
+    algorithm = IPPO({"main": Policy(str(model_folder))}, agent_critics={"a": critic})
+    with pytest.raises(ConfigurationError, match=r"agent_critics\.a has another tokenizer than policy 'main'"):
         algorithm.check_agents(["a"])
     with pytest.raises(ConfigurationError, match=r"critics\.main has another tokenizer than policy 'main'"):
         PPO({"main": Policy(str(model_folder))}, critics={"main": critic})

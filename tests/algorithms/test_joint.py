@@ -13,8 +13,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from mrlm_pl.algorithms import ATGRPO, COMA, MAGRPO, MAREINFORCE, MAREMAX, MARLOO
+from mrlm_pl.algorithms import ATGRPO, COMA, IPPO, MAGRPO, MAREINFORCE, MAREMAX, MARLOO
 from mrlm_pl.algorithms.joint import JointPolicyGradient
+from mrlm_pl.algorithms.team import has_constant_sum
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.data import RolloutDataModule, read_episodes
 from mrlm_pl.engines import Sampling
@@ -144,17 +145,15 @@ TREE = [
 ]
 
 
-@pytest.mark.parametrize(("discount", "roots"), [(1.0, [2, 6]), (0.9, [1.9, 5.6]), (0.5, [1.5, 4]), (0.0, [1, 2])])
-def test_returns_over_turns(discount: float, roots: list[float], model_folder: Path, quiet_trainer: Any) -> None:
+@pytest.mark.parametrize(("gamma", "roots"), [(1.0, [2, 6]), (0.9, [1.9, 5.6]), (0.5, [1.5, 4]), (0.0, [1, 2])])
+def test_returns_over_turns(gamma: float, roots: list[float], model_folder: Path, quiet_trainer: Any) -> None:
     episodes = [path(steps) for pair in TREE for steps in pair]
-    found, rows = credited(
-        made(MAREINFORCE, model_folder, quiet_trainer(), discount=discount, weighting="equal"), episodes
-    )
+    found, rows = credited(made(MAREINFORCE, model_folder, quiet_trainer(), gamma=gamma, weighting="equal"), episodes)
     assert by_agent(found, 2, 2)[0] == pytest.approx(roots)
     later = [found[token("a", 1, parent, number)] for parent in (0, 1) for number in (0, 1)]
     assert later == [0.0, 2.0, 3.0, 5.0]
     assert len(rows) == 2 * (2 + 4)
-    centred, _ = credited(made(MAGRPO, model_folder, quiet_trainer(), discount=discount, weighting="equal"), episodes)
+    centred, _ = credited(made(MAGRPO, model_folder, quiet_trainer(), gamma=gamma, weighting="equal"), episodes)
     later = [centred[token("b", 1, parent, number)] for parent in (0, 1) for number in (0, 1)]
     assert later == [-1.0, 1.0, -1.0, 1.0], "decisions are compared in their own state"
 
@@ -165,11 +164,11 @@ def test_rows_hold_what_came_before_and_share_a_prompt_within_a_state(model_fold
     long = [place for place in range(len(rows)) if rows.lengths[place] == 5]
     assert len(long) == 8
     for place in long:
-        assert rows.old_logp[place].tolist() == [0.0] * 4 + [-1.0], "an earlier turn is no action of this row"
+        assert rows.behavior_logp[place].tolist() == [0.0] * 4 + [-1.0], "an earlier turn is no action of this row"
     prompts: dict[int, set[tuple[int, ...]]] = {}
     for place in range(len(rows)):
         ids = rows.token_ids[place, : int(rows.lengths[place]) - 1]
-        prompts.setdefault(int(rows.prefix_groups[place]), set()).add(tuple(ids.tolist()))
+        prompts.setdefault(int(rows.comparisons[place]), set()).add(tuple(ids.tolist()))
     assert all(len(found) == 1 for found in prompts.values())
     assert len(prompts) == 2 * 3
 
@@ -205,11 +204,26 @@ def test_own_rewards_are_kept_apart(model_folder: Path, quiet_trainer: Any) -> N
 def test_the_greedy_rollout_is_the_baseline_turn_by_turn(model_folder: Path, quiet_trainer: Any) -> None:
     episodes = [path(steps) for pair in TREE for steps in pair]
     greedy = [path([((0, 0), 1.0), ((0, 0), 4.0)])]
-    algorithm = made(MAREMAX, model_folder, quiet_trainer(), discount=0.5, weighting="equal")
+    algorithm = made(MAREMAX, model_folder, quiet_trainer(), gamma=0.5, weighting="equal")
     found, _ = credited(algorithm, episodes, greedy)
     # Greedy returns: 1 + .5 * 4 = 3 from the first turn on, 4 from the second.
     assert by_agent(found, 2, 2)[0] == [1.5 - 3.0, 4.0 - 3.0]
     assert [found[token("a", 1, 1, number)] for number in (0, 1)] == [-1.0, 1.0]
+
+
+@pytest.mark.parametrize("agents", [2, 3])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_greedy_rollout_is_subtracted_from_every_joint_action_that_a_return_sums_over(
+    reduction: str, agents: int, model_folder: Path, quiet_trainer: Any
+) -> None:
+    algorithm = made(MAREMAX, model_folder, quiet_trainer(), joint_mode="cross", cross_reduction=reduction)
+    joints = list(itertools.product(range(2), repeat=agents))
+    zero = (0,) * agents
+    found, _ = credited(algorithm, grid(dict.fromkeys(joints, 1.0)), [path([(zero, 1.0)])])
+    assert set(found.values()) == {0.0}, "all earn as much as the greedy joint action"
+    # The first agent's second decision earns 2 more in each of its 2 ** (agents - 1) joint actions.
+    found, _ = credited(algorithm, grid({joint: 1.0 + 2 * joint[0] for joint in joints}), [path([(zero, 1.0)])])
+    assert by_agent(found, 1, 2) == [[0.0, 2.0 * (2 ** (agents - 1) if reduction == "sum" else 1)]]
 
 
 def test_groups_without_a_greedy_rollout_are_left_out(model_folder: Path, quiet_trainer: Any) -> None:
@@ -291,15 +305,43 @@ def test_a_failed_step_does_not_count_although_it_was_paid(model_folder: Path, q
     assert sorted(found.values()) == [2.0, 2.0]
 
 
-def test_a_group_is_silent_by_its_credit(model_folder: Path, quiet_trainer: Any) -> None:
-    sampling = Sampling()
+def test_a_group_is_without_signal_by_its_credit(model_folder: Path, quiet_trainer: Any) -> None:
     # Equal sums, but the discounted returns 1 and .5 differ; pay that sums to the same for the team does not.
     late = [path([((0, 0), 1.0), ((0, 0), 0.0)]), path([((1, 1), 0.0), ((0, 0), 1.0)])]
-    assert not made(MAGRPO, model_folder, quiet_trainer(), discount=0.5).silent(late, sampling)
-    assert made(MAGRPO, model_folder, quiet_trainer()).silent(late, sampling)
+    assert not made(MAGRPO, model_folder, quiet_trainer(), gamma=0.5).without_signal(late)
+    assert made(MAGRPO, model_folder, quiet_trainer()).without_signal(late)
     against = [path([((0, 0), (1.0, 0.0))]), path([((1, 1), (0.0, 1.0))])]
-    assert made(MAGRPO, model_folder, quiet_trainer()).silent(against, sampling)
-    assert not made(MAGRPO, model_folder, quiet_trainer(), reward="own").silent(against, sampling)
+    assert made(MAGRPO, model_folder, quiet_trainer()).without_signal(against)
+    assert not made(MAGRPO, model_folder, quiet_trainer(), reward="own").without_signal(against)
+
+
+@pytest.mark.parametrize(("sums", "warns"), [((1.0, 1.0), True), ((1.0, 2.0), False)])
+def test_a_team_reward_in_a_game_of_constant_sum_is_warned_of_once(
+    sums: tuple[float, float], warns: bool, model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    episodes = [path([((n, n), (float(n), total - n))]) for n, total in enumerate(sums)]
+    for cls in (MAGRPO, COMA, ATGRPO, IPPO):
+        for reward in ("team", "own"):
+            caplog.clear()
+            algorithm = made(cls, model_folder, quiet_trainer(), reward=reward)
+            for _ in range(2):
+                algorithm.prepare(episodes, Sampling(max_tokens=8))
+            told = [record for record in caplog.records if "zero-sum" in record.getMessage()]
+            assert len(told) == (warns and reward == "team"), (cls, reward)
+    assert has_constant_sum(episodes) == warns
+
+
+def test_counterfactual_credit_of_trees_without_counterfactuals_is_warned_of(
+    model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = made(COMA, model_folder, quiet_trainer())
+    caplog.clear()
+    credited(algorithm, grid(SQUARE))
+    assert not caplog.records
+    found, _ = credited(algorithm, grid({(0, 0): 1.0, (1, 1): 4.0}))
+    assert set(found.values()) == {0.0}
+    (warning,) = caplog.records
+    assert "differs from another in the decision of one agent alone" in warning.getMessage()
 
 
 def test_a_joint_action_whose_continuations_all_failed_is_unknown(model_folder: Path, quiet_trainer: Any) -> None:
@@ -346,7 +388,7 @@ def test_scaled_baselines_become_alike_and_are_off_by_default(model_folder: Path
             cls({"main": Policy(str(model_folder))}, normalize=True)
 
 
-@pytest.mark.parametrize(("cls", "setting"), [(COMA, "normalize"), (ATGRPO, "discount"), (ATGRPO, "stop_above")])
+@pytest.mark.parametrize(("cls", "setting"), [(COMA, "normalize"), (ATGRPO, "gamma"), (ATGRPO, "stop_above")])
 def test_settings_that_a_class_makes_itself_are_refused(cls: Any, setting: str, model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"{setting} is set by {cls.__name__}"):
         cls({"main": Policy(str(model_folder))}, **{setting: 0.5})
@@ -358,7 +400,7 @@ def test_settings_that_a_class_makes_itself_are_refused(cls: Any, setting: str, 
         {"joint_mode": "diagonal"},
         {"cross_reduction": "max"},
         {"reward": "mine"},
-        {"discount": 1.5},
+        {"gamma": 1.5},
         {"reduction": "episode_mean"},
         {"weighting": "late"},
     ],

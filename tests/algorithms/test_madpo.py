@@ -74,7 +74,9 @@ def with_numbers(model_folder: Path, sums: dict[str, list[float]], references: d
     tables = {}
     for name, numbers in (("left", [0, 1, 2, 3]), ("right", [3, 2])):  # the right one's rejected row comes first
         row = Trajectory("a", name, (8, 9), (False, True), (0.0, 0.0), ())
-        table = collate_rows([row] * len(numbers), numbers, numbers, numbers)
+        pairs = [number // 2 for number in numbers]
+        table = collate_rows([row] * len(numbers), pairs, pairs, numbers)
+        table.joint_actions = torch.tensor(numbers)
         table.reference_sums = torch.tensor(references[name])
         logp = torch.tensor([[0.0, value] for value in sums[name]], requires_grad=True)
         algorithm.policies[name].forward = lambda logp=logp, **_: logp
@@ -86,7 +88,7 @@ def with_numbers(model_folder: Path, sums: dict[str, list[float]], references: d
     parts = {name: algorithm.policy_loss(name, table, batch) for name, (table, _) in tables.items()}
     loss = algorithm.combined(parts, batch)
     loss.backward()
-    noted = {name: value for name, (value, _, _) in algorithm._noted.items()}
+    noted = algorithm.take_noted()
     return loss.item(), {name: logp.grad[:, 1].tolist() for name, (_, logp) in tables.items()}, noted
 
 

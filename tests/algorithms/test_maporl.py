@@ -24,7 +24,7 @@ from mrlm_pl.policy import LoRA, Policy
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from discussion import PERSONS, Discussion
 
-# The reference's example: two persons, three turns, influence_gamma .3.
+# The reference's example: two persons, three turns, gamma .3.
 SCORES = {"ann": (0.2, 0.8, 1.0), "bob": (0.9, 0.6, 0.5)}
 INFLUENCE = {"ann": (0.343525, 0.788462, 1.0), "bob": (0.847122, 0.634615, 0.5)}
 TOKENS = 2
@@ -58,7 +58,7 @@ def discussion(
 
 def pay(**options: Any) -> InfluencePay:
     amounts = {"alpha0": 0.0, "alpha1": 0.0, "beta0": 0.0, "beta1": 0.0, **options}
-    return InfluencePay(0.3, "all", "discounted_sum", amounts)
+    return InfluencePay(0.3, "team", "discounted_sum", amounts)
 
 
 def rewards(episode: Episode) -> dict[str, list[float]]:
@@ -271,7 +271,7 @@ def test_a_critic_reads_the_question_and_one_answer(model_folder: Path, quiet_tr
     critics = {agent: Policy(str(model_folder), random_init_seed=number) for number, agent in enumerate(BY_TURN)}
     algorithm = MAPoRL(
         {"main": Policy(str(model_folder))},
-        critics=critics,
+        agent_critics=critics,
         critic_reads="answer",
         whiten_advantages=False,
         lam=0.5,
@@ -311,7 +311,7 @@ def test_a_critic_reads_the_question_and_one_answer(model_folder: Path, quiet_tr
 
 def test_answers_in_one_conversation_are_rows_of_their_own(model_folder: Path, quiet_trainer: Any) -> None:
     critics = {person: Policy(str(model_folder)) for person in PERSONS}
-    algorithm = MAPoRL({"main": Policy(str(model_folder))}, critics=critics, critic_reads="answer", lam=1.0)
+    algorithm = MAPoRL({"main": Policy(str(model_folder))}, agent_critics=critics, critic_reads="answer", lam=1.0)
     algorithm.configure_model()
     algorithm.trainer = quiet_trainer()
     record = discussion()
@@ -332,7 +332,7 @@ def test_a_record_without_messages_has_no_question(model_folder: Path, quiet_tra
     record = discussion({"ann": (1.0,)})
     row = dataclasses.replace(record.trajectories["ann"][0], messages=())
     record = dataclasses.replace(record, trajectories={"ann": (row,)})
-    options: dict[str, Any] = {"critics": {"ann": Policy(str(model_folder))}, "critic_reads": "answer"}
+    options: dict[str, Any] = {"agent_critics": {"ann": Policy(str(model_folder))}, "critic_reads": "answer"}
     with pytest.raises(DataError, match="agent 'ann' was shown no user message"):
         prepared(model_folder, quiet_trainer(), [record], **options)
 
@@ -426,7 +426,10 @@ def test_critics_of_other_turns_rest_too(model_folder: Path, quiet_trainer: Any)
     watch = Watch()
     critics = {agent: Policy(str(model_folder), 1e-3, weight_decay=0.1) for agent in BY_TURN}
     algorithm = MAPoRL(
-        {"main": Policy(str(model_folder), 1e-3)}, critics=critics, critic_reads="answer", turn_schedule=[[2], [1]]
+        {"main": Policy(str(model_folder), 1e-3)},
+        agent_critics=critics,
+        critic_reads="answer",
+        turn_schedule=[[2], [1]],
     )
     quiet_trainer(callbacks=[watch]).fit(algorithm, rollouts(Discussion(by_turn=True), iterations=2))
     for moved, turn in zip(watch.moved(), (2, 1), strict=True):
@@ -464,7 +467,7 @@ def test_the_result_does_not_depend_on_accumulation(critic_reads: Any, model_fol
         critics = {person: Policy(str(model_folder), 1e-3) for person in PERSONS}
         algorithm = MAPoRL(
             {"main": Policy(str(model_folder), 1e-3)},
-            critics=critics,
+            agent_critics=critics,
             critic_reads=critic_reads,
             turn_schedule=[[2, 3]],
         )
@@ -508,7 +511,7 @@ def test_a_team_with_a_leader_is_trained_on_its_labels(policies_by: Any, quiet_t
     watch = Watch()
     environment = CollaborativeReasoningEnvironment(role="leader", policies_by=policies_by)
     critics = {agent: Policy(learning_rate=1e-3) for agent in environment.agents}
-    algorithm = MAPoRL({"main": Policy(learning_rate=1e-3)}, critics=critics, critic_reads="answer")
+    algorithm = MAPoRL({"main": Policy(learning_rate=1e-3)}, agent_critics=critics, critic_reads="answer")
     reads: dict[str, str] = {}
     prepare = algorithm.prepare
 
@@ -539,21 +542,19 @@ def test_a_team_with_a_leader_is_trained_on_its_labels(policies_by: Any, quiet_t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"influence_gamma": -0.3}, r"influence_gamma is -0\.3; it must be between 0 and 1"),
-        ({"share": "none"}, "share is 'none'; it must be one of all, individual"),
+        ({"gamma": -0.3}, r"gamma is -0\.3; it must be between 0 and 1"),
+        ({"reward": "none"}, "reward is 'none'; it must be one of team, own"),
         ({"horizon": "all"}, "horizon is 'all'"),
         ({"alpha0": float("nan")}, "alpha0 is nan"),
         ({"critic_reads": "question"}, "critic_reads is 'question'; it must be debate or answer"),
-        ({"critic_reads": "answer"}, "there are no critics"),
+        ({"critic_reads": "answer"}, "there are no agent_critics"),
         ({"turn_schedule": []}, "turn_schedule is empty"),
         ({"turn_schedule": [[1], []]}, r"turn_schedule has the entry \[\]"),
         ({"turn_schedule": [[0]]}, r"turn_schedule has the entry \[0\]"),
         ({"turn_schedule": [[1, 1]]}, r"turn_schedule has the entry \[1, 1\]"),
         ({"turn_iterations": 0}, "turn_iterations is 0"),
-        ({"reward": "team"}, "reward is 'team', but MAPoRL has no such setting: share says"),
-        ({"reward": "own"}, "reward is 'own', but MAPoRL has no such setting"),
-        ({"gamma": 0.9}, r"gamma is 0\.9, but MAPoRL has no such setting: influence_gamma"),
-        ({"discount": "token"}, "discount is 'token', but MAPoRL has no such setting"),
+        ({"critics": {}}, "those of MAPoRL are by agent: use agent_critics"),
+        ({"discount_unit": "token"}, "discount_unit is 'token', but MAPoRL has no such setting"),
         ({"lam": 1.5}, r"lam is 1\.5"),
     ],
 )

@@ -135,6 +135,20 @@ def test_a_cut_episode_goes_on_with_the_value_of_its_last_joint_state_and_no_oth
     assert states.batch.groups.tolist() == [0, 1, 0]
 
 
+def test_a_game_of_constant_sum_is_warned_of_once(
+    model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = MAPPO({"main": Policy(str(model_folder))})
+    algorithm.configure_model()
+    algorithm.trainer = quiet_trainer()
+    games = [
+        episode(row("left", [0]), row("right", [0]), paid=[{"left": float(n), "right": 1.0 - n}]) for n in range(2)
+    ]
+    for _ in range(2):
+        algorithm.prepare(games, Sampling(max_tokens=8))
+    assert sum("zero-sum" in record.getMessage() for record in caplog.records) == 1
+
+
 def test_all_tokens_of_all_who_acted_at_a_step_share_its_advantage() -> None:
     both = episode(row("a", [0, 2]), row("b", [0, 1], policy="other"), paid=[])
     failed = Episode("1", both.task, "h", 0, 0, {}, "error", error="gone")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from mrlm_pl.algorithms import PPO
 from mrlm_pl.algorithms.rewarded import rewarded_rows
@@ -17,7 +19,8 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.policy import Policy
+from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.policy.tiny import build_config, build_tokenizer
 
 OPTIONS = {"value_learning_rate": 1e-2}
 
@@ -90,6 +93,62 @@ def test_the_value_of_the_end_is_that_of_the_last_hidden_state(model_folder: Pat
         expected = policy.value_head(states)[0]
     assert ends.tolist() == pytest.approx([expected[5].item(), 0.0], abs=1e-5)
     assert values[0].tolist() == pytest.approx([0, 0, expected[1].item(), expected[2].item(), 0, 0], abs=1e-5)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def window_of_64(request: Any, tmp_path_factory: Any) -> Path:
+    """A random model that reads 64 tokens: GPT-2 has no more positions, Llama's rotary ones go on without an error."""
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    tokenizer = build_tokenizer()
+    model: Any
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if request.param == "gpt2":
+            sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+            model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes, bos_token_id=None, eos_token_id=1))
+        else:
+            sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 64}
+            model = LlamaForCausalLM(build_config(**sizes))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 88])
+def test_an_episode_truncated_by_the_window_bootstraps_from_the_last_state_inside_it(
+    length: int, window_of_64: Path
+) -> None:
+    algorithm = PPO({"main": Policy(str(window_of_64))})
+    algorithm.configure_model()
+    policy = algorithm.policy("main")
+    assert policy.value_head is not None
+    fed: list[int] = []
+    policy.model.register_forward_pre_hook(
+        lambda module, args, given: fed.append(int(given["position_ids"].max())), with_kwargs=True
+    )
+    row = trajectory([(2, 6), (40, 44)], [0.0, 1.0], length)
+    row = dataclasses.replace(row, token_ids=tuple(8 + token % 40 for token in range(length)))
+    with torch.no_grad():
+        policy.value_head.linear.weight.copy_(torch.linspace(-1, 1, 32))
+        table = rewarded_rows([episode((row,), truncated=True)], {})["main"]
+        values, ends = algorithm._estimates("main", table)
+        assert max(fed) <= 63, "a model of 64 tokens has the positions 0 to 63"
+        policy.model.eval()
+        ids, places = torch.tensor([row.token_ids[:64]]), torch.arange(64)[None, :length]
+        states = policy.model(ids, position_ids=places, output_hidden_states=True).hidden_states[-1]
+        expected = policy.value_head(states)[0]
+    assert ends.tolist() == pytest.approx([expected[-1].item()], abs=1e-4)
+    assert values[0, 40:44].tolist() == pytest.approx(expected[39:43].tolist(), abs=1e-4)
+
+
+def test_a_critic_with_a_shorter_window_than_an_action_is_refused(model_folder: Path, window_of_64: Path) -> None:
+    algorithm = PPO({"main": Policy(str(model_folder))}, critics={"main": Policy(str(window_of_64))})
+    algorithm.configure_model()
+    for first, fits in ((61, True), (62, False)):
+        table = rewarded_rows([episode((trajectory([(first, first + 4)], [1.0], 70),))], {})["main"]
+        table.batch.token_ids.clamp_(max=40)
+        with nullcontext() if fits else pytest.raises(ConfigurationError, match="reads 64 tokens, but token 65"):
+            algorithm._estimates("main", table)
 
 
 class Watch(Callback):
@@ -169,6 +228,25 @@ def test_kl_in_the_reward_is_charged_to_every_token_and_steered(model_folder: Pa
     assert other.kl_controllers["main"].coefficient == algorithm.kl_controllers["main"].coefficient
 
 
+def test_the_controller_counts_episodes_whatever_the_policy_plays_in_them(
+    model_folder: Path, quiet_trainer: Any
+) -> None:
+    options: dict[str, Any] = {"kl_coefficient": 0.5, "kl_target": 1e-6, "kl_horizon": 100}
+    algorithm = PPO({"main": Policy(str(model_folder))}, **options, recompute_old_logp=False)
+    algorithm.configure_model()
+    algorithm.trainer = quiet_trainer()
+    plays = []
+    for number in range(3):
+        rows = {agent: (trajectory([(2, 4)], [1.0], 4, agent),) for agent in "abcd"}
+        plays.append(dataclasses.replace(episode((), number=number), trajectories=rows))
+    algorithm.prepare(plays, Sampling())
+    # Three episodes, far off the target: beta (1 + .2 * 3 / 100), though there are twelve trajectories.
+    drift = algorithm.take_prepared_metrics()["train/reference_kl"]
+    assert abs(drift) > 1e-3
+    factor = 1 + (0.2 if drift > 0 else -0.2) * 3 / 100
+    assert algorithm.kl_controllers["main"].coefficient == pytest.approx(0.5 * factor)
+
+
 def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
@@ -214,6 +292,18 @@ def test_a_critic_of_its_own_learns_and_is_exported(model_folder: Path, echo: An
     assert not torch.equal(trained, untouched.model.layers[0].mlp.up_proj.weight)
 
 
+def test_a_checkpoint_holds_of_a_critic_with_adapters_these_and_its_head(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    trainer = quiet_trainer()
+    run(model_folder, echo(), trainer, {"critics": {"main": Policy(str(model_folder), lora=LoRA(2))}}, iterations=1)
+    trainer.save_checkpoint(tmp_path / "c.ckpt")
+    saved = torch.load(tmp_path / "c.ckpt", weights_only=False)["state_dict"]
+    critic = [name for name in saved if name.startswith("critics.")]
+    assert critic
+    assert all("lora_" in name or "value_head" in name for name in critic)
+
+
 def test_a_value_head_goes_on_from_the_exported_folder(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     trainer = quiet_trainer()
     algorithm = run(model_folder, echo(), trainer, {})
@@ -233,7 +323,7 @@ def test_a_value_head_goes_on_from_the_exported_folder(model_folder: Path, echo:
         ({"lam": -0.1}, "lam is -0.1"),
         ({"value_clip": 0.0}, "value_clip is 0.0"),
         ({"target_kl": 0.0}, "target_kl is 0.0"),
-        ({"discount": "episode"}, "discount is 'episode'"),
+        ({"discount_unit": "episode"}, "discount_unit is 'episode'"),
         ({"kl_target": 0.1}, "kl_coefficient is 0"),
         ({"kl_coefficient": -1.0}, "kl_coefficient -1.0"),
         ({"max_length": 5}, "constant_length"),
@@ -247,3 +337,8 @@ def test_bad_settings_are_refused(model_folder: Path, options: dict[str, Any], m
 def test_a_critic_needs_its_policy(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="critics names 'judge'"):
         PPO({"main": Policy(str(model_folder))}, critics={"judge": Policy(str(model_folder))})
+
+
+def test_a_frozen_critic_is_refused(model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"critics\.main has `trained: false`"):
+        PPO({"main": Policy(str(model_folder))}, critics={"main": Policy(str(model_folder), trained=False)})

@@ -10,10 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from mrlm_pl import algorithms
 from mrlm_pl.algorithms import (
     CISPO,
+    COMA,
     GRPO,
     GSPO,
+    MAGRPO,
+    MAREINFORCE,
+    MAREMAX,
+    MARLOO,
     RAE,
     REINFORCE,
     RLOO,
@@ -24,6 +30,7 @@ from mrlm_pl.algorithms import (
 from mrlm_pl.algorithms.policy_gradient import PolicyGradient
 from mrlm_pl.batch import Batch, collate_rows
 from mrlm_pl.data import RolloutDataModule, read_episodes
+from mrlm_pl.data.rollout_checks import check_fit
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
@@ -121,7 +128,7 @@ def test_reinforce_plus_plus_charges_the_divergence_to_each_token(model_folder: 
         first, second = [-0.5 * (-1.0 - value) for value in rows.ref_logp[row, 2:].tolist()]
         assert raw[0][row, 2:].tolist() == pytest.approx([first + 0.5 * (second + reward), second + reward], abs=1e-5)
     # It is not charged a second time in the loss.
-    assert algorithm._reference_losses(rows.old_logp, rows).abs().sum() == 0
+    assert algorithm._reference_losses(rows.behavior_logp, rows).abs().sum() == 0
 
 
 def test_the_running_baseline_ends_with_the_collection_before(model_folder: Path, quiet_trainer: Any) -> None:
@@ -144,7 +151,7 @@ def losses_of(algorithm: Any, log_ratios: list[float], advantage: float) -> list
     row = Trajectory("a", "main", (8,) * (1 + count), (False,) + (True,) * count, (0.0,) + (-1.0,) * count, ())
     batch = collate_rows([row], [0], [0], [0], advantages=[advantage])
     logp = torch.tensor([[0.0, *(-1.0 + value for value in log_ratios)]])
-    losses, _ = algorithm.token_losses(logp, batch.old_logp, batch)
+    losses, _ = algorithm.token_losses(logp, batch.behavior_logp, batch)
     return losses[0, 1:].tolist()
 
 
@@ -188,10 +195,10 @@ def test_corrections_weigh_the_loss_by_learner_over_sampler(
     rows = collate_rows([row], [0], [0], [0], advantages=[1.0])
     with torch.no_grad():
         rows.proximal_logp = policy(**rows.inputs())
-    rows.old_logp = rows.proximal_logp - 1.0 * rows.action_mask  # pi_old / mu = e for every token
+    rows.behavior_logp = rows.proximal_logp - 1.0 * rows.action_mask  # pi_old / mu = e for every token
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": batch_totals(rows.action_mask)}))
     assert loss.item() == pytest.approx(-factor, rel=1e-5)
-    logged = {name: value for name, (value, _, _) in algorithm._noted.items()}
+    logged = algorithm.take_noted()
     assert logged["train/mismatch_max_ratio"] == pytest.approx(math.e, rel=1e-5)
     assert logged["train/mismatch_chi_square"] == pytest.approx(math.e**2 - 1, rel=1e-5)
     assert logged["train/mismatch_effective_share"] == pytest.approx(1.0)
@@ -233,12 +240,61 @@ def test_each_algorithm_trains_from_rollouts(cls: Any, model_folder: Path, echo:
 def test_the_algorithms_are_different_ones(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     weights = {}
     for cls in FAMILY:
-        algorithm = fitted(cls, model_folder, echo(), quiet_trainer(), passes=3)
+        passes = 3 if cls.uses_importance_ratio else 1
+        algorithm = fitted(cls, model_folder, echo(), quiet_trainer(), passes=passes)
         weights[cls.__name__] = next(algorithm.policy("main").model.parameters()).detach().clone()
     names = list(weights)
     for number, first in enumerate(names):
         for second in names[number + 1 :]:
             assert not torch.equal(weights[first], weights[second]), (first, second)
+
+
+RATIO_FREE = [RAE, REINFORCE, RLOO, ReMax, MAGRPO, MARLOO, MAREINFORCE, MAREMAX, COMA]
+
+
+@pytest.mark.parametrize("cls", RATIO_FREE)
+def test_a_second_pass_without_a_ratio_is_refused_and_a_second_mini_batch_warned_of(
+    cls: Any, model_folder: Path, echo: Any, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = cls({"main": Policy(str(model_folder))})
+
+    def checked(**options: Any) -> None:
+        data = RolloutDataModule(echo(), groups=4, group_size=4, **options)
+        data.trainer = quiet_trainer()
+        check_fit(data, algorithm, 1, 1)
+
+    with pytest.raises(ConfigurationError, match=rf"data\.passes is 2, but {cls.__name__} has no importance ratio"):
+        checked(passes=2)
+    checked(minibatches=4)
+    (warning,) = [record.getMessage() for record in caplog.records if "minibatches" in record.getMessage()]
+    assert "sampled 3 updates earlier" in warning
+    caplog.clear()
+    checked()
+    assert not [record for record in caplog.records if record.name.startswith("mrlm_pl")]
+
+
+def test_a_loss_depends_on_the_old_policy_where_it_says_so(model_folder: Path) -> None:
+    row = Trajectory("a", "main", (8, 9), (False, True), (0.0, -1.0), ())
+    rows = collate_rows([row], [0], [0], [0], advantages=[1.0])
+    classes = [getattr(algorithms, name) for name in algorithms.__all__]
+    for cls in classes:
+        if issubclass(cls, PolicyGradient):
+            algorithm = cls({"main": Policy(str(model_folder))})
+            gradients = set()
+            for old in (-1.0, -1.1):
+                logp = torch.full((1, 2), -1.0, requires_grad=True)
+                algorithm.token_losses(logp, torch.full((1, 2), old), rows)[0].sum().backward()
+                assert logp.grad is not None
+                gradients.add(round(logp.grad[0, 1].item(), 5))
+            # GSPO's clipping range is narrower than this step, so its gradient is 0 then, which is another one too.
+            assert (len(gradients) == 2) == cls.uses_importance_ratio, cls
+
+
+@pytest.mark.parametrize("cls", [ReMax, MAREMAX])
+def test_a_greedy_baseline_of_greedy_episodes_is_refused(cls: Any, model_folder: Path, echo: Any) -> None:
+    data = RolloutDataModule(echo(), groups=4, group_size=4, sampling=Sampling(temperature=0.0))
+    with pytest.raises(ConfigurationError, match=r"data\.sampling\.temperature is 0"):
+        check_fit(data, cls({"main": Policy(str(model_folder))}), 1, 1)
 
 
 def test_remax_plays_one_greedy_episode_for_each_task(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
@@ -274,6 +330,44 @@ def test_groups_without_signal_are_replaced_within_the_bound(model_folder: Path,
     for item in episodes:
         by_task.setdefault(item.task.index, set()).add(item.group)
     assert len(by_task) == 12, "every attempt is at another task"
+
+
+@pytest.mark.parametrize("overlong_buffer", [0, 3])
+def test_groups_that_differ_in_length_alone_are_replaced(
+    overlong_buffer: int, model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    class Half(echo):  # type: ignore[misc]
+        """Pays every answer to an even task, and to an odd one those whose length is a multiple of 3."""
+
+        def begin(self, task: Task) -> str:
+            self.even = task.index % 2 == 0
+            return str(super().begin(task))
+
+        def reply(self, message: Any) -> Any:
+            outcome = super().reply(message)
+            outcome.components["digits"] = float(self.even or len(message.content) % 3 == 0)
+            return outcome
+
+    trainer = quiet_trainer()
+    algorithm = GRPO({"main": Policy(str(model_folder))}, overlong_buffer=overlong_buffer)
+    sampling = Sampling(max_tokens=6)
+    data = RolloutDataModule(
+        Half(size=64), groups=6, group_size=4, iterations=1, resample_rounds=8, sampling=sampling, seed=1
+    )
+    trainer.fit(algorithm, data)
+    episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+    kept: dict[str, list[Any]] = {}
+    for item in episodes:
+        slot = item.group.split(".")[0]
+        kept.setdefault(slot, []).append(item)
+    last = {
+        slot: max((item.group for item in items), key=lambda name: int((name + ".0").split(".")[1]))
+        for slot, items in kept.items()
+    }
+    for slot, items in kept.items():
+        paid = {item.reward for item in items if item.group == last[slot]}
+        assert len(paid) == 2, (slot, last[slot])
+    assert float(trainer.callback_metrics["rollout/zero_variance_groups"]) == 0
 
 
 def test_a_resumed_run_with_resampling_equals_an_uninterrupted_one(

@@ -41,6 +41,8 @@ class Gradient(Callback):
     def on_before_optimizer_step(self, trainer: Any, algorithm: Any, optimizer: Any) -> None:
         model = algorithm.policy("main").model
         self.gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         self.loss = float(trainer.callback_metrics["train/loss"])
 
 
@@ -53,7 +55,7 @@ def fit(model_folder: Path, source: str, trainer: Any, objective: Any) -> tuple[
 
 @pytest.mark.parametrize(
     ("objective", "weights"),
-    [("behavioural_cloning", (1.0, 0.0)), ("world_model", (0.0, 1.0)), ("combined", (0.5, 0.5))],
+    [("behavioral_cloning", (1.0, 0.0)), ("world_model", (0.0, 1.0)), ("combined", (0.5, 0.5))],
 )
 def test_loss_and_gradient_are_those_of_the_models_own_cross_entropy(
     objective: str, weights: tuple[float, float], model_folder: Path, quiet_trainer: Any, tmp_path: Path
@@ -128,7 +130,7 @@ def test_episodes_are_demonstrations(model_folder: Path, quiet_trainer: Any, tmp
     messages = (Message("user", "2+2?"), Message("assistant", "4"))
     row = Trajectory("a", "other", (8, 9), (False, True), (0.0, -1.0), (turn,), messages)
     episode = Episode("0", Task("t", "train", 0), "g", 0, 0, {"a": (row,)}, "end")
-    _, data = fit(model_folder, write(tmp_path, [episode.to_dict()]), quiet_trainer(), "behavioural_cloning")
+    _, data = fit(model_folder, write(tmp_path, [episode.to_dict()]), quiet_trainer(), "behavioral_cloning")
     (made,) = data.rows["train"]
     assert made.policy == "main"
     assert made.messages == messages

@@ -40,7 +40,7 @@ class Hundredfold(EchoEnvironment):
 def collected(model_folder: Path, trainer: Any, flat: bool = False, **model: Any) -> tuple[GRPO, list[PolicyBatch]]:
     """The rows of each collection of a run over two environments, as they are learnt from."""
     seen: list[PolicyBatch] = []
-    algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)}, advantage="group_centred", **model)
+    algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)}, advantage="group_centered", **model)
     prepare = algorithm.prepare
 
     def noting(*arguments: Any) -> Any:

@@ -131,8 +131,9 @@ def test_all_that_the_agents_said_counts_and_what_is_alike_does_not(
     assert said(second.chosen) == [("a", "one", "one<|end|>"), ("b", "two", "two<|end|>")]
     assert said(second.rejected) == [("a", "one", "two<|end|>")]
     tables = data.collate("train", [1, 0])
-    assert tables["one"].groups.tolist() == [0, 1, 2, 3]
-    assert tables["two"].groups.tolist() == [0]
+    assert tables["one"].joint_actions.tolist() == [0, 1, 2, 3]
+    assert tables["two"].joint_actions.tolist() == [0]
+    assert tables["one"].groups.tolist() == [0, 0, 1, 1], "the joint actions of a pair compute a prompt once"
     sizes = data.totals("train", [0, 1])
     assert {name: (size.sequences, size.episodes) for name, size in sizes.items()} == {"one": (4, 4), "two": (1, 4)}
     quiet_trainer().fit(data.algorithm(), JointPreferenceDataModule(data.sources["train"], batch_size=1))

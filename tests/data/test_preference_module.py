@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from mrlm_pl.algorithms import DPO, SFT
+from mrlm_pl.algorithms import DPO, SFT, PairwiseRewardModel
 from mrlm_pl.data import PreferenceDataModule, preference_pairs
 from mrlm_pl.data.preference_module import pair_rows
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import ChatFormat, Policy
+from mrlm_pl.policy.packing import RowPlan
 from mrlm_pl.policy.tiny import build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -116,6 +118,28 @@ def test_episode_files_are_read_and_without_a_difference_refused(tmp_path: Path)
     assert len(module(tmp_path / "a.jsonl", rows)._examples["train"]) == 1
     with pytest.raises(DataError, match=r"differ by more than 1\.5"):
         module(tmp_path / "b.jsonl", rows, reward_gap=1.5)
+
+
+@pytest.mark.parametrize("algorithm_class", [DPO, PairwiseRewardModel])
+def test_the_answers_of_a_pair_compute_their_prompt_once(
+    algorithm_class: Any, tmp_path: Path, model_folder: Path, quiet_trainer: Any
+) -> None:
+    rows = [{"prompt": number * 200, "chosen": "a" * 50, "rejected": "b" * 50} for number in "12"]
+    data, trainer = module(tmp_path / "pairs.jsonl", rows), quiet_trainer()
+    trainer.strategy.connect(algorithm_class({"main": Policy(str(model_folder))}))
+    data.trainer = trainer
+    data.setup("fit")
+    fed = 0
+    for pair in data.pairs["train"]:
+        (chosen,), (rejected,) = pair
+        first, second = chosen.token_ids[:-1], rejected.token_ids[:-1]  # the last token predicts nothing
+        shared = next(place for place, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
+        assert shared >= 200
+        fed += shared + (len(first) - shared) + (len(second) - shared)
+    inputs = data.collate("train", [0, 1])["main"].inputs()
+    plan = RowPlan(inputs["token_ids"], inputs["action_mask"], inputs["prefix_groups"])
+    (packed,) = plan.packed(None, torch.device("cpu"))
+    assert packed.input_ids.numel() == fed
 
 
 def test_long_pairs_are_left_out_together(tmp_path: Path, model_folder: Path, quiet_trainer: Any) -> None:

@@ -92,7 +92,7 @@ def test_the_reward_scale_is_in_what_is_learnt_and_not_in_what_is_told(
             assert f"rollout/{name}/success" in metrics.seen[0]
 
 
-@pytest.mark.parametrize(("algorithm", "changes"), [("group_centred", True), ("group_normalized", False)])
+@pytest.mark.parametrize(("algorithm", "changes"), [("group_centered", True), ("group_normalized", False)])
 def test_a_scale_matters_where_the_spread_is_not_divided_out(
     algorithm: str, changes: bool, model_folder: Path, quiet_trainer: Any
 ) -> None:

@@ -8,7 +8,6 @@ import torch
 from mrlm_pl.losses import (
     approx_kl,
     clip_fraction,
-    effective_sample_size,
     masked_max,
     masked_mean,
     ratio_max_deviation,
@@ -63,12 +62,6 @@ def test_ratio_max_deviation_looks_both_ways() -> None:
     assert ratio_max_deviation(logp, old, MASK).item() == pytest.approx(0.5)
 
 
-def test_effective_sample_size() -> None:
-    weights = torch.tensor([[1.0, 3.0, NAN], [0.0, 0.0, NAN]])
-    assert effective_sample_size(weights, MASK).item() == pytest.approx(16 / 10)
-    assert effective_sample_size(torch.full((2, 3), 0.7), MASK).item() == pytest.approx(4.0)
-
-
 def test_metrics_carry_no_gradient() -> None:
     logp = torch.zeros(2, 3, requires_grad=True)
     old, advantages = torch.zeros(2, 3), torch.ones(2, 3)
@@ -78,6 +71,5 @@ def test_metrics_carry_no_gradient() -> None:
         clip_fraction(logp, old, advantages, MASK),
         approx_kl(logp, old, MASK),
         ratio_max_deviation(logp, old, MASK),
-        effective_sample_size(logp, MASK),
     ]
     assert not any(metric.requires_grad for metric in metrics)

@@ -20,18 +20,18 @@ def close(found: list[dict[str, float]], expected: list[dict[str, float]]) -> No
 
 
 @pytest.mark.parametrize(
-    ("share", "horizon", "expected"),
+    ("reward", "horizon", "expected"),
     [
-        ("all", "discounted_sum", [(0.343525, 0.847122), (0.788462, 0.634615), (1.0, 0.5)]),
-        ("individual", "discounted_sum", [(0.381295, 0.809352), (0.846154, 0.576923), (1.0, 0.5)]),
-        ("all", "last", [(0.75, 0.75)] * 3),
-        ("individual", "last", [(1.0, 0.5)] * 3),
-        ("all", "current", [(0.55, 0.55), (0.7, 0.7), (0.75, 0.75)]),
-        ("individual", "current", [(0.2, 0.9), (0.8, 0.6), (1.0, 0.5)]),
+        ("team", "discounted_sum", [(0.343525, 0.847122), (0.788462, 0.634615), (1.0, 0.5)]),
+        ("own", "discounted_sum", [(0.381295, 0.809352), (0.846154, 0.576923), (1.0, 0.5)]),
+        ("team", "last", [(0.75, 0.75)] * 3),
+        ("own", "last", [(1.0, 0.5)] * 3),
+        ("team", "current", [(0.55, 0.55), (0.7, 0.7), (0.75, 0.75)]),
+        ("own", "current", [(0.2, 0.9), (0.8, 0.6), (1.0, 0.5)]),
     ],
 )
-def test_the_rewards_of_two_persons_and_three_turns(share: Any, horizon: Any, expected: list[Any]) -> None:
-    found = influence_rewards(TWO, 0.3, share, horizon)
+def test_the_rewards_of_two_persons_and_three_turns(reward: Any, horizon: Any, expected: list[Any]) -> None:
+    found = influence_rewards(TWO, 0.3, reward, horizon)
     close(found, [{"a": first, "b": second} for first, second in expected])
 
 
@@ -45,13 +45,13 @@ def test_a_discussion_that_ended_early_has_no_later_turns() -> None:
     close(influence_rewards(TWO[:2], 0.3), [{"a": 0.315385, "b": 0.853846}, {"a": 0.8, "b": 0.6}])
 
 
-@pytest.mark.parametrize("share", ["all", "individual"])
+@pytest.mark.parametrize("reward", ["team", "own"])
 @pytest.mark.parametrize("horizon", ["discounted_sum", "last"])
-def test_a_single_turn_pays_what_it_is_worth(share: Any, horizon: Any) -> None:
-    close(influence_rewards([{"a": 0.4}], 0.9, share, horizon), [{"a": 0.4}])
+def test_a_single_turn_pays_what_it_is_worth(reward: Any, horizon: Any) -> None:
+    close(influence_rewards([{"a": 0.4}], 0.9, reward, horizon), [{"a": 0.4}])
     together = {"a": 0.4, "b": 0.8}
-    expected = {"a": 0.6, "b": 0.6} if (share, horizon) == ("all", "last") else together
-    close(influence_rewards([together], 0.9, share, horizon), [expected])
+    expected = {"a": 0.6, "b": 0.6} if (reward, horizon) == ("team", "last") else together
+    close(influence_rewards([together], 0.9, reward, horizon), [expected])
 
 
 def test_without_discount_all_turns_weigh_alike_and_with_0_only_the_own_counts() -> None:
@@ -62,27 +62,27 @@ def test_without_discount_all_turns_weigh_alike_and_with_0_only_the_own_counts()
 
 def test_a_score_of_nothing_is_a_score() -> None:
     # (1 + .5 * 0) / 1.5 and, with one of two wrong before all are, (1 + .5 * 0) / 1.5, (0 + .5 * 0) / 1.5
-    close(influence_rewards([{"a": 1.0}, {"a": 0.0}], 0.5, "individual"), [{"a": 2 / 3}, {"a": 0.0}])
-    close(influence_rewards([{"a": 1.0}, {"a": 0.0}], 0.5, "individual", "last"), [{"a": 0.0}, {"a": 0.0}])
+    close(influence_rewards([{"a": 1.0}, {"a": 0.0}], 0.5, "own"), [{"a": 2 / 3}, {"a": 0.0}])
+    close(influence_rewards([{"a": 1.0}, {"a": 0.0}], 0.5, "own", "last"), [{"a": 0.0}, {"a": 0.0}])
     fallen = [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 0.0}]
     close(influence_rewards(fallen, 0.5), [{"a": 2 / 3, "b": 0.0}, {"a": 0.0, "b": 0.0}])
 
 
 def test_one_person_alone_shares_with_itself() -> None:
     alone = [{"a": turn["a"]} for turn in TWO]
-    close(influence_rewards(alone, 0.3, "all"), influence_rewards(alone, 0.3, "individual"))
+    close(influence_rewards(alone, 0.3, "team"), influence_rewards(alone, 0.3, "own"))
     assert incentives(alone, 1, 1, 1, 1) == ([{"a": 0.0}] * 3, 0)
 
 
 def test_who_is_absent_from_a_turn_is_left_out_of_both_sums() -> None:
     table = [{"a": 0.2, "b": 0.9}, {"b": 0.6}, {"a": 1.0}]
-    # all: (.2 + .3 * .6 + .09 * 1) / 1.39; individual of a: (.2 + .09 * 1) / 1.09, of b: (.9 + .3 * .6) / 1.3
+    # team: (.2 + .3 * .6 + .09 * 1) / 1.39; own of a: (.2 + .09 * 1) / 1.09, of b: (.9 + .3 * .6) / 1.3
     close(influence_rewards(table, 0.3)[:1], [{"a": 0.47 / 1.39, "b": 1.17 / 1.39}])
-    close(influence_rewards(table, 0.3, "individual")[:1], [{"a": 0.29 / 1.09, "b": 1.08 / 1.3}])
-    close(influence_rewards(table, 0.3, "individual", "last"), [{"a": 1.0, "b": 0.6}, {"b": 0.6}, {"a": 1.0}])
+    close(influence_rewards(table, 0.3, "own")[:1], [{"a": 0.29 / 1.09, "b": 1.08 / 1.3}])
+    close(influence_rewards(table, 0.3, "own", "last"), [{"a": 1.0, "b": 0.6}, {"b": 0.6}, {"a": 1.0}])
     # A turn in which nobody answered has no mean.
     close(influence_rewards([{"a": 0.2}, {}, {"b": 1.0}], 0.5)[:1], [{"a": 0.45 / 1.25}])
-    close(influence_rewards([{"a": 0.2}, {}], 0.5, "all", "last")[:1], [{"a": 0.2}])
+    close(influence_rewards([{"a": 0.2}, {}], 0.5, "team", "last")[:1], [{"a": 0.2}])
 
 
 # Incentives. Each amount is a power of ten, so that the digits of the pay tell which were paid.
@@ -177,7 +177,7 @@ def test_the_kinds_are_the_arguments() -> None:
         ({"gamma": -0.1}, r"gamma is -0\.1; it must be between 0 and 1"),
         ({"gamma": float("nan")}, "gamma is nan"),
         ({"gamma": 1.5}, r"gamma is 1\.5"),
-        ({"gamma": 0.3, "share": "some"}, "share is 'some'; it must be one of all, individual"),
+        ({"gamma": 0.3, "reward": "some"}, "reward is 'some'; it must be one of team, own"),
         ({"gamma": 0.3, "horizon": "next"}, "horizon is 'next'; it must be one of discounted_sum, last, current"),
     ],
 )

@@ -1,0 +1,105 @@
+"""The options of the algorithms: one quantity has one name, and one name means one quantity."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from mrlm_pl import algorithms
+
+QUANTITIES = {
+    "advantage": "how the returns of a group become advantages",
+    "agent_critics": "a critic for each agent",
+    "alpha0": "incentive for an own change while the others were wrong",
+    "alpha1": "incentive for an own change while the others were right",
+    "baseline": "what is subtracted from a return",
+    "baseline_decay": "weight of the past in a running baseline",
+    "beta": "strength of the pull to DPO's reference",
+    "beta0": "incentive for a change of the others after a wrong answer",
+    "beta1": "incentive for a change of the others after a right answer",
+    "betas": "decay rates of AdamW",
+    "clip_high": "upper end of the clipping range",
+    "clip_low": "lower end of the clipping range",
+    "correction": "weights for the mismatch of sampler and learner",
+    "critic": "the centralized critic",
+    "critic_reads": "what a critic of a discussion reads",
+    "critics": "a critic for each policy",
+    "cross_reduction": "mean or sum of a decision's joint actions",
+    "discount_unit": "what the discount factor is applied to",
+    "dual_clip": "bound of the clipped loss at negative advantages",
+    "entropy_coefficient": "weight of the entropy bonus",
+    "gamma": "discount factor",
+    "horizon": "which later scores reward an answer",
+    "joint_mode": "how decisions are combined to joint actions",
+    "kl_coefficient": "weight of the divergence from the reference",
+    "kl_estimator": "estimator of the divergence from the reference in the loss",
+    "kl_horizon": "episodes in which the KL coefficient changes by at most a fifth",
+    "kl_in": "whether the divergence from the reference is in the reward or in the loss",
+    "kl_target": "divergence from the reference towards which its coefficient is steered",
+    "label_smoothing": "assumed rate of swapped labels",
+    "lam": "GAE's lambda",
+    "loss": "form of the preference loss",
+    "margin": "how far the chosen answer must win",
+    "max_length": "longest response, for the reduction by a constant",
+    "normalize": "division by the standard deviation of a comparison",
+    "objective": "which tokens SFT is trained on",
+    "overlong_buffer": "width of the slope of the length penalty",
+    "policies": "the weights",
+    "recompute_old_logp": "whose log-probabilities the old policy's are",
+    "reduction": "how token losses become one number",
+    "reference": "what computes the reference's log-probabilities",
+    "reference_free": "a preference loss without reference",
+    "reward": "whose reward counts: the team's or the agent's own",
+    "schedule": "course of the learning rates",
+    "score_tokens": "tokens at which a verifier is trained",
+    "seats": "which policy plays each agent",
+    "stop_above": "mean reward above which a turn tree ends",
+    "target_kl": "divergence from the old policy that ends the updates on a rollout",
+    "targets": "what a centralized critic is trained towards",
+    "task_normalization": "scale of the advantages of each environment",
+    "turn_iterations": "rollouts for each entry of the turn schedule",
+    "turn_schedule": "which turns are trained together",
+    "value_clip": "how far a value may move",
+    "value_coefficient": "weight of the value loss",
+    "value_learning_rate": "learning rate of value heads",
+    "warmup_steps": "steps over which the learning rates rise",
+    "weighting": "weight of a state's decisions",
+    "whiten_advantages": "whether advantages are whitened",
+    "whiten_over": "whose advantages are whitened together",
+    "zero_variance": "whether tokens without advantage count in the reduction",
+}
+OWN_CHOICES = {"baseline", "margin"}
+"""Options whose values differ between algorithms: the baselines of REINFORCE are others than those of MAREMAX."""
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, dict[str, str]]:
+    """The type of each option, by option and algorithm."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in algorithms.__all__:
+        parser = ArgumentParser()
+        parser.add_class_arguments(getattr(algorithms, name), "model")
+        for action in parser._actions:
+            prefix, _, option = action.dest.partition(".")
+            if prefix == "model" and option and "." not in option:
+                found[option][name] = str(getattr(action, "_typehint", action.type))
+    return found
+
+
+def test_one_quantity_has_one_name(options: dict[str, dict[str, str]]) -> None:
+    assert set(options) == set(QUANTITIES), "a new option: is there a name for its quantity already?"
+    assert len(set(QUANTITIES.values())) == len(QUANTITIES)
+
+
+def test_an_option_takes_the_same_values_everywhere(options: dict[str, dict[str, str]]) -> None:
+    different = {option for option, types in options.items() if len(set(types.values())) > 1}
+    assert different == OWN_CHOICES
+
+
+def test_every_option_is_documented(options: dict[str, dict[str, str]]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    table = text[text.index("## Options") : text.index("## What is logged")]
+    assert {option for option in options if f"`{option}`" not in table} == set()
