@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO
-from mrlm_pl.data import RolloutDataModule, read_episodes
+from mrlm_pl.data import RolloutDataModule, read_episodes, rollout_module
 from mrlm_pl.data.collection import CollectionSums
 from mrlm_pl.data.episode_batch import EpisodeBatch
 from mrlm_pl.engines import Sampling
@@ -300,3 +301,30 @@ def test_updates_without_any_gradient_pass_also_with_adapters(
     before = fingerprint(algorithm)
     quiet_trainer().fit(algorithm, data)
     assert fingerprint(algorithm) == before
+
+
+def test_the_throughput_is_that_of_the_rollout_alone(
+    model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.0]
+
+    def lasting(owner: Any, name: str, took: float) -> None:
+        whole = getattr(owner, name)
+
+        def slow(*args: Any, **options: Any) -> Any:
+            seconds[0] += took
+            return whole(*args, **options)
+
+        monkeypatch.setattr(owner, name, slow)
+
+    monkeypatch.setattr(rollout_module, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    lasting(rollout_module.SyncCollector, "collect", 2.0)
+    lasting(rollout_module, "write_episodes", 30.0)
+    lasting(algorithm, "prepare", 50.0)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+    tokens = sum(row.num_actions for episode in episodes for row in episode.rows())
+    assert seconds[0] == 82.0
+    assert float(trainer.callback_metrics["rollout/tokens_per_second"]) == pytest.approx(tokens / 2.0)
