@@ -1,4 +1,4 @@
-"""Dr.MAS's advantage: normalised over the agent's own steps in the task's group."""
+"""Dr.MAS's advantage: normalized over the agent's own steps in the task's group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (GAE), over tokens and over transitions. Source: arXiv 1506.02438."""
+"""Generalized advantage estimation (GAE), over tokens and over transitions. Source: arXiv 1506.02438."""
 
 from __future__ import annotations
 

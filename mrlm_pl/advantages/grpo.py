@@ -1,4 +1,4 @@
-"""GRPO's group-normalised advantage."""
+"""GRPO's group-normalized advantage."""
 
 from __future__ import annotations
 

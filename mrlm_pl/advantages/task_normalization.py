@@ -1,8 +1,8 @@
-"""Normalisation of advantages per task type, after the group advantage. Source: arXiv 2510.04206.
+"""Normalization of advantages per task type, after the group advantage. Source: arXiv 2510.04206.
 
 Task types that differ in length or difficulty give advantages of different spread; this brings each type to spread 1,
 measured over its action tokens in the GLOBAL batch. Merge the ``task_moments`` of all micro-batches and ranks with
-``merge_task_moments`` first; each piece is then normalised with the same numbers.
+``merge_task_moments`` first; each piece is then normalized with the same numbers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def merge_task_moments(*pieces: Mapping[int, Moments]) -> dict[int, Moments]:
 
 
 def unnormalizable_tasks(moments: Mapping[int, Moments]) -> list[int]:
-    """Task types with one token or no spread, which the two normalisations leave unchanged: warn about them.
+    """Task types with one token or no spread, which the two normalizations leave unchanged: warn about them.
 
     >>> unnormalizable_tasks({0: Moments(2, 2.0, 2.0), 4: Moments(1, 5.0, 0.0)})
     [4]

@@ -1,4 +1,4 @@
-"""The joint states of a collection as rows of a centralised critic, and the credit that its values give."""
+"""The joint states of a collection as rows of a centralized critic, and the credit that its values give."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class MADPO(Algorithm):
         loss = mean over pairs of -log sigmoid(beta gap)                                  or another loss of DPO
 
     There is one preference for all agents, so the loss is one over all policies, and each one's gradient depends on
-    what the others have learnt already. With one agent it is DPO. The reference of a policy is the policy as it is
+    what the others have learned already. With one agent it is DPO. The reference of a policy is the policy as it is
     before the first update; its log-probabilities are computed once for all pairs. Use it with
     ``JointPreferenceDataModule``.
 

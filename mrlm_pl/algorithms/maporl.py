@@ -39,7 +39,7 @@ class MAPoRL(IPPO):
         A_k  = d_k + lambda A_{k+1} within the turn
 
     The future is in ``R`` already, so every turn is a decision problem of its own: no value and no advantage crosses
-    its end, nor that of an episode that a limit cut short. The loss is that of :class:`~mrlm_pl.algorithms.ppo.PPO`;
+    its end, nor that of a truncated episode. The loss is that of :class:`~mrlm_pl.algorithms.ppo.PPO`;
     critics and whitening by agent are those of :class:`~mrlm_pl.algorithms.ippo.IPPO`.
 
     The k-th scored answer of an agent is its turn k, whichever step of the environment that was: a leader who answers
@@ -48,7 +48,7 @@ class MAPoRL(IPPO):
 
     Logged once a collection beside the numbers of IPPO, over all ranks: ``train/ties`` (how many incentives
     compared with exactly .5), ``train/incentive_KIND`` (mean per answer), ``train/influence/turn_K`` (mean ``R``) and
-    ``train/trained/turn_K`` (1 for a turn that is learnt from). A decision without a ``score`` keeps
+    ``train/trained/turn_K`` (1 for a trained turn). A decision without a ``score`` keeps
     its reward.
 
     Args:
@@ -64,7 +64,7 @@ class MAPoRL(IPPO):
         beta1: the same when the answer was right: persuading others.
         critic_reads: the ``debate``, which is the agent's whole row, or for ``agent_critics`` the question and each
             ``answer`` alone.
-        turn_schedule: turns, counted from 1, that are learnt from together, one list after the other and then from the
+        turn_schedule: turns, counted from 1, that are trained together, one list after the other and then from the
             beginning again; None learns from all turns. The actions of other turns are no part of the loss, and a
             policy that has no others keeps its weights.
         turn_iterations: collections for each list.
@@ -119,7 +119,7 @@ class MAPoRL(IPPO):
 
     @property
     def trained_turns(self) -> Collection[int] | None:
-        """The turns, counted from 1, that the next collection is learnt from; None is all of them."""
+        """Turns, counted from 1, that the next rollout trains; None is all of them."""
         if self.turn_schedule is None:
             return None
         return self.turn_schedule[self.collections // self.turn_iterations % len(self.turn_schedule)]

@@ -1,4 +1,4 @@
-"""Multi-agent proximal policy optimization: decentralised actors, one centralised critic."""
+"""Multi-agent proximal policy optimization: decentralized actors, one centralized critic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CRITIC = "critic"
 
 
 class MAPPO(PolicyGradient):
-    """PPO with one centralised critic (MAPPO, arXiv 2103.01955; also known as MAAC).
+    """PPO with one centralized critic (MAPPO, arXiv 2103.01955; also known as MAAC).
 
     ``s_t`` is the joint state before step t of the environment: all agents' conversations so far, in the order of the
     steps. The critic, a language model with a value head, reads it as text in its own chat format. ``r_t`` is the mean
@@ -35,8 +35,8 @@ class MAPPO(PolicyGradient):
         critic = mean_t .5 max((V - y_t)^2, (clip(V, V_t - value_clip, V_t + value_clip) - y_t)^2)
 
     with ``y_t`` the ``lambda``-return ``A_t + V(s_t)``, the one-step ``td`` target ``r_t + gamma V(s_{t+1})``, or the
-    ``monte_carlo`` return. An episode that a limit cut short goes on with the value of the joint state that it ended
-    in; one that ended does not. Advantages are whitened over each policy's tokens on all ranks, targets never.
+    ``monte_carlo`` return. Truncated episodes bootstrap from the value of their last joint state;
+    terminated ones do not. Advantages are whitened over each policy's tokens on all ranks, targets never.
     ``data.passes`` and ``data.minibatches`` say how often a collection is used.
 
     Logged under ``train/critic/``: ``value_loss``, ``grad_norm`` and ``grad_norm_value``, and once a collection
@@ -80,7 +80,7 @@ class MAPPO(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, zero_variance="keep", **settings)
         if CRITIC in self.policies:
-            raise ConfigurationError(f"a policy is named {CRITIC!r}, which is what the centralised critic is called")
+            raise ConfigurationError(f"a policy is named {CRITIC!r}, which is what the centralized critic is called")
         ranges = (
             ("gamma", gamma, 0 <= gamma <= 1, "between 0 and 1"),
             ("lam", lam, 0 <= lam <= 1, "between 0 and 1"),

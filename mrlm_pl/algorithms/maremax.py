@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 class MAREMAX(JointPolicyGradient):
     """Multi-agent ReMax (arXiv 2508.04652, 2310.10505).
 
-    Each task is played once more, with the most probable token of every agent at every step; nothing is learnt from
-    that episode. For a decision of turn t with return ``R``
+    Each task is played once more, with the most probable token of every agent at every step; that episode is not
+    trained on. For a decision of turn t with return ``R``
     (see :class:`~mrlm_pl.algorithms.joint.JointPolicyGradient`)::
 
         A    = R - n (return of the greedy episode from turn t on; 0 where it was over)

@@ -35,7 +35,7 @@ from mrlm_pl.policy import Policy
 
 
 class PPO(Algorithm):
-    """Proximal policy optimization (arXiv 1707.06347), token by token, with generalised advantages (1506.02438).
+    """Proximal policy optimization (arXiv 1707.06347), token by token, with generalized advantages (1506.02438).
 
     ``V_t`` is the value before token t, ``t + 1`` the agent's next token, in whatever turn::
 
@@ -175,7 +175,7 @@ class PPO(Algorithm):
         return self.correction.kind != "none" or not self.recomputes(sampling)
 
     def has_values(self, name: str) -> bool:
-        """Whether the values are learnt from a policy's own rows, rather than from rows of a critic."""
+        """Whether the values are trained on a policy's own rows rather than on those of a critic."""
         return True
 
     def critic(self, name: str) -> Policy:

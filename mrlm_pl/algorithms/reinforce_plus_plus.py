@@ -1,4 +1,4 @@
-"""REINFORCE++: discounted, KL-penalised returns, whitened over the whole batch."""
+"""REINFORCE++: discounted, KL-penalized returns, whitened over the whole batch."""
 
 from __future__ import annotations
 

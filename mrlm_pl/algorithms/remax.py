@@ -25,7 +25,7 @@ class ReMax(PolicyGradient):
     """ReMax (arXiv 2310.10505).
 
     Each task is played once more with the most probable token at every step; that episode's return is the baseline, and
-    nothing is learnt from it::
+    it is not trained on::
 
         A_i  = r_i - r(greedy)
         loss = reduce_t( -A_i log pi(token_t) + beta KL_t )

@@ -40,7 +40,7 @@ class RewardedRows:
         chains: rows of one agent in one episode, in order: one, or several where a chat template rewrote history.
         agents: whose row each is.
         origins: the record that each row is from.
-        unfinished: [B] True for the last row of an episode that a limit cut short.
+        unfinished: [B] True for the last row of a truncated episode.
     """
 
     batch: PolicyBatch
@@ -58,7 +58,7 @@ class RewardedRows:
         Args:
             rewards, values, discounts: [B, T]; not read outside the action mask.
             lam: GAE's lambda.
-            end_values: [B] value of the state that the episode was cut short in, 0 for rows that are not.
+            end_values: [B] value of the last state of a truncated episode, 0 for other rows.
         """
         mask = self.batch.action_mask
         tables = [self._along_chains(table) for table in (rewards, values, discounts)]

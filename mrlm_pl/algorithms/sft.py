@@ -33,13 +33,13 @@ class SFT(Algorithm):
         loss = bc (behavioral_cloning), wm (world_model) or .5 bc + .5 wm (combined)
 
     Logged under ``train/``: ``nll`` (nats per action token), ``perplexity``, ``grad_norm``, and ``observation_nll``
-    (nats per observation token) where it is learnt; under ``val/`` and ``test/`` ``nll`` and
+    (nats per observation token) where the objective has them; under ``val/`` and ``test/`` ``nll`` and
     ``observation_nll`` on those files.
 
     Args:
         policies: the weights; one policy.
         schedule, warmup_steps, betas: see :class:`Algorithm`.
-        objective: what is learnt.
+        objective: which tokens are trained.
         reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`.
 
     Raises:

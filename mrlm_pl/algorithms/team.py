@@ -120,7 +120,7 @@ def joint_history(episode: Episode) -> list[str]:
         if len(replies) < len(indices):
             raise DataError(
                 f"episode {episode.id!r}: agent {agent!r} decided {len(indices)} times, but its record holds "
-                f"{len(replies)} replies; a centralised critic reads the messages, so keep them in the record"
+                f"{len(replies)} replies; a centralized critic reads the messages, so keep them in the record"
             )
         # Replies beyond its own are examples in the first prompt.
         own = dict(zip(replies[len(replies) - len(indices) :], indices, strict=True))
