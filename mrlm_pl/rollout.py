@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.environment import Environment, Observations
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError, NonFiniteError, PolicyError
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError, PolicyError
 from mrlm_pl.event_loop import END_SECONDS, EventLoopThread
 from mrlm_pl.hosting import STARTUP_SECONDS, EnvironmentHosts
 from mrlm_pl.play import Decision, EpisodeSpec, Play, Seat
@@ -294,12 +294,19 @@ class EpisodePlayer:
 
     async def step(self, plays: Sequence[Play]) -> None:
         """Step the environments of plays whose agents have decided; what fails has its ``error`` set."""
-        calls = [Call(play.environment.step, (dict(play.actions),)) for play in plays]
-        self.now_waiting(plays, "its environment's step")
-        for play, result in zip(plays, await self.caller.run(calls), strict=True):
-            play.environment_seconds += result.seconds
+        due = []
+        for play in plays:
             try:
                 play.order.check_actions(play.actions)
+            except EnvironmentContractError as error:
+                play.error = _describe(error, play, "step")
+            else:
+                due.append(play)
+        calls = [Call(play.environment.step, (dict(play.actions),)) for play in due]
+        self.now_waiting(due, "its environment's step")
+        for play, result in zip(due, await self.caller.run(calls), strict=True):
+            play.environment_seconds += result.seconds
+            try:
                 play.take(result.value_or_raise(), self.seats)
             except _FATAL:
                 raise

@@ -155,3 +155,31 @@ def test_an_agent_without_a_seat_is_named() -> None:
 def test_sampling_settings_are_checked() -> None:
     with pytest.raises(ConfigurationError, match=r"top_p is 0"):
         Sampling(top_p=0)
+
+
+def test_decisions_that_are_not_due_never_reach_the_environment() -> None:
+    stepped: list[Mapping[str, Message]] = []
+
+    class Watched(Relay):
+        def step(self, actions: Mapping[str, Message]) -> Step:
+            stepped.append(actions)
+            return super().step(actions)
+
+    player = EpisodePlayer({"relay": Watched()}, seats("a", "b"), ScriptedEngine())
+    wrong, right = (
+        player.start(EpisodeSpec(name, Watched().tasks("train")[0], name, seed=0), 1) for name in ("wrong", "right")
+    )
+
+    async def step() -> None:
+        await player.reset([wrong, right])
+        wrong.actions = {"b": Message("assistant", "1")}
+        right.actions = {"a": Message("assistant", "1")}
+        await player.step([wrong, right])
+
+    try:
+        asyncio.run(step())
+    finally:
+        player.close()
+    assert "step received actions of ['b'], but due are ['a']" in (wrong.error or "")
+    assert right.error is None
+    assert stepped == [{"a": Message("assistant", "1")}]

@@ -283,9 +283,14 @@ class AsyncCollector:
         greedy = None
         if self._greedy is not None:
             greedy = asyncio.ensure_future(self._episode(self._greedy, greedy_spec(self.plan, iteration, number)))
-        while draft.due:
-            draft.take(await self._episodes(draft))
-        collected = Collected.of(draft, [] if greedy is None else [await greedy])
+        try:
+            while draft.due:
+                draft.take(await self._episodes(draft))
+            collected = Collected.of(draft, [] if greedy is None else [await greedy])
+        finally:
+            if greedy is not None:
+                greedy.cancel()
+                await asyncio.gather(greedy, return_exceptions=True)
         group.collected, group.completed = collected, time.monotonic()
         return collected
 

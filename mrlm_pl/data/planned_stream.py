@@ -31,7 +31,6 @@ class PlannedStream(TaskStream):
     def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[float] | None, seed: int) -> None:
         super().__init__(sources, weights, seed)
         self.planned = 0
-        self._plan: dict[int, tuple[str, int]] = {}
         self._owed = dict.fromkeys(self.sources, 0.0)
 
     def plan(self, positions: int, shares: Mapping[str, float]) -> None:
@@ -45,24 +44,18 @@ class PlannedStream(TaskStream):
             for number in range(count)
         )
         for _, _, name in turns:
-            self._plan[self.planned] = (name, self._counts[name])
+            self._picks[self.planned] = (name, self._counts[name])
             self._counts[name] += 1
             self.planned += 1
 
-    def forget(self, before: int) -> None:
-        """Drop the plan of positions that are not asked for any more."""
-        # A new mapping would be one that another thread does not see.
-        for position in [position for position in self._plan if position < before]:
-            del self._plan[position]
-
     def picked(self, position: int) -> tuple[str, int]:
-        return self._plan[position]
+        return self._picks[position]
 
     def state(self) -> dict[str, Any]:
         """What is planned and what is owed, as plain values."""
         return {
             "planned": self.planned,
-            "plan": [[position, *pick] for position, pick in sorted(self._plan.items())],
+            "plan": [[position, *pick] for position, pick in sorted(self._picks.items())],
             "owed": dict(self._owed),
             "counts": dict(self._counts),
         }
@@ -79,7 +72,7 @@ class PlannedStream(TaskStream):
                 f"{sorted(self.sources)}; resume with the same environments and names"
             )
         self.planned = state["planned"]
-        self._plan = {position: (name, count) for position, name, count in state["plan"]}
+        self._picks = {position: (name, count) for position, name, count in state["plan"]}
         self._owed, self._counts = dict(state["owed"]), dict(state["counts"])
 
 

@@ -77,6 +77,8 @@ class RunTasks:
             groups: in an iteration.
         """
         if not isinstance(self.stream, PlannedStream):
+            self.stream.picked(iteration * groups)  # a resumed run decides those before it first
+            self.stream.forget(iteration * groups)
             return
         assert self.curriculum is not None
         while self.stream.planned < iteration * groups:

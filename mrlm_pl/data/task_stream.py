@@ -38,7 +38,8 @@ class TaskStream:
             )
         self.sources, self.seed = dict(sources), seed
         self.shares = [weight / sum(weights) for weight in weights]
-        self._picks: list[tuple[str, int]] = []
+        self._picks: dict[int, tuple[str, int]] = {}
+        self._decided = 0
         self._counts = dict.fromkeys(self.sources, 0)
         self._orders: dict[tuple[str, int], list[int]] = {}
 
@@ -65,23 +66,32 @@ class TaskStream:
         return source[self._order(name, epoch, source.size)[index]]
 
     def picked(self, position: int) -> tuple[str, int]:
-        """The source of a position, and how many positions before it have the same."""
-        while len(self._picks) <= position:
+        """The source of a position, and how many positions before it have the same; not of a forgotten position."""
+        while self._decided <= position:
             self._pick()
         return self._picks[position]
 
+    def forget(self, before: int) -> None:
+        """Drop what is kept of the positions before this one, which are not read again."""
+        # A new mapping would be one that another thread does not see.
+        for position in [position for position in self._picks if position < before]:
+            del self._picks[position]
+
     def _pick(self) -> None:
-        turn = len(self._picks) + 1
+        turn = self._decided + 1
         behind = {
             name: share * turn - self._counts[name] for name, share in zip(self.sources, self.shares, strict=True)
         }
         name = max(behind, key=lambda key: behind[key])
-        self._picks.append((name, self._counts[name]))
+        self._picks[self._decided] = (name, self._counts[name])
         self._counts[name] += 1
+        self._decided += 1
 
     def _order(self, name: str, epoch: int, size: int) -> list[int]:
-        if (name, epoch) not in self._orders:
+        order = self._orders.get((name, epoch))
+        if order is None:
             order = list(range(size))
             keyed_random("order", self.seed, name, epoch).shuffle(order)
             self._orders[name, epoch] = order
-        return self._orders[name, epoch]
+            self._orders.pop((name, epoch - 2), None)  # groups that are played side by side may lie in two epochs
+        return order

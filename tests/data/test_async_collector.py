@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_environments import CoordinationGame
 
 from mrlm_pl.algorithms import GRPO, MAGRPO, REINFORCE, ReMax
-from mrlm_pl.data import RolloutDataModule, read_episodes
-from mrlm_pl.data.async_collector import AsyncOptions
+from mrlm_pl.data import RolloutDataModule, async_collector, read_episodes
+from mrlm_pl.data.async_collector import AsyncCollector, AsyncOptions, _Group
 from mrlm_pl.data.lags import Lags
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.environment import Observations, Step
@@ -599,3 +600,26 @@ def test_options_without_effect_are_told(
 ) -> None:
     quiet_trainer().fit(*make(model_folder, Slow(0.0), iterations=1, **options))
     assert ("data.max_lag and data.async_options have no effect in data.mode sync" in caplog.text) == told
+
+
+def test_a_group_that_fails_leaves_no_greedy_episode_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_collector, "GroupDraft", lambda *key: SimpleNamespace(due=True, take=None))
+    monkeypatch.setattr(async_collector, "greedy_spec", lambda *key: None)
+
+    class Failing(AsyncCollector):
+        def __init__(self) -> None:
+            self._greedy, self.plan = object(), None  # type: ignore[assignment]
+
+        async def _episode(self, player: Any, spec: Any) -> Any:
+            await asyncio.sleep(600)
+
+        async def _episodes(self, draft: Any) -> Any:
+            await asyncio.sleep(0)
+            raise RolloutError("no such task")
+
+    async def play() -> set[Any]:
+        with pytest.raises(RolloutError, match="no such task"):
+            await Failing()._play(_Group(), 0, 0)
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(play()) == set()

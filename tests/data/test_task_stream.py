@@ -46,3 +46,14 @@ def test_an_endless_source_is_read_in_order() -> None:
 def test_weights_must_fit_the_environments(weights: list[float]) -> None:
     with pytest.raises(ConfigurationError, match="weights"):
         TaskStream({"a": source("a", 2), "b": source("b", 2)}, weights, 0)
+
+
+def test_what_a_long_run_has_read_is_not_kept() -> None:
+    stream = TaskStream({"a": source("a", 4), "b": source("b", 4)}, [2, 1], seed=0)
+    whole = [stream[position] for position in range(600)]
+    again = TaskStream({"a": source("a", 4), "b": source("b", 4)}, [2, 1], seed=0)
+    for position in range(600):
+        again.forget(position)
+        assert again[position] == whole[position]
+    assert len(again._picks) == 1
+    assert len(again._orders) <= 2 * 2
