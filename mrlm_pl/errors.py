@@ -35,6 +35,10 @@ class RolloutError(MRLMError):
     """A rollout yielded nothing to learn from, for example because every episode failed."""
 
 
+class StorageError(MRLMError):
+    """A file cannot be written, for example because the disk is full; what was complete before is kept."""
+
+
 class NonFiniteError(MRLMError):
     """A reward, loss or gradient is NaN or infinite; the run stops rather than train on it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.strategies import ModelParallelStrategy
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -21,10 +24,11 @@ from mrlm_pl.algorithms.reference_use import ReferenceUse
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
-from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.held_passes import bounded_together
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
+from mrlm_pl.resume import ExactResume
 from mrlm_pl.strategies import data_parallel_rank
 from mrlm_pl.turn_tree import TurnTree
 
@@ -386,6 +390,10 @@ class Algorithm(ReferenceUse, ABC):
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return batch.episodes
 
+    def configure_callbacks(self) -> list[Callback]:
+        """Return the callback that makes a resumed run exact."""
+        return [ExactResume()]
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "state_dict" in checkpoint:
             self._check_weights(checkpoint["state_dict"])
@@ -421,15 +429,33 @@ class Algorithm(ReferenceUse, ABC):
             self.export(Path(self.trainer.default_root_dir) / "policies", write=self.trainer.is_global_zero)
 
     def export(self, folder: str | Path, write: bool = True) -> None:
-        """Write every trained policy as a plain Hugging Face folder ``folder/NAME``.
+        """Write every trained policy as a plain Hugging Face folder ``folder/NAME``, which is whole or not there.
 
         Args:
             folder: is created.
             write: False on the ranks that only help to put the weights together.
+
+        Raises:
+            StorageError: a policy cannot be written, for example because the disk is full.
         """
         for name in self.policies:
-            if self.policy(name).trained:
-                self.policy(name).save_pretrained(Path(folder) / name, write=write)
+            if not self.policy(name).trained:
+                continue
+            final = Path(folder) / name
+            draft = final.with_name(f"{name}.part")
+            try:
+                if write:
+                    shutil.rmtree(draft, ignore_errors=True)
+                self.policy(name).save_pretrained(draft, write=write)
+                if write:
+                    shutil.rmtree(final, ignore_errors=True)
+                    draft.rename(final)
+            except (OSError, SafetensorError) as error:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise StorageError(
+                    f"policy {name!r} cannot be written to {str(final)!r}: {error}; free space on the disk, then "
+                    "resume the run, which writes it from its last checkpoint"
+                ) from error
 
     def refuse_dropout(self) -> None:
         """Nothing when no trained policy has dropout.

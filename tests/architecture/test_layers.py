@@ -38,6 +38,7 @@ LAYERS = {
     "hosting": 2,
     "sharded_checkpoint": 2,
     "strategies": 3,
+    "resume": 3,
     "play": 3,
     "rollout": 3,
     "turn_tree": 3,

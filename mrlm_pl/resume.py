@@ -1,0 +1,137 @@
+"""What a resumed run takes from its checkpoint and what from its configuration.
+
+The trainer's progress comes from the checkpoint, in one form whichever hook saved it, so that no batch is repeated.
+Lightning counts epochs and batches in about 40 numbers and infers from their differences at which hook a checkpoint was
+saved. Some hooks are mistaken for others: a checkpoint of an epoch's last batch starts an epoch that is not counted,
+one of a validation inside an epoch trains a batch too many, and a run that was resumed once saves numbers that no
+uninterrupted run has. Here every checkpoint gets the numbers of the end of its last batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from torch.optim.lr_scheduler import LambdaLR
+
+
+class ExactResume(Callback):
+    """Saves and restores the trainer's progress exactly, and keeps the configured optimizer settings.
+
+    Torch restores learning rates, weight decay and betas with the optimizer's state, over what is configured.
+    :class:`~mrlm_pl.algorithms.Algorithm` brings this callback along.
+    """
+
+    def __init__(self) -> None:
+        self._configured: list[list[dict[str, Any]]] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let a finished run that is resumed end as the first one did, with ``on_train_end``."""
+        if stage == "fit" and not isinstance(trainer.fit_loop, _EndingFitLoop):
+            loop = _EndingFitLoop(trainer, trainer.min_epochs, trainer.max_epochs)
+            vars(loop).update(vars(trainer.fit_loop))
+            trainer.fit_loop = loop
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the optimizer's settings before a checkpoint replaces them."""
+        self._configured = [
+            [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+            for optimizer in trainer.optimizers
+        ]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the configured settings back, and begin a new epoch after the last batch of one, with its hooks."""
+        loop = trainer.fit_loop
+        if loop.is_resuming:
+            self._keep_settings(trainer)
+        if loop.restarted_mid_epoch and loop.epoch_loop.batch_progress.is_last_batch:
+            loop.reset_restart_stage()
+
+    def _keep_settings(self, trainer: Trainer) -> None:
+        scheduled = {id(item.scheduler.optimizer): item for item in trainer.lr_scheduler_configs}
+        for optimizer, configured in zip(trainer.optimizers, self._configured, strict=True):
+            schedule = scheduled.get(id(optimizer))
+            closed_form = schedule is not None and isinstance(schedule.scheduler, LambdaLR)
+            # Another schedule has its rates in its state, and cannot be asked for them under other base rates.
+            kept = () if schedule is None or closed_form else ("lr", "initial_lr")
+            for group, settings in zip(optimizer.param_groups, configured, strict=True):
+                group.update({key: value for key, value in settings.items() if key not in kept})
+            if schedule is None or not isinstance(schedule.scheduler, LambdaLR):
+                continue
+            scheduler = schedule.scheduler
+            if schedule.interval == "step" and schedule.frequency == 1:
+                scheduler.last_epoch = trainer.global_step  # also of a schedule that the run before did not have
+            scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+            factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+            for group, base, factor in zip(optimizer.param_groups, scheduler.base_lrs, factors, strict=True):
+                group["lr"] = base * factor
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint["loops"]["fit_loop"]
+        checkpoint["loops"]["fit_loop"] = at_batch_end(
+            saved, int(trainer.num_training_batches), trainer.accumulate_grad_batches
+        )
+
+
+class _EndingFitLoop(_FitLoop):
+    @property
+    def skip(self) -> bool:
+        return self.max_batches == 0 or self.trainer.limit_train_batches == 0
+
+
+def at_batch_end(state: dict[str, Any], epoch_batches: int, accumulation: int) -> dict[str, Any]:
+    """Return the state of a fit loop as ``on_train_batch_end`` of the last whole batch would have saved it.
+
+    Args:
+        state: what the loop returned, at any hook; a new dictionary is returned.
+        epoch_batches: batches in an epoch.
+        accumulation: batches in an update.
+    """
+    batches, epochs = state["epoch_loop.batch_progress"], state["epoch_progress"]
+    total, here = batches["total"]["processed"], batches["current"]["processed"]
+    if not total:
+        return state
+    begun, ended = epochs["current"]["started"], epochs["current"]["processed"]
+    over = here in (0, epoch_batches)
+    if here == 0:
+        finished = ended - 1  # the next epoch has begun, and none of its batches has ended
+    elif begun == ended:
+        finished = ended - 1  # at the end of an epoch, which may come before its last batch
+    else:
+        finished = ended
+    here = epoch_batches if over else here
+    optimizer = state["epoch_loop.automatic_optimization.optim_progress"]
+    updates = optimizer["optimizer"]["step"]["total"]["completed"]
+    updated = over or here % accumulation == 0
+    found = dict(state)
+    found["epoch_progress"] = {name: _counted(finished + 1, finished, finished) for name in ("total", "current")}
+    found["epoch_loop.batch_progress"] = {
+        "total": _counted(total, total, total - 1),
+        "current": _counted(here, here, here - 1),
+        "is_last_batch": over,
+    }
+    found["epoch_loop.state_dict"] = {**state["epoch_loop.state_dict"], "_batches_that_stepped": updates - updated}
+    # A validation that was interrupted is not repeated.
+    nothing = _counted(0, 0, 0)
+    found["epoch_loop.val_loop.batch_progress"] = {"total": nothing, "current": dict(nothing), "is_last_batch": False}
+    if over:
+        for key in ("epoch_loop.scheduler_progress", "epoch_loop.automatic_optimization.optim_progress"):
+            found[key] = _without_current(found[key])
+    return found
+
+
+def _counted(started: int, processed: int, completed: int) -> dict[str, int]:
+    return {"ready": started, "completed": completed, "started": started, "processed": processed}
+
+
+def _without_current(progress: dict[str, Any]) -> dict[str, Any]:
+    """The progress with nothing done in the current epoch, as the next one begins."""
+    return {
+        key: dict.fromkeys(value, 0)
+        if key == "current"
+        else _without_current(value)
+        if isinstance(value, dict)
+        else value
+        for key, value in progress.items()
+    }

@@ -1,0 +1,151 @@
+"""Every state of a run's folder that a kill could leave, found by looking at the disk at every hook and file operation.
+
+A kill leaves what is on the disk, so two moments with the same files are the same to the run that resumes. One run in
+this process shows all of them: before each operation on a file of the folder and around each hook of Lightning the
+folder is compared with what was seen before, and kept when it is new. A file that is written beside its final name is
+also kept half written, as the disk may have it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.trainer import call
+
+_HOOKS = (
+    "_call_callback_hooks",
+    "_call_lightning_module_hook",
+    "_call_lightning_datamodule_hook",
+    "_call_strategy_hook",
+)
+_OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree"}
+_listeners: list[Callable[[str, tuple[Any, ...]], None]] = []
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if _listeners and event in _OPERATIONS:
+        for listener in tuple(_listeners):
+            listener(event, arguments)
+
+
+_installed: list[bool] = []
+
+
+@contextmanager
+def at_each_moment(folder: Path, look: Callable[[str], None]) -> Iterator[None]:
+    """In this block ``look`` is called, with a name, around each hook and before each operation on the folder's files.
+
+    Args:
+        folder: operations on files elsewhere are no moments.
+        look: may read and write files; may raise.
+    """
+    if not _installed:
+        sys.addaudithook(_audit)  # for the rest of the process, as Python has it
+        _installed.append(True)
+    inside: list[bool] = []
+
+    def moment(name: str) -> None:
+        if not inside:
+            inside.append(True)
+            try:
+                look(name)
+            finally:
+                inside.clear()
+
+    def operation(event: str, arguments: tuple[Any, ...]) -> None:
+        path = str(arguments[0]) if arguments else ""
+        reads = event == "open" and (str(arguments[1] or "").strip("bt") == "r" or isinstance(arguments[0], int))
+        if path.startswith(str(folder)) and not reads:
+            moment(f"{event} {Path(path).name}")
+
+    patch = pytest.MonkeyPatch()
+    for name in _HOOKS:
+        original = getattr(call, name)
+
+        def watched(trainer: Any, hook: str, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
+            moment(f"before {hook}")
+            result = _original(trainer, hook, *args, **kwargs)
+            moment(f"after {hook}")
+            return result
+
+        patch.setattr(call, name, watched)
+    _listeners.append(operation)
+    try:
+        yield
+    finally:
+        _listeners.remove(operation)
+        patch.undo()
+
+
+class DiskStates:
+    """Copies of a folder, one for each state that a resumed run could tell from the others.
+
+    Args:
+        below: where the copies are kept.
+    """
+
+    def __init__(self, below: Path) -> None:
+        self.below = below
+        self.moments = 0
+        self.found: dict[str, tuple[Path, str]] = {}
+        self._seen: list[tuple[str, int, int, int]] = []
+
+    def look(self, folder: Path, moment: str) -> None:
+        """Keep the folder, and its drafts half written, where that is new."""
+        self.moments += 1
+        files = _files(folder)
+        if files == self._seen:
+            return
+        self._seen = files
+        self._keep(folder, moment, {})
+        drafts = [path for path in folder.rglob("*") if path.suffix in (".part", ".partial") and path.is_file()]
+        for draft in drafts:
+            self._keep(folder, f"{moment}, {draft.name} half written", {draft: draft.stat().st_size // 2})
+        table = folder / "metrics.csv"
+        if table.is_file():
+            self._keep(folder, f"{moment}, the last row torn", {table: max(table.stat().st_size - 3, 0)})
+
+    def _keep(self, folder: Path, moment: str, sizes: dict[Path, int]) -> None:
+        key = _state(folder, sizes)
+        if key in self.found:
+            return
+        copy = self.below / f"state-{len(self.found)}"
+        if folder.is_dir():
+            shutil.copytree(folder, copy)
+        for path, size in sizes.items():
+            with (copy / path.relative_to(folder)).open("rb+") as file:
+                file.truncate(size)
+        self.found[key] = (copy, moment)
+
+
+def _files(folder: Path) -> list[tuple[str, int, int, int]]:
+    """What changes with every write: cheap to compare at each of many moments."""
+    found, folders = [], [str(folder)] if folder.is_dir() else []
+    while folders:
+        for entry in os.scandir(folders.pop()):
+            state = entry.stat()
+            found.append((entry.path, state.st_ino, state.st_size, state.st_mtime_ns))
+            if entry.is_dir():
+                folders.append(entry.path)
+    return found
+
+
+def _state(folder: Path, sizes: dict[Path, int]) -> str:
+    """What a resumed run depends on: which files there are, whether they are whole, and what the checkpoint holds."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        digest.update(str(path.relative_to(folder)).encode())
+        if not path.is_file():
+            continue
+        digest.update(b"torn" if path in sizes else b"whole")
+        if path.suffix == ".ckpt":
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
