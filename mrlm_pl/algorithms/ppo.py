@@ -376,7 +376,8 @@ class PPO(Algorithm):
 
     def load_progress(self, progress: Mapping[str, Any]) -> None:
         for name, coefficient in progress.get("kl_coefficients", {}).items():
-            if name in self.kl_controllers:
+            # A fixed coefficient is what is configured, also when that has changed.
+            if name in self.kl_controllers and self.kl_controllers[name].target is not None:
                 self.kl_controllers[name].coefficient = coefficient
         self._over = progress.get("collection_over", False)
 

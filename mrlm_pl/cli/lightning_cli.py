@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import signal
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch import Callback, LightningDataModule, Trainer
@@ -21,11 +22,22 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from mrlm_pl.algorithms import Algorithm
+from mrlm_pl.cli.changed_settings import changed_settings, check_resumable, read_settings
 from mrlm_pl.cli.consolidate import METADATA
+from mrlm_pl.cli.interrupts import ending_in_order
 from mrlm_pl.cli.parser import ShortErrors
 from mrlm_pl.cli.plugins import load_package, load_plugins, nearest
 from mrlm_pl.cli.policy_options import declare_policies
-from mrlm_pl.cli.run_folder import FolderRequest, RunFolder, agree_on_run_folder, discard_if_empty
+from mrlm_pl.cli.recorded_run import latest_configuration
+from mrlm_pl.cli.run_folder import (
+    FolderRequest,
+    RunFolder,
+    agree_on_run_folder,
+    discard_if_empty,
+    is_first_process,
+    last_checkpoint,
+    run_of,
+)
 from mrlm_pl.cli.run_outputs import (
     DurableCheckpointIO,
     LastCheckpoint,
@@ -65,6 +77,7 @@ class RunCommand(LightningCLI):
 
     def __init__(self, stage: str, arguments: Sequence[str], *, resume: bool | None = None) -> None:
         self.stage, self.resume = stage, resume
+        self.ended = False
         try:
             super().__init__(
                 Algorithm,
@@ -81,6 +94,8 @@ class RunCommand(LightningCLI):
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
             )
+        except SIGTERMException:
+            self.ended = True
         finally:
             if self.folder is not None:
                 discard_if_empty(self.folder)
@@ -138,6 +153,25 @@ class RunCommand(LightningCLI):
         config.trainer.default_root_dir = self.folder.path
         config.ckpt_path = self.folder.checkpoint
         self._check_sharded(config)
+        if self.stage == "fit":
+            self._compare_settings(config)
+
+    def _compare_settings(self, config: Namespace) -> None:
+        """Say which settings differ from those of the run whose checkpoint this one starts from.
+
+        Raises:
+            ConfigurationError: one of them is decided by the checkpoint.
+        """
+        owner = run_of(config.ckpt_path)
+        before = latest_configuration(owner) if owner is not None and owner.is_dir() else None
+        if before is None:
+            return
+        now = yaml.safe_load(self._parser(self.stage).dump(config, skip_unset=False))
+        changed = changed_settings(read_settings(before), now)
+        check_resumable(changed, adaptive_kl=bool(now["model"].get("init_args", {}).get("kl_target")))
+        if changed and is_first_process():
+            told = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
+            print(f"mrlm: changed since {before}: {told}", file=sys.stderr)
 
     def _play_what_training_skips(self, trainer: Namespace) -> None:
         """Play the loop that the command names, also where the configuration turns it off for training."""
@@ -268,7 +302,9 @@ def warn_of_emulated_bf16(trainer: Namespace) -> None:
 
 
 def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = None) -> int:
-    """Exit status 0 after the stage has run, 143 when SIGTERM has ended it and this is the first of its processes.
+    """Run a stage and return its exit status: 0, or 130 and 143 when Ctrl-C and SIGTERM have ended it.
+
+    Of several processes the first returns the status of a signal, the others 0.
 
     Raises:
         ConfigurationError: a mistake in the options or files, or a combination that the trainer refuses.
@@ -277,17 +313,29 @@ def run_stage(stage: str, arguments: Sequence[str], *, resume: bool | None = Non
     for package in OWN_PACKAGES:
         load_package(package)
     load_plugins()
-    try:
-        RunCommand(stage, arguments, resume=resume)
-    except MisconfigurationException as error:
-        raise ConfigurationError(str(error)) from error
-    except SIGTERMException:
-        if getattr(rank_zero_only, "rank", 0) != 0:
-            return 0  # for any other status the launcher kills the first process, which has logs to finish
-        remedy = "; `--ckpt_path last` goes on from the last checkpoint, if there is one" if stage == "fit" else ""
-        print(f"mrlm: SIGTERM has ended {stage}{remedy}", file=sys.stderr)
-        return 128 + signal.SIGTERM  # what a shell says of a process that a signal has ended
-    return 0
+    with ending_in_order(sigterm=False) as interruption:
+        try:
+            command = RunCommand(stage, arguments, resume=resume)
+        except MisconfigurationException as error:
+            raise ConfigurationError(str(error)) from error
+        except (KeyboardInterrupt, SystemExit):  # the trainer exits on KeyboardInterrupt
+            if interruption.received is None:
+                raise
+            print(f"mrlm: {interruption.name} has ended {stage} before its first batch", file=sys.stderr)
+            return interruption.status
+    if not command.ended:
+        return 0
+    if getattr(rank_zero_only, "rank", 0) != 0:
+        return 0  # for any other status the launcher kills the first process, which has logs to finish
+    remedy = _how_to_continue(command.folder) if stage == "fit" and command.folder is not None else ""
+    print(f"mrlm: {interruption.name} has ended {stage}{remedy}", file=sys.stderr)
+    return interruption.status
+
+
+def _how_to_continue(folder: RunFolder) -> str:
+    if last_checkpoint(Path(folder.path)) is None:
+        return "; there is no checkpoint yet, so start it again"
+    return f"; continue with `mrlm train --output {shlex.quote(folder.path)} --resume`"
 
 
 def fit(arguments: Sequence[str]) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
 
+from mrlm_pl.cli.interrupts import ending_in_order
 from mrlm_pl.errors import ConfigurationError, MRLMError
 
 COMMANDS = {
@@ -27,6 +30,15 @@ COMMANDS = {
     "info": ("mrlm_pl.cli.info:run", "versions, devices and what is installed"),
 }
 """Where each command's function is, and what the command does. A function takes arguments and gives an exit status."""
+
+PLAYING = {
+    "collect": "what was written is kept; continue with",
+    "eval": "nothing was written; start again with",
+}
+"""Commands that play for long, and what there is to do after they were interrupted."""
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+RESUMES = "what was complete is kept, `mrlm train --output RUN --resume` and `mrlm collect` continue from there"
 
 USAGE = """usage: mrlm COMMAND [options]
 
@@ -71,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _tell(_unknown_command(command), 2)
     module, function = COMMANDS[command][0].split(":")
     try:
+        if command in PLAYING:
+            return _interruptible(command, module, function, arguments[1:])
         return int(getattr(importlib.import_module(module), function)(arguments[1:]))
     except BrokenPipeError:  # whoever reads the output, `head` say, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,10 +93,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _tell(error, 2)
     except MRLMError as error:
         return _tell(error, 1)
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        place = f" for {error.filename}" if error.filename else ""
+        return _tell(f"no space is left on the device{place} ({error.strerror}); free some and go on: {RESUMES}", 1)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
         if isinstance(end.code, str):
             return _tell(end.code, 1)
         return int(end.code or 0)
+
+
+def _interruptible(command: str, module: str, function: str, arguments: Sequence[str]) -> int:
+    """Exit status of a command that plays episodes: 130 and 143 when Ctrl-C and SIGTERM have ended it."""
+    with ending_in_order(sigterm=True) as interruption:
+        try:
+            return int(getattr(importlib.import_module(module), function)(arguments))
+        except KeyboardInterrupt:
+            if interruption.received is None:
+                raise
+            again = shlex.join(["mrlm", command, *arguments])
+            print(f"\nmrlm: {interruption.name} has ended {command}; {PLAYING[command]} `{again}`", file=sys.stderr)
+            return interruption.status
 
 
 def _unknown_command(command: str) -> str:

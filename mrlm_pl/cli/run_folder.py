@@ -99,11 +99,16 @@ def holds_run(folder: Path) -> bool:
     return any((folder / entry).exists() for entry in RUN_ENTRIES)
 
 
+def is_first_process() -> bool:
+    """Whether this is the only process of a run, or the one that talks to the user."""
+    return (_external_rank() or 0) == 0 and int(os.environ.get("LOCAL_RANK", "0")) == 0
+
+
 def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder:
     """The folder, created when ``first``; ``numbered`` allows ``NAME-2`` and so on."""
     base = Path(request.root) if request.root else Path("runs") / request.stem
     checkpoint = _checkpoint(request, base)
-    owner = _run_of(checkpoint)
+    owner = run_of(checkpoint)
     if request.stage != "fit":
         base = (base if request.root or owner is None else owner) / request.stage
     elif owner is not None and _continues(owner, base, named=request.root is not None):
@@ -135,9 +140,25 @@ def _exact(request: FolderRequest, base: Path, first: bool) -> RunFolder:
             "`--output FOLDER`"
         )
     if first and holds_run(base):
-        print(f"mrlm: {base} has no checkpoint, so the run starts from the beginning", file=sys.stderr)
+        _set_aside(base)
     base.mkdir(parents=True, exist_ok=True)
     return RunFolder(str(base))
+
+
+def _set_aside(folder: Path) -> None:
+    """Move what a run without a checkpoint has left out of the way of the one that starts again in its folder."""
+    number = 1
+    while (aside := folder / f"without-checkpoint-{number}").exists():
+        number += 1
+    aside.mkdir()
+    for path in [*(folder / entry for entry in RUN_ENTRIES), *folder.glob("config-*.yaml")]:
+        if path.exists():
+            path.rename(aside / path.name)
+    print(
+        f"mrlm: {folder} has no checkpoint, so the run starts from the beginning; the files of the earlier one are in "
+        f"{aside}",
+        file=sys.stderr,
+    )
 
 
 def _checkpoint(request: FolderRequest, base: Path) -> str | None:
@@ -158,7 +179,7 @@ def _is_whole(checkpoint: Path) -> bool:
     return zipfile.is_zipfile(checkpoint)  # whose table of contents stands at its end
 
 
-def _last_checkpoint(folder: Path) -> Path | None:
+def last_checkpoint(folder: Path) -> Path | None:
     """The last checkpoint of a run; the one before if a kill came while a sharded one was put in its place."""
     last = folder / LAST_CHECKPOINT
     return next((path for path in (last, former_checkpoint(last)) if path.exists()), None)
@@ -167,7 +188,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
 def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:
     named = request.checkpoint
     if request.resume:
-        last = _last_checkpoint(base)
+        last = last_checkpoint(base)
         return str(last) if last else None
     if named is None or named in _NOT_A_PATH or _REMOTE.match(named):
         return named
@@ -177,7 +198,7 @@ def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:
         return named
     candidates = [base] if request.root else _family(base)
     for folder in reversed(candidates):
-        last = _last_checkpoint(folder)
+        last = last_checkpoint(folder)
         if last:
             return str(last)
     raise ConfigurationError(
@@ -195,7 +216,7 @@ def _family(base: Path) -> list[Path]:
     return [base, *(path for _, path in numbered)]
 
 
-def _run_of(checkpoint: str | None) -> Path | None:
+def run_of(checkpoint: str | None) -> Path | None:
     """The run folder that a checkpoint lies in."""
     if checkpoint is None or Path(checkpoint).parent.name != LAST_CHECKPOINT.parent.name:
         return None

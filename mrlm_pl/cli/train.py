@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from mrlm_pl.errors import ConfigurationError
 
@@ -21,7 +22,11 @@ def train(arguments: Sequence[str]) -> int:
     """
     parser = _Parser(prog="mrlm train", allow_abbrev=False, add_help=False)
     parser.add_argument("--output", metavar="FOLDER", help="run folder; a folder that holds a run needs --resume")
-    parser.add_argument("--resume", action="store_true", help="continue at the folder's last checkpoint, if it has one")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue at the folder's last checkpoint, if it has one; the run's own configuration is the default",
+    )
     options, rest = parser.parse_known_args(arguments)
     if {"-h", "--help"} & set(rest):
         parser.print_help()
@@ -29,10 +34,19 @@ def train(arguments: Sequence[str]) -> int:
     elif options.resume and not options.output:
         raise ConfigurationError("train: --resume needs the folder of the run; name it with `--output FOLDER`")
     from mrlm_pl.cli.lightning_cli import run_stage
+    from mrlm_pl.cli.recorded_run import latest_configuration
 
     if not options.output:
         return run_stage("fit", rest)
     for key in ("--trainer.default_root_dir", "--ckpt_path"):
         if any(argument.split("=")[0] == key for argument in rest):
             raise ConfigurationError(f"train: {key} cannot be combined with --output; use `mrlm fit`, or leave it out")
+    if options.resume and not any(argument.split("=")[0] == "--config" for argument in rest):
+        folder = Path(options.output)
+        own = latest_configuration(folder) if folder.is_dir() else None
+        if own is None:
+            raise ConfigurationError(
+                f"train: {options.output!r} holds no run with a configuration to resume; name one with `--config FILE`"
+            )
+        rest = ["--config", str(own), *rest]
     return run_stage("fit", [*rest, "--trainer.default_root_dir", options.output], resume=options.resume)

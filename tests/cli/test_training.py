@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -290,16 +291,93 @@ def test_validate_plays_also_where_training_skips_validation(mrlm):
     assert "`trainer.limit_val_batches: 0` is left to `mrlm fit`; `mrlm validate` runs the loop" in err
 
 
-@pytest.mark.parametrize(("stage", "remedy"), [("fit", "--ckpt_path last"), ("validate", "")])
-def test_a_run_that_a_signal_ends_has_not_succeeded(
-    stage: str, remedy: str, monkeypatch: pytest.MonkeyPatch, mrlm: Callable[..., tuple[int, str, str]]
+def ended_by(number: int, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Send a signal to this process at an update."""
+    from mrlm_toy.training import ToyAlgorithm
+
+    step = ToyAlgorithm.training_step
+
+    def send(self: Any, batch: Any, batch_idx: int) -> Any:
+        if self.global_step == at:
+            monkeypatch.setattr(ToyAlgorithm, "training_step", step)
+            signal.raise_signal(number)
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(ToyAlgorithm, "training_step", send)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
+)
+def test_a_run_that_a_signal_ends_says_how_to_continue(
+    number: int, status: int, name: str, monkeypatch: pytest.MonkeyPatch, fit: Any, mrlm: Any
+) -> None:
+    before = [signal.getsignal(item) for item in (signal.SIGINT, signal.SIGTERM)]
+    ended_by(number, monkeypatch, at=0)
+    told = fit(status=status)
+    assert f"mrlm: {name} has ended fit; continue with `mrlm train --output runs/toy --resume`" in told
+    assert "Traceback" not in told
+    assert [signal.getsignal(item) for item in (signal.SIGINT, signal.SIGTERM)] == before
+    assert torch.load("runs/toy/checkpoints/last.ckpt", weights_only=True)["global_step"] == 1
+    status, _, told = mrlm("train", "--output", "runs/toy", "--resume")
+    assert status == 0, told
+    assert "changed since" not in told
+    assert outcome("runs/toy")["step"] == 4  # the toy's data begin each run anew
+
+
+def test_a_signal_before_the_first_checkpoint_is_told(monkeypatch: pytest.MonkeyPatch, fit: Any) -> None:
+    ended_by(signal.SIGINT, monkeypatch, at=0)
+    told = fit("--trainer.enable_checkpointing", "false", status=130)
+    assert "there is no checkpoint yet" in told
+
+
+def test_a_signal_ends_an_evaluation_without_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, mrlm: Callable[..., tuple[int, str, str]]
 ) -> None:
     def end(*arguments: Any, **options: Any) -> None:
         raise SIGTERMException
 
-    monkeypatch.setattr("mrlm_pl.cli.lightning_cli.RunCommand", end)
-    status, _, told = mrlm(stage, "--config", "configs/quickstart.yaml")
-    assert (status, f"SIGTERM has ended {stage}" in told, remedy in told) == (143, True, True)
+    monkeypatch.setattr("mrlm_pl.cli.lightning_cli.LightningCLI.__init__", end)
+    status, _, told = mrlm("validate", "--config", "toy.yaml")
+    assert (status, told.strip()) == (143, "mrlm: SIGTERM has ended validate")
     monkeypatch.setattr("mrlm_pl.cli.lightning_cli.rank_zero_only", SimpleNamespace(rank=1))
-    status, _, told = mrlm(stage, "--config", "configs/quickstart.yaml")
+    status, _, told = mrlm("validate", "--config", "toy.yaml")
     assert (status, "SIGTERM" in told) == (0, False), "any other status would have the first process killed"
+
+
+def test_a_resume_says_what_changed_and_honors_it_or_refuses(fit: Any, mrlm: Any) -> None:
+    fit("--trainer.max_epochs", "1")
+    told = fit("--ckpt_path", "last", "--model.rate", "0.5")
+    assert "changed since runs/toy/config.yaml: model.rate 0.25 -> 0.5, trainer.max_epochs 1 -> 2" in told
+    # From 1.75 with the rate .5, each batch's number is the weight after it.
+    assert outcome("runs/toy")["weight"] == 3.0
+    Path("toy.yaml").write_text(CONFIG.replace("ToyData", "RolloutDataModule, init_args: {environment: math}"))
+    told = fit("--ckpt_path", "last", status=2)
+    assert "data.class_path is 'mrlm_pl.data.RolloutDataModule'" in told
+    assert "has 'mrlm_toy.ToyData'" in told
+    assert outcome("runs/toy")["weight"] == 3.0
+
+
+def test_train_resumes_with_the_configuration_of_the_run(mrlm: Any) -> None:
+    assert mrlm("train", "--config", "toy.yaml", "--output", "out", "--trainer.max_epochs", "1")[0] == 0
+    Path("toy.yaml").unlink()
+    status, _, told = mrlm("train", "--output", "out", "--resume", "--trainer.max_epochs", "2")
+    assert status == 0, told
+    assert "changed since out/config.yaml: trainer.max_epochs 1 -> 2" in told
+    assert outcome("out") == {"weight": FINAL, "step": 4, "seed": 0}
+    status, _, told = mrlm("train", "--output", "nothing", "--resume")
+    assert status == 2
+    assert "'nothing' holds no run with a configuration" in told
+
+
+def test_a_run_without_a_checkpoint_leaves_nothing_in_the_way_of_the_next(fit: Any, mrlm: Any) -> None:
+    fit("--trainer.enable_checkpointing", "false", "--model.fail_at", "3", status=1)
+    (Path("runs/toy/episodes")).mkdir()
+    (Path("runs/toy/episodes/iteration-000007.jsonl.gz")).write_bytes(b"")
+    status, _, told = mrlm("train", "--config", "toy.yaml", "--output", "runs/toy", "--resume")
+    assert status == 0, told
+    assert "has no checkpoint, so the run starts from the beginning" in told
+    assert logged("runs/toy") == dict(enumerate(WEIGHTS))
+    assert not Path("runs/toy/episodes").exists()
+    assert Path("runs/toy/without-checkpoint-1/episodes/iteration-000007.jsonl.gz").exists()
+    assert Path("runs/toy/without-checkpoint-1/config.yaml").exists()

@@ -1,0 +1,71 @@
+"""Ctrl-C and SIGTERM: the first ends a command in order, the next Ctrl-C ends the process at once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+class Interruption:
+    """The signal that ends a command.
+
+    Attributes:
+        received: its number; None as long as there was none.
+    """
+
+    received: int | None = None
+
+    def note(self, number: int) -> None:
+        """Take note of a signal; the first one counts."""
+        self.received = self.received or number
+
+    @property
+    def name(self) -> str:
+        """What a user calls the signal."""
+        return _NAMES[signal.Signals(self.received or signal.SIGTERM)]
+
+    @property
+    def status(self) -> int:
+        """Exit status by which a shell reports a process that the signal has ended."""
+        return 128 + (self.received or signal.SIGTERM)
+
+
+@contextmanager
+def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
+    """In this block Ctrl-C acts as SIGTERM does: on a trainer's handler where there is one, else as KeyboardInterrupt.
+
+    Args:
+        sigterm: also turn SIGTERM into a ``KeyboardInterrupt``; a trainer has a handler of its own.
+    """
+    found = Interruption()
+    if threading.current_thread() is not threading.main_thread():  # only there signals arrive
+        yield found
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        found.note(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        print("\nmrlm: Ctrl-C: ending in order; press it again to end at once", file=sys.stderr, flush=True)
+        theirs = signal.getsignal(signal.SIGTERM)
+        if not callable(theirs) or theirs is terminate:
+            raise KeyboardInterrupt
+        theirs(signal.SIGTERM, frame)
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        found.note(number)
+        raise KeyboardInterrupt
+
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, interrupt)}
+    if sigterm:
+        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield found
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
