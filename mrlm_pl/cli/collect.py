@@ -28,7 +28,7 @@ from mrlm_pl.cli.recorded_run import RecordedRun
 from mrlm_pl.cli.unfinished import progress_note
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError
 from mrlm_pl.whole_files import replacing
 
 if TYPE_CHECKING:
@@ -128,11 +128,19 @@ class Progress:
         if not self.played:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._write_note()  # before the file, which without a note would be taken for a finished one
-        with self.path.open("ab") as file:
-            file.truncate(self.size)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with self.path.open("ab") as file:
+                file.truncate(self.size)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            if self.path.is_file():
+                os.truncate(self.path, self.size)
+            raise StorageError(
+                f"output: {str(self.path)!r} cannot be written: {error.strerror or error}; it keeps the {self.kept} "
+                "episodes from before; free space on the disk, then repeat the command to continue"
+            ) from error
         self.played += len(episodes)
         self.kept += len(kept)
         self.failed += sum(episode.failed for episode in episodes)

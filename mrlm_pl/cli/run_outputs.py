@@ -25,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 from mrlm_pl.cli.run_folder import LAST_CHECKPOINT, TENSORBOARD
 from mrlm_pl.data import write_episodes
 from mrlm_pl.data.termination import ends_where_others_do, inside_update
+from mrlm_pl.errors import StorageError
 from mrlm_pl.whole_files import replacing
 
 _MINUTES = 10.0
@@ -119,8 +120,18 @@ class DurableCheckpointIO(TorchCheckpointIO):
         if _REMOTE.match(str(path)):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        with replacing(path, durable=True) as draft, draft.open("wb") as file:
-            torch.save(checkpoint, file)
+        try:
+            with replacing(path, durable=True) as draft, draft.open("wb") as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # Torch ends the archive that it cannot write with an error of its own.
+            reason = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(reason, OSError):
+                raise
+            raise StorageError(
+                f"the checkpoint {str(path)!r} cannot be written: {reason.strerror or reason}; the one before is kept; "
+                "free space on the disk, then resume the run"
+            ) from error
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
@@ -214,7 +225,8 @@ class SaveConfig(SaveConfigCallback):
         while path.exists():
             number += 1
             path = folder / f"config-{number}.yaml"
-        self.parser.save(self.config, str(path), skip_unset=False, multifile=False)
+        with replacing(path) as draft:
+            self.parser.save(self.config, str(draft), skip_unset=False, multifile=False, overwrite=True)
         hyperparameters = without_paths(self.config.as_dict())
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)

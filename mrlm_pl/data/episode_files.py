@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import DataError
+from mrlm_pl.errors import DataError, StorageError
 from mrlm_pl.whole_files import replacing
 
 
@@ -16,6 +18,48 @@ def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
     text = "".join(episode.to_json() + "\n" for episode in episodes)
     with replacing(path) as draft:
         draft.write_bytes(gzip.compress(text.encode(), compresslevel=1, mtime=0))
+
+
+class EpisodeWriter:
+    """Writes files of episodes in a thread of its own, one after the other.
+
+    Args:
+        behind: files that may wait; a further one waits for the oldest.
+    """
+
+    def __init__(self, behind: int = 2) -> None:
+        self.behind = behind
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mrlm-episodes")
+        self._waiting: deque[tuple[Path, Future[None]]] = deque()
+
+    def write(self, path: str | Path, episodes: Sequence[Episode]) -> None:
+        """Hand over a file.
+
+        Raises:
+            StorageError: an earlier one could not be written.
+        """
+        while len(self._waiting) >= self.behind or (self._waiting and self._waiting[0][1].done()):
+            self._settle()
+        self._waiting.append((Path(path), self._thread.submit(write_episodes, path, list(episodes))))
+
+    def finish(self) -> None:
+        """Wait until all files are written.
+
+        Raises:
+            StorageError: one could not be written.
+        """
+        while self._waiting:
+            self._settle()
+
+    def _settle(self) -> None:
+        path, written = self._waiting.popleft()
+        try:
+            written.result()
+        except OSError as error:
+            raise StorageError(
+                f"the episodes of {str(path)!r} cannot be written: {error.strerror or error}; free space on the disk, "
+                "then resume the run"
+            ) from error
 
 
 def read_episodes(path: str | Path) -> Iterator[Episode]:

@@ -24,12 +24,12 @@ from mrlm_pl.data.async_collector import AsyncCollector, AsyncOptions
 from mrlm_pl.data.collection import CollectionSums, success_counts
 from mrlm_pl.data.collection_observer import show_collection
 from mrlm_pl.data.curriculum import SuccessRateCurriculum
-from mrlm_pl.data.episode_files import write_episodes
+from mrlm_pl.data.episode_files import EpisodeWriter
 from mrlm_pl.data.group_plan import FailedMembers, GroupPlan, GroupRules, check_failure_rule
 from mrlm_pl.data.pieces import Cut, micro_batch
 from mrlm_pl.data.players import Players
 from mrlm_pl.data.rollout_checks import check_fit, check_kept, check_played
-from mrlm_pl.data.rollout_state import of_all_ranks, own_groups_ahead, rows_from_state, rows_to_state
+from mrlm_pl.data.rollout_state import at_first_rank, own_groups_ahead, rows_from_state, rows_to_state
 from mrlm_pl.data.run_tasks import RunTasks
 from mrlm_pl.data.run_totals import RunTotals
 from mrlm_pl.data.signal_check import SignalCheck
@@ -196,6 +196,7 @@ class RolloutDataModule(LightningDataModule):
         self.players = Players(self.environments, engine, self.overlaps, player_options, self.stale)
         self._collector: SyncCollector | AsyncCollector | None = None
         self._to_restore: dict[str, Any] | None = None
+        self._writer = EpisodeWriter()
         self.iteration = 0
         self.position = 0
         self._rows: dict[str, PolicyBatch] | None = None
@@ -237,18 +238,22 @@ class RolloutDataModule(LightningDataModule):
             if isinstance(collector, AsyncCollector):
                 collector.close()
         finally:
-            self.players.close()
+            try:
+                self.players.close()
+            finally:
+                self._writer.finish()
 
     def on_exception(self, exception: BaseException) -> None:
         self.teardown("fit")
 
     def state_dict(self) -> dict[str, Any]:
+        self._writer.finish()  # a resumed run does not collect again what the checkpoint holds
         ahead = self._collector.state() if isinstance(self._collector, AsyncCollector) else self._to_restore
         return {
             "iteration": self.iteration,
             "position": self.position,
-            "rows": of_all_ranks(rows_to_state(self._rows)),
-            "ahead": of_all_ranks(ahead),
+            "rows": at_first_rank(rows_to_state(self._rows)),
+            "ahead": at_first_rank(ahead),
             "stale": None if self.stale is None else self.stale.state(),
             "shape": self._shape(),
             "tasks": self.tasks.state(),
@@ -376,7 +381,7 @@ class RolloutDataModule(LightningDataModule):
         rank, ranks = self.share()
         suffix = f"-rank{rank}" if ranks > 1 else ""
         path = self._run_folder() / "episodes" / f"iteration-{self.iteration:06d}{suffix}.jsonl.gz"
-        write_episodes(path, [*collected.episodes, *collected.replaced, *collected.greedy])
+        self._writer.write(path, [*collected.episodes, *collected.replaced, *collected.greedy])
 
     def _prepared(self, collected: Collected) -> dict[str, PolicyBatch]:
         """The rows that are learnt from."""

@@ -13,13 +13,17 @@ from mrlm_pl.batch import PolicyBatch
 logger = logging.getLogger(__name__)
 
 
-def of_all_ranks(value: Any) -> list[Any]:
-    """The values of all ranks; state dicts are asked for on every rank, but only what the first returns is written."""
+def at_first_rank(value: Any) -> list[Any]:
+    """Return the values of all ranks on the first rank, which writes the checkpoint; an empty list on the others.
+
+    Every rank must ask.
+    """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return [value]
-    values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return values
+    first = torch.distributed.get_rank() == 0
+    values: list[Any] | None = [None] * torch.distributed.get_world_size() if first else None
+    torch.distributed.gather_object(value, values, dst=0)
+    return values or []
 
 
 def rows_to_state(rows: Mapping[str, PolicyBatch] | None) -> dict[str, dict[str, Any]] | None:

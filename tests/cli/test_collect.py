@@ -192,3 +192,42 @@ def test_temperatures_that_say_nothing_clear_are_refused(collect):
     )
     assert "names one twice" in collect("-n", "2", "--temperatures", "1", "1", "--output", "a.jsonl", status=2)
     assert "temperatures" in collect("-n", "2", "--temperatures", "1", "-1", "--output", "a.jsonl", status=2)
+
+
+@pytest.mark.parametrize(("number", "status", "name"), [(2, 130, "Ctrl-C"), (15, 143, "SIGTERM")])
+def test_a_signal_ends_it_in_order_and_the_same_command_continues(collect, monkeypatch, number, status, name):
+    import signal
+
+    add = command.Progress.add
+
+    def interrupted(self, episodes, kept):
+        add(self, episodes, kept)
+        if self.played == 8:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(command.Progress, "add", interrupted)
+    told = collect("-n", "12", "--output", "a.jsonl", status=status)
+    assert f"{name} has ended collect; what was written is kept; continue with `mrlm collect --model" in told
+    assert "Traceback" not in told
+    monkeypatch.setattr(command.Progress, "add", add)
+    collect("-n", "12", "--output", "a.jsonl")
+    assert len(Path("a.jsonl").read_text().splitlines()) == 12
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_second_interrupt_ends_the_process_at_once():
+    import signal
+    import subprocess
+    import sys
+
+    program = (
+        "import signal\nfrom mrlm_pl.cli.interrupts import ending_in_order\n"
+        "with ending_in_order(sigterm=True):\n"
+        "    try:\n        signal.raise_signal(signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n        signal.raise_signal(signal.SIGINT)\n"
+        "print('not reached')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == -signal.SIGINT
+    assert "press it again to end at once" in done.stderr
+    assert done.stdout == ""
