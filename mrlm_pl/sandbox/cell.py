@@ -68,7 +68,7 @@ class Cell:
         )
         self._finalizer.atexit = False  # the server ends, and all its cells with it
         self._out_open = True
-        self._next_watch = 0.0
+        self._next_watch = time.monotonic() + WATCH_SECONDS
         self._process = 0
         folder = server.folder_of(settings.number)
         self._disk = DiskUse(folder, settings.disk_mb * MEBIBYTE) if folder else None

@@ -99,13 +99,13 @@ def mapped_without_name(process: int, folder: str) -> set[int]:
     """
     below, removed, found = os.fsencode(folder) + b"/", b" (deleted)", set()
     with open(f"/proc/{process}/maps", "rb") as file:
-        for line in file:
-            *_, inode, path = line.rstrip(b"\n").split(maxsplit=5) if line.count(b" ") >= 5 else (b"0", b"")
-            if path.startswith(below) and path.endswith(removed):
-                with suppress(OSError):  # else a name that ends so
-                    if os.lstat(path).st_ino == int(inode):
-                        continue
-                found.add(int(inode))
+        lines = [line for line in file if line.endswith(removed + b"\n") and below in line]
+    for line in lines:
+        *_, inode, path = line.rstrip(b"\n").split(maxsplit=5)
+        with suppress(OSError):  # else a name that ends so
+            if os.lstat(path).st_ino == int(inode):
+                continue
+        found.add(int(inode))
     return found
 
 
