@@ -55,6 +55,7 @@ class ServerProcess:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._ended: dict[int, threading.Event] = {}
+        self._folder = ""
         self._link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = str(Path(__file__).parents[2])
         arguments = (far_end.fileno(), level.title, tempfile.gettempdir(), json.dumps(found))
@@ -148,6 +149,9 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._folder:
+            with suppress(OSError):  # a cell that is closed at the same time removes its part
+                remove_tree(self._folder)  # which a server that was killed could not
 
     def forget(self) -> None:
         """Let go of the server in a forked process: it ends with its owner, not with the last copy of the link."""
@@ -191,6 +195,8 @@ def server(level: Isolation, packages: tuple[str, ...] = ()) -> ServerProcess:
         key = (os.getpid(), kind)
         found = _servers.get(key)
         if found is None or not found.alive:
+            if found is not None:
+                found.close()
             try:
                 found = _servers[key] = ServerProcess(level, packages)
             except SandboxError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -100,6 +101,24 @@ time.sleep(20)
     assert (
         Sandbox(level=level, disk_mb=64, wall_seconds=20).run(program.replace("sleep(20)", "sleep(.2)")).error is None
     )
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "tempfile.TemporaryFile(buffering=0)",
+        "os.fdopen(os.memfd_create('x'), 'wb', 0)",  # refused where there is a filter
+    ],
+)
+def test_disk_of_files_without_a_name(level: str, kept: str) -> None:
+    program = f"""
+import os, tempfile, time
+kept = [{kept} for _ in range(16)]
+for file in kept: file.write(bytes(1 << 20))
+time.sleep(20)
+"""
+    done = Sandbox(level=level, disk_mb=4, wall_seconds=20).run(program)
+    assert done.ending == "disk" or (done.error or "")[:18] in ("OSError: [Errno 28", "PermissionError: [")
 
 
 def test_one_large_file(level: str) -> None:
@@ -287,6 +306,20 @@ def test_the_server_survives_the_thread_that_started_it(level: str) -> None:
 def test_a_new_server_takes_the_place_of_one_that_died(level: str) -> None:
     server(Isolation.of(level)).close()
     assert Sandbox(level=level).run("1 + 1").output == "2\n"
+
+
+def test_a_killed_server_leaves_no_folder(level: str) -> None:
+    host = ServerProcess(Isolation.of(level))
+    settings = CellSettings(host.next_number(), 512, 10, 64, 4096, 32, shell=False)
+    with Cell(host, settings, 65536, 20.0) as cell:
+        cell.request({"operation": "run", "source": "open('file', 'w').close()"}, time.monotonic() + 20)
+        folder = host.folder_of(settings.number)
+        assert os.path.exists(f"{folder}/file") if folder else level == "namespaces"
+        os.kill(host._process.pid, signal.SIGKILL)
+        with pytest.raises(CellEndedError):
+            cell.request({"operation": "run", "source": "while True: pass"}, time.monotonic() + 20)
+    host.close()
+    assert not folder or not os.path.exists(os.path.dirname(folder))
 
 
 def test_a_minimum_that_is_not_met_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
