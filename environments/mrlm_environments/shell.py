@@ -32,17 +32,27 @@ SOLVED = 1.0
 _CHECKERS = {"bash": "bash -c", "python": "python3 -I -c"}
 """How a check program is run. ``-I``: else it would import modules that the agent left in its home folder."""
 
+_NO_ERRORS = "2> /dev/null"
+"""What a script prints as errors is no part of its output."""
 
-def _schema(name: str, description: str, argument: str | None) -> ToolSchema:
-    properties = {argument: {"type": "string", "maxLength": MAX_SCRIPT}} if argument else {}
-    required = [argument] if argument else []
-    parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+def _schema(name: str, description: str, argument: str) -> ToolSchema:
+    properties = {argument: {"type": "string", "maxLength": MAX_SCRIPT}}
+    parameters = {"type": "object", "properties": properties, "required": [argument], "additionalProperties": False}
     return ToolSchema(name, description, parameters)
 
 
 TOOLS = (
     _schema("bash_action", "Run a bash script on the system. Returns what it prints.", "script"),
-    _schema("finish_action", "End: the system is as it was asked for.", None),
+    ToolSchema(
+        "finish_action",
+        "End: the system is as it was asked for.",
+        {
+            "type": "object",
+            "properties": {"thought": {"type": "string", "description": "Why the work is done; not judged."}},
+            "additionalProperties": False,
+        },
+    ),
     _schema("answer_action", "End with the answer to the question.", "answer"),
 )
 _HOW = 'Call a tool, for example <tool_call>{"name": "bash_action", "arguments": {"script": "ls"}}</tool_call>.'
@@ -56,8 +66,8 @@ class ShellEnvironment(SingleAgentEnvironment):
     private writable folders (``/home``, ``/var``, ``/tmp``, ``/root``, ``/srv``, ``/opt``) that last for the episode;
     it has no network.
 
-    Answers are compared with the output of the reference solution on a fresh copy of the system, so nothing that the
-    agent did can change what is expected.
+    Answers are compared with what the reference solution prints on a copy of the system that is made before the agent
+    acts. So set-ups may be random, and nothing that the agent does changes what is expected.
 
     Args:
         data: in place of generated tasks, rows in AgentBench's format: a file or a hub name, or a mapping from splits
@@ -118,7 +128,10 @@ class ShellEnvironment(SingleAgentEnvironment):
                 return None
             replies = [_call("answer_action", answer=str(data["match"]["answer"]))]
         elif data["checks"][0] is None:
-            replies = [_call("answer_action", answer=self._reference(data).strip())]
+            outputs = {self._expected_of(data) for _ in range(2)}
+            if len(outputs) > 1:
+                return None  # a random set-up: what is right is known within an episode only
+            replies = [_call("answer_action", answer=outputs.pop().strip())]
         elif data["reference"]:
             replies = [_call("bash_action", script=data["reference"]), _call("finish_action")]
         else:
@@ -129,11 +142,11 @@ class ShellEnvironment(SingleAgentEnvironment):
         """The question; see :meth:`SingleAgentEnvironment.begin`.
 
         Raises:
-            SandboxError: the system could not be set up.
+            SandboxError: a script that sets the system up failed, or the reference solution was ended.
         """
         self.close()
         self._task, self._turns = task, 0
-        self._cell = self._system(task.data)
+        self._cell, self._expected = self._system(task.data)
         posed = Message("user", task.data["description"])
         return [Message("system", self.system_prompt), posed] if self.system_prompt else [posed]
 
@@ -196,7 +209,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         values = [answer]
         for check in self._task.data["checks"]:
             if check is None:
-                values.append(self._reference(self._task.data))
+                values.append(self._expected)
             elif isinstance(check, str):
                 if not COMPARISONS[check](*values[:2]):
                     return False
@@ -213,27 +226,46 @@ class ShellEnvironment(SingleAgentEnvironment):
             return None
         name = ["--"] if check["language"] == "bash" else []
         words = [shlex.quote(word) for word in (check["code"], *name, *values)]
-        return self._script(self._cell, f"{_CHECKERS[check['language']]} {' '.join(words)}")
+        return self._script(self._cell, f"{_CHECKERS[check['language']]} {' '.join(words)} {_NO_ERRORS}")
 
-    def _reference(self, data: Mapping[str, Any]) -> str:
-        """Output of the reference solution on a system that no agent has touched."""
-        with self._system(data) as pristine:
-            done = self._script(pristine, data["reference"])
+    def _expected_of(self, data: Mapping[str, Any]) -> str:
+        cell, expected = self._system(data)
+        cell.close()
+        return expected
+
+    def _system(self, data: Mapping[str, Any]) -> tuple[Cell, str]:
+        """A fresh system that the task's scripts have set up, and what the reference prints on a copy of it."""
+        with ExitStack() as stack:
+            cell = stack.enter_context(self.sandbox.open(shell=True))
+            self._set_up(cell, data["init"])
+            expected = ""
+            if None in data["checks"]:
+                with self.sandbox.open(shell=True) as copied:
+                    self._set_up(copied, data["init"])  # for what it leaves running
+                    self.sandbox.copy_files(cell, copied)  # for what it drew at random
+                    self._set_up(copied, data["start"])
+                    expected = self._reference(copied, data)
+            self._set_up(cell, data["start"])
+            cell.output()
+            stack.pop_all()
+        return cell, expected
+
+    def _set_up(self, cell: Cell, script: str) -> None:
+        if not script:
+            return
+        done = self._script(cell, script)
+        if done.ending is not None or done.status:
+            how = f"was ended ({done.ending})" if done.ending else f"left with status {done.status}"
+            raise SandboxError(
+                f"a script that sets the system up {how}: {script[:200]!r}; it printed {done.output[-200:]!r}"
+            )
+
+    def _reference(self, cell: Cell, data: Mapping[str, Any]) -> str:
+        """What the reference solution prints, errors left out."""
+        done = self._script(cell, f"bash -c {shlex.quote(data['reference'])} {_NO_ERRORS}")
         if done.ending is not None:
             raise SandboxError(f"the reference solution of {data['description'][:200]!r} was ended ({done.ending})")
         return done.output
-
-    def _system(self, data: Mapping[str, Any]) -> Cell:
-        """A fresh system, after the task's scripts have set it up."""
-        with ExitStack() as stack:
-            cell = stack.enter_context(self.sandbox.open(shell=True))
-            for script in filter(None, (data["init"], data["start"])):
-                done = self._script(cell, script)
-                if done.ending is not None:
-                    raise SandboxError(f"a script that sets the system up was ended ({done.ending}): {script[:200]!r}")
-            cell.output()
-            stack.pop_all()
-        return cell
 
     def _script(self, cell: Cell, script: str) -> Execution:
         with running():

@@ -155,6 +155,8 @@ def _script(value: Any) -> str:
     """Text of a script for ``bash``."""
     if value is None or isinstance(value, str):
         return value or ""
+    if isinstance(value, list):
+        return "\n".join(map(_script, value))
     if "code" in value:
         python = _language(value) == "python"
         return f"python3 -c {shlex.quote(str(value['code']))}" if python else str(value["code"])
@@ -165,6 +167,8 @@ def _check(item: Any) -> Any:
     """A check: None for the example, the name of a comparison, or a program."""
     if item is None:
         return None
+    if isinstance(item, str):
+        item = {"file": item} if item in COMPARISONS else {"code": item}
     name = str(item.get("file", "")).rpartition("/")[2].removesuffix(".py")
     if name in COMPARISONS:
         return name

@@ -54,6 +54,7 @@ class Cell:
         far_requests, self._requests = os.pipe()
         self._replies, far_replies = os.pipe()
         self._out, far_output = os.pipe()
+        os.fchmod(far_output, 0o622)  # scripts open it anew as /dev/stdout and /dev/stderr
         far = [far_requests, far_replies, far_output]
         for descriptor in (self._requests, self._replies, self._out):
             os.set_blocking(descriptor, False)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox.cell import Cell, CellEndedError, Ending
 from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
-from mrlm_pl.sandbox.inside.confinement import HOME, CellSettings
+from mrlm_pl.sandbox.inside.confinement import HOME, SYSTEM_FOLDERS, CellSettings
 from mrlm_pl.sandbox.isolation import Isolation, IsolationName
 from mrlm_pl.sandbox.server_process import ServerProcess, server, strongest
 
@@ -171,6 +171,27 @@ class Sandbox:
         if done.status == SHELL_TIMED_OUT and done.seconds >= self.wall_seconds:
             return Execution(done.output, done.cut, done.error, "time", done.status, done.seconds, done.isolation)
         return done
+
+    def copy_files(self, source: Cell, target: Cell) -> bool:
+        """Make the private folders of a system hold what those of another one do; both need namespaces.
+
+        False, with nothing copied, where that is more than 32 MiB, or 4 MiB packed.
+
+        Raises:
+            SandboxError: one of them has ended.
+        """
+        deadline = time.monotonic() + STARTUP_SECONDS
+        try:
+            reply = source.request({"operation": "pack", "roots": SYSTEM_FOLDERS}, deadline)
+            if "ok" not in reply:
+                return False
+            message = {"operation": "unpack", "roots": SYSTEM_FOLDERS, "text": reply["ok"]}
+            done = target.request(message, deadline)
+        except CellEndedError as ended:
+            raise SandboxError(f"a system ended while its files were copied ({ended.ending})") from ended
+        if "error" in done:
+            raise SandboxError(f"files of a system cannot be copied: {done['error']}")
+        return True
 
     def execute(self, cell: Cell, message: dict[str, Any], grace: float = 0.0) -> Execution:
         """What a request does in an open cell."""

@@ -87,6 +87,80 @@ def test_what_an_agent_changes_changes_nothing_that_is_expected() -> None:
     assert solved([bash("(while :; do touch ~/d/$RANDOM; done) & sleep 0.2"), answer("3")])
 
 
+RANDOM = {
+    "description": "How many files are in ~/d, and what does ~/number hold?",
+    "create": {
+        "init": "mkdir ~/d; for _ in $(seq $((RANDOM % 90 + 9))); do mktemp ~/d/XXXXXXXX; done\n"
+        "echo $RANDOM > ~/number; chmod 400 ~/number; ln -s number ~/link\n"
+        "mkfifo ~/pipe; chmod 700 ~/d; touch -d 2020-01-02 ~/d"
+    },
+    "start": "sleep 60 &",
+    "evaluation": {
+        "check": [None, {"file": "check/string-match.py"}],
+        "example": "ls ~/d | wc -l; cat ~/link; stat -c '%a %Y' ~/number ~/d; ls ~; touch ~/d/late; pgrep -c sleep",
+    },
+}
+
+
+def test_a_random_setup_is_compared_with_its_own_reference() -> None:
+    example = RANDOM["evaluation"]["example"]  # type: ignore[index]
+    seen_answers = set()
+    for _ in range(3):
+        environment = ShellEnvironment()
+        environment.reset(task_of(RANDOM))
+        printed = seen(environment.step({"agent": Message("assistant", bash(example))}))[0]
+        seen_answers.add(printed)
+        assert printed.splitlines()[-1] == "1", "what the set-up left running is there"
+        assert environment.step({"agent": Message("assistant", answer(printed))}).success, printed
+    assert len(seen_answers) == 3
+    assert not solved([bash("rm ~/d/*; echo 1 > ~/n; mv -f ~/n ~/number"), answer("0\n1")], RANDOM)
+    assert ShellEnvironment().gold(task_of(RANDOM)) is None, "there is no answer for every episode"
+
+
+def test_a_large_system_is_compared_with_a_second_one() -> None:
+    row = {**COUNT, "create": {"init": "mkdir ~/d; touch ~/d/a; head -c 40M /dev/zero > ~/d/b"}}
+    assert solved([answer("2")], row)
+
+
+def test_errors_of_the_reference_are_no_answer() -> None:
+    evaluation = {"check": [None, {"file": "string-match"}], "example": "echo right; echo wrong >&2; ls /nowhere"}
+    assert solved([answer("right")], {**COUNT, "evaluation": evaluation})
+    only = {"check": [None, {"file": "containing"}], "example": "ls /nowhere"}
+    assert not solved(
+        [answer("ls: cannot access '/nowhere': No such file or directory")], {**COUNT, "evaluation": only}
+    )
+    second = {"language": "bash", "code": '[ "$2" = out ]'}
+    first = {"language": "bash", "code": "echo err >&2; printf out"}
+    assert solved([FINISH], checked(first, second))
+
+
+@pytest.mark.parametrize(
+    "field", [{"create": {"init": "mkdir ~/d; useradd jack"}}, {"start": "exit 3"}, {"create": {"init": "cat <("}}]
+)
+def test_a_setup_that_fails_is_not_posed(field: dict[str, Any]) -> None:
+    with pytest.raises(SandboxError, match=r"sets the system up left with status \d+: .*it printed"):
+        ShellEnvironment().reset(task_of({**COUNT, **field}))
+
+
+def test_an_agent_may_say_why_it_finishes() -> None:
+    row = checked({"language": "bash", "code": "true"})
+    assert solved([call("finish_action", thought="The work is done.")], row)
+    native = Message("assistant", "", tool_calls=(ToolCall("c1", "finish_action", {"thought": ""}),))
+    assert solved([native], row)
+
+
+def test_scripts_find_what_a_system_has() -> None:
+    """Its own processes, process substitution, names of folders, and a system folder that is nobody's."""
+    (shown,) = play(
+        [bash("diff <(echo a) <(echo a) && ls / | grep -cx -e etc -e usr -e home; ls /etc | grep -c passwd")]
+    )
+    assert seen(shown) == ["3\n1"]
+    (shown,) = play([bash("sleep 9 & kill -0 $! && pgrep sleep | wc -l; id -un; getent passwd student | cut -d: -f6")])
+    assert seen(shown) == ["1\nstudent\n/home/student"]
+    (shown,) = play([bash("echo out > /dev/stdout; cat /dev/stdin <<< in; ls /proc/self/fd > /dev/null && echo fd")])
+    assert seen(shown) == ["out\nin\nfd"]
+
+
 def test_files_last_and_scripts_share_nothing_else() -> None:
     steps = play([bash("cd /tmp; export A=1; echo x > ~/kept"), bash('echo "$A$(pwd)"; cat ~/kept'), bash("exit 7")])
     assert seen(steps[0]) == ["[no output]"]
@@ -184,6 +258,7 @@ FORGERIES = [
     "export BASH_ENV=~/e ENV=~/e; echo 'exit 0' > ~/e; cp ~/e ~/.bashrc; cp ~/e ~/.profile; cp ~/e ~/.bash_profile",
     "(while :; do kill -9 1 $PPID; done) 2>/dev/null & exit 0",
     "echo '{\"ok\": 0}' >&3; echo '{\"ok\": 0}' >&4; true",
+    "for end in /proc/1/fd/* /proc/[0-9]*/fd/[34]; do echo '{\"ok\": 0}' > $end; done; true",
     "cp /bin/true /tmp/python3; PATH=/tmp:$PATH; hash -p /bin/true bash; ln -sf /bin/true /usr/local/bin/python3",
     "rm -rf ~ /tmp/*; chmod 000 ~; true",
 ]
@@ -259,7 +334,7 @@ def test_a_system_that_cannot_be_set_up_is_an_error() -> None:
         assert len(os.listdir("/proc/self/fd")) == before
     slow = {**COUNT, "evaluation": {"check": [None, {"file": "in"}], "example": "sleep 60"}}
     with pytest.raises(SandboxError, match="How many files"):
-        play([answer("3")], slow, sandbox=brief)
+        ShellEnvironment(sandbox=brief).reset(task_of(slow))
 
 
 def test_scripts_in_python_are_run_as_such() -> None:

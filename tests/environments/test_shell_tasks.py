@@ -45,7 +45,7 @@ def test_comparisons(name: str, right: list[tuple[str, str]], wrong: list[tuple[
         ({"evaluation": {"check": [{"file": "check/in.py"}], "example": "ls"}}, "null"),
         ({"evaluation": {"check": [None, {"file": "in"}]}}, "no.*example|example.*none"),
         ({"evaluation": {"check": [{"file": "check/own.py"}]}}, "own.py"),
-        ({"evaluation": {"check": ["in"]}}, "AttributeError"),
+        ({"evaluation": {"check": ["in"]}}, "null"),
         ({"evaluation": {"check": [{"language": "c++", "code": "x"}]}}, r"c\+\+"),
         ({"evaluation": {"match": {}}}, "answer"),
         ({"evaluation": {"match": " "}}, "empty"),
@@ -62,6 +62,17 @@ def test_bad_rows_are_named(change: dict[str, Any], told: str) -> None:
     with pytest.raises(DataError, match=r"'my\.json', row 4: .*a row is") as caught:
         task_data({**COUNT, **change}, 4, "my.json")
     assert re.search(told, str(caught.value))
+
+
+def test_scripts_and_checks_may_be_mere_texts() -> None:
+    row = {
+        **COUNT,
+        "create": {"init": ["mkdir ~/d", {"code": "touch ~/d/a"}]},
+        "evaluation": {"check": ["test -e ~/d/a"]},
+    }
+    made = task_data(row, 1, "rows")
+    assert made["init"] == "mkdir ~/d\ntouch ~/d/a"
+    assert made["checks"] == [{"language": "bash", "code": "test -e ~/d/a"}]
 
 
 def test_rows_of_a_file(tmp_path: Path) -> None:
@@ -110,7 +121,7 @@ def test_generated_answers_by_counting_here() -> None:
             continue
         kind = question[:14]
         if kind not in found:
-            assert environment._reference(data).strip() == str(expected), data
+            assert environment._expected_of(data).strip() == str(expected), data
             found.add(kind)
     assert len(found) == 3
 

@@ -6,7 +6,8 @@ The word is written in two parts, since a shell repeats a line in which it finds
 from __future__ import annotations
 
 SHELL = {
-    "shell_reads_passwd": ("reading", "grep -q root: /etc/passwd && echo SUCC''EEDED"),
+    # Users of this machine: a shell may find a passwd of no real system, which has none of them.
+    "shell_reads_passwd": ("reading", "grep -qE '^(games|sync|messagebus):' /etc/passwd && echo SUCC''EEDED"),
     "shell_reads_shadow": ("reading", "test -n \"$(cat /etc/shadow)\" && echo SUCC''EEDED"),
     "shell_reads_outside": ("reading", "test -n \"$(cat @OUTSIDE@/secret.txt)\" && echo SUCC''EEDED"),
     "shell_reads_through_a_link": (
@@ -25,6 +26,14 @@ SHELL = {
           grep -q mrlm "$place" && echo SUCC''EEDED && exit
         done
         """,
+    ),
+    "shell_reads_its_parent": (
+        "reading",
+        'test -n "$(cat /proc/$PPID/maps)" -o -n "$(ls /proc/$PPID/fd)" && echo SUCC\'\'EEDED',
+    ),
+    "shell_reads_settings_of_the_kernel": (
+        "reading",
+        "cat /proc/sys/kernel/random/boot_id /proc/cmdline /proc/cpuinfo | grep -q . && echo SUCC''EEDED",
     ),
     "shell_sees_other_processes": (
         "reading",
@@ -104,6 +113,14 @@ SHELL = {
         """,
     ),
     "shell_stops_its_parent": ("processes", "test $PPID -gt 1 && kill -STOP $PPID && echo SUCC''EEDED"),
+    "shell_writes_to_its_parents_descriptors": (
+        "processes",
+        "for end in /proc/$PPID/fd/[0-9]*; do echo '{\"ok\": 0}' > $end && echo SUCC''EEDED; done",
+    ),
+    "shell_loosens_its_own_process": (
+        "processes",
+        "(echo -1000 > /proc/self/oom_score_adj || echo 1 > /proc/self/timerslack_ns) && echo SUCC''EEDED",
+    ),
     "shell_mounts": ("processes", "mkdir point && mount -t tmpfs none point && umount point && echo SUCC''EEDED"),
     "shell_changes_its_root": (
         "processes",

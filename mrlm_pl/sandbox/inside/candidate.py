@@ -18,6 +18,7 @@ from typing import Any
 
 from mrlm_pl.sandbox.inside import landlock
 from mrlm_pl.sandbox.inside.channel import Channel
+from mrlm_pl.sandbox.inside.files import pack, unpack
 from mrlm_pl.sandbox.inside.grader import grade
 from mrlm_pl.sandbox.inside.objects import Objects
 from mrlm_pl.sandbox.inside.unit_tests import grade_unit_tests
@@ -42,6 +43,8 @@ def serve(requests: int, replies: int) -> None:
         "run": child.run,
         "shell": child.shell,
         "use": child.use,
+        "pack": child.pack,
+        "unpack": child.unpack,
         "grade": child.grade,
         "grade_unit_tests": child.grade_unit_tests,
     }
@@ -128,6 +131,14 @@ class _Child:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         return os.waitstatus_to_exitcode(raw) if found else SHELL_TIMED_OUT
+
+    def pack(self, request: dict[str, Any]) -> str:
+        """All that is in folders, as a text."""
+        return pack(request["roots"])
+
+    def unpack(self, request: dict[str, Any]) -> None:
+        """Make folders hold what another child packed."""
+        unpack(request["roots"], request["text"])
 
     def grade(self, request: dict[str, Any]) -> dict[str, Any]:
         """Verdicts of tests on a candidate that lives elsewhere."""

@@ -28,11 +28,22 @@ SYSTEM_FOLDERS = ("/home", "/root", "/tmp", "/var", "/srv", "/opt")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _LINKS = ("bin", "sbin", "lib", "lib64")
-_ACCOUNTS = {
-    "/etc/passwd": f"student:x:{INNER_USER}:{INNER_USER}::{HOME}:/bin/bash\n",
-    "/etc/group": f"student:x:{INNER_USER}:\n",
+_USERS = ("root:0:/root", "daemon:1:/usr/sbin", "bin:2:/bin", "sys:3:/dev", "mail:8:/var/mail", "www-data:33:/var/www")
+_ETC = {
+    "/etc/passwd": "".join(
+        f"{name}:x:{number}:{number}:{name}:{home}:{'/bin/bash' if name == 'root' else '/usr/sbin/nologin'}\n"
+        for name, number, home in (user.split(":") for user in (*_USERS, f"nobody:{NOBODY}:/nonexistent"))
+    )
+    + f"student:x:{INNER_USER}:{INNER_USER}::{HOME}:/bin/bash\n",
+    "/etc/group": "".join(f"{name}:x:{number}:\n" for name, number, _ in (user.split(":") for user in _USERS))
+    + f"sudo:x:27:\nusers:x:100:\nnogroup:x:{NOBODY}:\nstudent:x:{INNER_USER}:\n",
     "/etc/hostname": "sandbox\n",
+    "/etc/hosts": "127.0.0.1 localhost sandbox\n",
+    "/etc/shells": "/bin/sh\n/bin/bash\n",
 }
+"""Files of the system folder that a shell finds: of no real system."""
+
+_DESCRIPTORS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
 _READ_ONLY = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
 _SAFE = syscalls.MS_NOSUID | syscalls.MS_NODEV
 MEBIBYTE = 1 << 20
@@ -125,9 +136,11 @@ def _make_root(folders: Iterable[str]) -> None:
             os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
     for folder in (BOX, "/old", "/etc", *SYSTEM_FOLDERS):
         os.makedirs(root + folder, exist_ok=True)
-    for path, text in _ACCOUNTS.items():
+    for path, text in _ETC.items():
         with open(root + path, "w") as file:
             file.write(text)
+    for name, end in _DESCRIPTORS.items():
+        os.symlink(f"/proc/self/fd{end}", f"{root}/dev/{name}")
     os.chdir(root)
     syscalls.pivot_root(".", "old")
     os.chdir("/")
@@ -142,6 +155,7 @@ def confine_in_namespaces(cell: CellSettings) -> None:
         OSError: a step failed; the child must end.
     """
     os.setsid()  # process groups reach over namespaces: without this, kill(0) would reach the server
+    own_processes = cell.shell and _show_own_processes()
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     syscalls.map_identity(INNER_USER, INNER_USER, INNER_USER, INNER_USER)
     syscalls.mount("tmpfs", BOX, "tmpfs", _SAFE, f"size={cell.disk_mb}m,nr_inodes={cell.files},mode=700")
@@ -153,14 +167,35 @@ def confine_in_namespaces(cell: CellSettings) -> None:
         for folder in (HOME, "/var/log", "/var/tmp"):
             os.makedirs(folder, exist_ok=True)
         writable = list(SYSTEM_FOLDERS)
-    # Unmounting /proc is refused here, as it was mounted outside; so it is covered.
-    syscalls.mount("none", "/proc", "tmpfs", syscalls.MS_RDONLY | syscalls.MS_NOEXEC | _SAFE, "size=4k,nr_inodes=2")
+    if own_processes:
+        # This process is none of theirs to see: its descriptors lead to the trainer.
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    else:  # unmounting /proc is refused here, as it was mounted outside; so it is covered
+        syscalls.mount("none", "/proc", "tmpfs", syscalls.MS_RDONLY | syscalls.MS_NOEXEC | _SAFE, "size=4k,nr_inodes=2")
     os.chdir(HOME if cell.shell else BOX)
     syscalls.drop_capabilities()
     _limit(cell, cell.processes)
-    _close_file_system(cell, writable, _ACCOUNTS if cell.shell else ())
+    if cell.shell:
+        system = [*_ETC, *(["/proc"] if own_processes else [])]
+        _close_file_system(cell, writable, system, list_names=["/"])  # the root is private, so its names are no secret
+    else:
+        _close_file_system(cell, writable)
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     seccomp.install(Filter(processes=cell.shell, private=True, modes=None, truncate=True, only_signal=None))
+
+
+def _show_own_processes() -> bool:
+    """Mount a ``/proc`` that shows this cell's processes and nothing of the machine; False where that is refused.
+
+    It is refused by kernels before 5.8, and in containers that hide a part of their own ``/proc``.
+    """
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    try:
+        options = "subset=pid,hidepid=invisible"
+        syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOEXEC | _SAFE, options)
+    except OSError:
+        return False
+    return True
 
 
 def confine_by_landlock(cell: CellSettings, folder: str) -> None:
@@ -209,11 +244,13 @@ def _end_with_parent(cell: CellSettings) -> None:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM if cell.shell else signal.SIGKILL)
 
 
-def _close_file_system(cell: CellSettings, writable: Iterable[str], accounts: Iterable[str] = ()) -> None:
+def _close_file_system(
+    cell: CellSettings, writable: Iterable[str], system: Iterable[str] = (), list_names: Iterable[str] = ()
+) -> None:
     programs = [*_SYSTEM, *interpreter_folders(), *cell.folders]
-    readable = [*_DEVICES, *accounts]
+    readable = [*_DEVICES, *system]
     if cell.shell:
-        landlock.restrict(read=readable, write=["/dev/null"], execute=programs, write_and_execute=writable)
+        landlock.restrict(readable, ["/dev/null"], programs, write_and_execute=writable, list_names=list_names)
     else:
         landlock.restrict(read=[*programs, *readable], write=[*writable, "/dev/null"], execute=())
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
+import shutil
+import stat
+import zlib
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 MAX_FILES, MAX_BYTES, MAX_DEPTH = 64, 1 << 20, 8
+MAX_PACKED_BYTES = 32 << 20
+"""Of the files of a system that are packed."""
+
 _PRIVATE = ("-journal", "-wal", "-shm")
 """Endings of what SQLite keeps beside a data base for one process."""
 
@@ -79,6 +88,64 @@ class Files:
                     status = entry.stat(follow_symlinks=False)
                     if len(found) < MAX_FILES and status.st_size <= room:
                         found[path] = _content(entry.path, status.st_mode & 0o777), status.st_mode & 0o777
+
+
+def pack(roots: Iterable[str]) -> str:
+    """All that is in folders, as a text: folders, files, links and pipes, with their modes and times.
+
+    Raises:
+        ValueError: the files hold more than ``MAX_PACKED_BYTES``.
+    """
+    packed: list[list[Any]] = []
+    waiting, size = list(roots), 0
+    while waiting:
+        path = waiting.pop()
+        status = os.lstat(path)
+        mode, content = status.st_mode & 0o7777, ""
+        kind = stat.S_IFMT(status.st_mode)
+        if kind == stat.S_IFLNK:
+            content = os.readlink(path)
+        elif kind == stat.S_IFREG:
+            size += status.st_size
+            if size > MAX_PACKED_BYTES:
+                raise ValueError(f"the files of the system hold more than {MAX_PACKED_BYTES} bytes")
+            content = _content(path, mode).decode("latin-1")
+        elif kind == stat.S_IFDIR:
+            if mode & 0o500 != 0o500:
+                os.chmod(path, mode | 0o500)
+            waiting += [os.path.join(path, name) for name in os.listdir(path)]
+        elif kind != stat.S_IFIFO:
+            continue  # sockets belong to a process
+        packed.append([path, kind, mode, status.st_atime_ns, status.st_mtime_ns, content])
+    for path, kind, mode, accessed, modified, _ in reversed(packed):
+        if kind == stat.S_IFDIR:  # as it was before it was looked into
+            os.utime(path, ns=(accessed, modified))
+            os.chmod(path, mode)
+    return base64.b64encode(zlib.compress(json.dumps(packed).encode(), 1)).decode()
+
+
+def unpack(roots: Iterable[str], text: str) -> None:
+    """Make folders hold what :func:`pack` found in the same ones, and nothing else."""
+    for root in roots:
+        for folder, _, _ in os.walk(root):
+            os.chmod(folder, 0o700)
+        for entry in os.scandir(root):
+            shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.remove(entry.path)
+    packed = json.loads(zlib.decompress(base64.b64decode(text)))
+    for path, kind, _, _, _, content in packed:
+        if kind == stat.S_IFDIR:
+            os.makedirs(path, exist_ok=True)
+        elif kind == stat.S_IFLNK:
+            os.symlink(content, path)
+        elif kind == stat.S_IFIFO:
+            os.mkfifo(path)
+        else:
+            with open(path, "wb") as file:
+                file.write(content.encode("latin-1"))
+    for path, kind, mode, accessed, modified, _ in reversed(packed):  # what is in a folder changes its time
+        if kind != stat.S_IFLNK:
+            os.chmod(path, mode)
+        os.utime(path, ns=(accessed, modified), follow_symlinks=False)
 
 
 def _content(path: str, mode: int) -> bytes:

@@ -28,7 +28,11 @@ def version() -> int:
 
 
 def restrict(
-    read: Iterable[str], write: Iterable[str], execute: Iterable[str], write_and_execute: Iterable[str] = ()
+    read: Iterable[str],
+    write: Iterable[str],
+    execute: Iterable[str],
+    write_and_execute: Iterable[str] = (),
+    list_names: Iterable[str] = (),
 ) -> None:
     """Close the file system except for these paths, TCP, and abstract sockets and processes outside, for good.
 
@@ -37,6 +41,7 @@ def restrict(
         write: those that may be read, written, made and removed in, but not executed.
         execute: those that may be read and executed.
         write_and_execute: those of which all of this may be done.
+        list_names: folders whose names of files may be read, with all folders below, and nothing else of them.
 
     Raises:
         OSError: the kernel refuses.
@@ -54,6 +59,7 @@ def restrict(
     rules = syscall(_CREATE, ctypes.create_string_buffer(attributes, len(attributes)), len(attributes), 0)
     writing = handled & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _IOCTL)
     rights = {
+        **dict.fromkeys(list_names, _READ_DIR),
         **dict.fromkeys(read, _READ_FILE | _READ_DIR),
         **dict.fromkeys(execute, _READ_FILE | _READ_DIR | _EXECUTE),
     }
