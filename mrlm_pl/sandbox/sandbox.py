@@ -183,8 +183,10 @@ class Sandbox:
         deadline = time.monotonic() + STARTUP_SECONDS
         try:
             reply = source.request({"operation": "pack", "roots": SYSTEM_FOLDERS}, deadline)
-            if "ok" not in reply:
+            if reply.get("kind") == "ValueError":
                 return False
+            if "ok" not in reply:
+                raise SandboxError(f"files of a system cannot be copied: {reply['error']}")
             message = {"operation": "unpack", "roots": SYSTEM_FOLDERS, "text": reply["ok"]}
             done = target.request(message, deadline)
         except CellEndedError as ended:

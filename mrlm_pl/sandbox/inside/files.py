@@ -127,8 +127,11 @@ def pack(roots: Iterable[str]) -> str:
 def unpack(roots: Iterable[str], text: str) -> None:
     """Make folders hold what :func:`pack` found in the same ones, and nothing else."""
     for root in roots:
-        for folder, _, _ in os.walk(root):
-            os.chmod(folder, 0o700)
+        os.chmod(root, 0o700)
+        for folder, inner, _ in os.walk(root):
+            for name in inner:  # before they are looked into
+                if not os.path.islink(os.path.join(folder, name)):
+                    os.chmod(os.path.join(folder, name), 0o700)
         for entry in os.scandir(root):
             shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.remove(entry.path)
     packed = json.loads(zlib.decompress(base64.b64decode(text)))
