@@ -24,7 +24,7 @@ from mrlm_pl.policy.forward_path import forward_path
 from mrlm_pl.policy.token_logprobs import token_logprobs
 
 VOCABULARY = 48
-MOST_PARAMETERS = 3_000_000
+MOST_PARAMETERS = 100_000_000
 _SMALL = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "lru_width", "mamba_d_ssm"), 32),
     **dict.fromkeys(("n_inner", "intermediate_size", "ffn_dim", "ffn_hidden_size", "d_ff", "ffn_size", "dff"), 48),
@@ -89,6 +89,7 @@ _EXTRA: dict[str, dict[str, Any]] = {
         ("granitemoe_swa", "laguna", "mimo_v2_flash", "ministral", "moshi", "olmo3", "vaultgemma", "recurrent_gemma"),
         _WINDOW,
     ),
+    "mimi": _WINDOW,  # the audio encoder of Moshi
     "modernbert-decoder": {"sliding_window": 8, "local_attention": 8},
     "cohere_compass_text": {
         "sliding_window": 8,
@@ -165,10 +166,17 @@ _EXTRA: dict[str, dict[str, Any]] = {
 
 def tiny_config(family: str, **changes: Any) -> Any:
     """A small configuration of a family, with the given settings."""
-    kind = CONFIG_MAPPING[family]
+    return _shrunk(CONFIG_MAPPING[family], **changes)
+
+
+def _shrunk(kind: Any, **changes: Any) -> Any:
+    """A small configuration of a class, and of the parts that a model of text and images has."""
     known = {*kind().to_dict(), *kind.attribute_map, *inspect.signature(kind.__init__).parameters}
-    small = {key: value for key, value in _SMALL.items() if key in known}
-    return kind(**{**small, **_EXTRA.get(family, {}), **changes})
+    small: dict[str, Any] = {key: value for key, value in _SMALL.items() if key in known}
+    for name, part in kind.sub_configs.items():
+        if getattr(part, "model_type", ""):
+            small[name] = _shrunk(part).to_dict()
+    return kind(**{**small, **_EXTRA.get(kind.model_type, {}), **changes})
 
 
 def tiny_model(family: str, **changes: Any) -> PreTrainedModel:

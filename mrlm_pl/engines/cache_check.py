@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mrlm_pl.engines.backend import Context, Rows
 from mrlm_pl.engines.generic import CacheUse, GenericModel
+from mrlm_pl.engines.weights import read_affine
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class _Rows:
         config = model.model.config.get_text_config(decoder=True)
         named = config.to_dict().items()
         special = {value for name, value in named if name.endswith(("_id", "_index")) and isinstance(value, int)}
-        vocabulary = model.model.get_input_embeddings().weight.shape[0]
+        vocabulary = len(read_affine(model.model.get_input_embeddings())[0])
         draw = random.Random(0)
         ordinary = [token for token in range(min(vocabulary, 4096)) if token not in special] or [0]
         self._contexts = [[draw.choice(ordinary) for _ in range(length)] for length in _CONTEXTS]

@@ -184,6 +184,7 @@ def _model_logits(
         keep["logits_to_keep"] = width - first
     if wanted.value_head is not None:
         keep["output_hidden_states"] = True
+    assert inputs.attention_mask is not None
     with ForwardSwitches(base, None, noise=seed is not None), _noise(seed, inputs.input_ids.device):
         output = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask.long(), use_cache=False, **keep)
 

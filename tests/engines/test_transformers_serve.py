@@ -139,9 +139,9 @@ def test_a_run_trains_with_the_learners_log_probabilities(url: str, tmp_path: Pa
         "--trainer.default_root_dir": str(tmp_path / "run"),
     }
     arguments = ["fit", *(word for pair in options.items() for word in pair)]
-    assert main(arguments) == 2, "no log-probabilities"
-    assert main([*arguments, "--model.recompute_old_logp", "true"]) == 2, "no way for the weights"
-    ready = ["--model.recompute_old_logp", "true", "--data.engine.weights_folder", str(tmp_path / "weights")]
+    assert main([*arguments, "--model.recompute_old_logp", "false"]) == 2, "no log-probabilities"
+    assert main(arguments) == 2, "no way for the weights"
+    ready = ["--data.engine.weights_folder", str(tmp_path / "weights")]
     assert main([*arguments, *ready]) == 0
     assert (tmp_path / "weights/main/version-00000001/model.safetensors").is_file()
     [last] = tmp_path.rglob("iteration-000001.jsonl.gz")
