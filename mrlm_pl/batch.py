@@ -167,7 +167,9 @@ class Batch:
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """A copy on another device; the arguments are those of ``Tensor.to``."""
         moved = {name: rows.to(*args, **kwargs) for name, rows in self.policies.items()}
-        others = {name: rows and rows.to(*args, **kwargs) for name, rows in self.without_gradient.items()}
+        others = {
+            name: None if rows is None else rows.to(*args, **kwargs) for name, rows in self.without_gradient.items()
+        }
         return Batch(moved, self.totals, self.pieces, self.metrics, others, self.on_policy)
 
 

@@ -78,6 +78,11 @@ def check_like_one(two: Path, one: Path) -> None:
     assert metrics[0]["val/reward"] == metrics[1]["val/reward"]
     one_metrics = json.loads((one / "metrics-0.json").read_text())
     assert metrics[0]["val/reward"] == pytest.approx(one_metrics["val/reward"], abs=0.2)
+    steps = [name for name in one_metrics if name.startswith("train/")]
+    assert {"train/loss", "train/approx_kl", "train/clip_fraction", "train/mismatch_k3"} <= set(steps)
+    for of_rank in metrics:
+        for name in steps:  # means over all tokens, however many each rank has
+            assert of_rank[name] == pytest.approx(one_metrics[name], rel=0.02, abs=1e-4), name
 
 
 @pytest.mark.slow
