@@ -25,7 +25,7 @@ from mrlm_pl.data.rows import BadRows
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, TurnOrder
 from mrlm_pl.episode import person_of
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.verifier.scorer import TextScorer
+from mrlm_pl.verifier.scorer import VERIFIER_SCORE, TextScorer
 
 Role = Literal["leader", "summarizer"]
 LEAD = "You lead the team. Read its answers and give the team's answer."
@@ -290,7 +290,10 @@ class CollaborativeReasoningEnvironment(Environment):
         record = Record(tuple(self._rounds), self._expected, self._form, self.max_turns)
         metrics = record.metrics(done=bool(stop_reason))
         if self.scorer != "label":
-            metrics |= {**record.mean_scores(), "truncated_scores": float(self._truncated)}
+            scores = record.mean_scores()
+            metrics |= {**scores, "truncated_scores": float(self._truncated)}
+            if stop_reason:
+                metrics[VERIFIER_SCORE] = list(scores.values())[-1]
         return Step(
             observations=asked,
             rewards={agent: math.fsum(parts.values()) for agent, parts in pay.items()},

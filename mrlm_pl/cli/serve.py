@@ -32,7 +32,7 @@ from mrlm_pl.remote.metrics import serve_metrics
 from mrlm_pl.remote.security import Identity, read_token
 from mrlm_pl.remote.server import Endpoint, EnvironmentServer
 from mrlm_pl.remote.service import Limits
-from mrlm_pl.verifier.folder import verifier_folder
+from mrlm_pl.verifier.folder import check_hub_model, verifier_folder
 from mrlm_pl.verifier.service import ScoreLimits, VerifierService
 
 logger = logging.getLogger(__name__)
@@ -150,6 +150,7 @@ def _verifier_service(options: Any) -> VerifierService:
 
     limits = ScoreLimits(options.verifier_batch, options.verifier_queue)
     folder = verifier_folder(options.verifier)
+    check_hub_model(folder)
     precision: Precision = options.verifier_precision or ("64" if options.device.startswith("cpu") else "32")
     tokens, room = options.verifier_max_tokens, options.verifier_batch_tokens
     scorer = RewardModel(folder, options.device, tokens, room, precision)

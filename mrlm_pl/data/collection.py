@@ -17,6 +17,7 @@ from mrlm_pl.algorithms.group import equal_returns
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.evaluation import judging_environments
 from mrlm_pl.turn_tree import TREE_STOPS, path_weights
+from mrlm_pl.verifier.scorer import VERIFIER_SCORE
 
 _OF_TASKS = ("reward", "success")
 _Sums = dict[str, tuple[float, float]]
@@ -121,6 +122,8 @@ class CollectionSums:
             found["reward"] = episode.reward
             if environment in judging and episode.stop_reason not in TREE_STOPS:
                 found["success"] = float(bool(episode.success))
+                if VERIFIER_SCORE in episode.metrics:
+                    found[f"{environment}/accuracy"] = found["success"]
             if by_task:
                 found |= {f"{environment}/{name}": found[name] for name in _OF_TASKS if name in found}
             for name, value in found.items():

@@ -39,6 +39,7 @@ from mrlm_pl.data.sync_collector import Collected, SyncCollector
 from mrlm_pl.data.task_settings import TaskSettings, worth
 from mrlm_pl.data.termination import ended_by_sigterm
 from mrlm_pl.data.trainer_bounds import batches_in_all, batches_served
+from mrlm_pl.data.verifier_watch import VerifierWatch
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
@@ -203,6 +204,7 @@ class RolloutDataModule(LightningDataModule):
         self._metrics: dict[str, float] = {}
         self.totals = RunTotals()
         self._signal: SignalCheck | None = None
+        self._verifiers = VerifierWatch()
 
     # Lightning's hooks.
 
@@ -258,12 +260,14 @@ class RolloutDataModule(LightningDataModule):
             "shape": self._shape(),
             "tasks": self.tasks.state(),
             "totals": self.totals.state(),
+            "verifiers": self._verifiers.state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.iteration, self.position = state_dict["iteration"], state_dict["position"]
         self.tasks.load(state_dict.get("tasks"))
         self.totals.load(state_dict.get("totals"))
+        self._verifiers.load(state_dict.get("verifiers"))
         ranks, trainer = state_dict["rows"], self._trainer()
         if self.stale is not None:
             self.stale.load_state(state_dict.get("stale"))
@@ -371,6 +375,8 @@ class RolloutDataModule(LightningDataModule):
         metrics = measured.metrics()
         if self._signal is not None:
             self._signal.see(metrics, collected.episodes)
+        if (parted := self._verifiers.see(measured.means)) and self.share()[0] == 0:
+            logger.warning(parted)
         prepared = self._algorithm().take_prepared_metrics()
         totals = self.totals.after(self.iteration + 1, measured.played)
         self._metrics = metrics | prepared | self.tasks.learn(measured.successes) | totals

@@ -12,6 +12,10 @@ from mrlm_pl.errors import DataError, NonFiniteError
 
 Conversation = Sequence[Message]
 
+VERIFIER_SCORE = "verifier_score"
+"""Metric in which an environment puts the mean score, in [0, 1], that a scorer gave an episode; a run compares it with
+the share of episodes that succeed."""
+
 
 @dataclass(frozen=True)
 class TextScore:

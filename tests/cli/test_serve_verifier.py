@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -116,6 +117,43 @@ def test_which_folder_is_meant(run_folder: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PolicyError, match=r"no folder '\./nothing'"):
         verifier_folder("./nothing")
+
+
+def test_a_folder_that_is_not_there_is_told_at_once(mrlm: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/correctness_model").mkdir(parents=True)
+
+    class Hub:
+        """A hub that nobody reaches."""
+
+        def model_info(self, name: str, timeout: float) -> None:
+            assert timeout <= 5
+            raise OSError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    for name, advice in (
+        ("runs/corectness_model", "did you mean 'runs/correctness_model'?"),
+        ("runs/other", "check the path"),
+        ("correctness_model", "the hub does not give such a model (Name or service not known); did you mean 'runs/"),
+        ("somebody/model", "(Name or service not known); there is no folder 'somebody' either; check the path"),
+        ("a b", "no hub id is of this form"),
+    ):
+        status, _, err = mrlm("serve", "--verifier", name)
+        assert status == 2
+        assert f"verifier: there is no folder {name!r}" in err
+        assert advice in err
+
+
+def test_the_documents_serve_verifiers_that_their_commands_make() -> None:
+    root = Path(__file__).parents[2]
+    made = {f"runs/{path.stem}" for path in (root / "configs").glob("*.yaml")}
+    pages = [path.read_text() for path in (root / "docs").rglob("*.md")]
+    named = [name for page in pages for name in re.findall(r"--verifier (runs/\S+)", page)]
+    assert named
+    for name in named:
+        run, _, policy = name.partition("/policies/")
+        assert run in made, name
+        assert policy in ("", "main", "critic"), name
 
 
 def test_a_server_without_a_verifier_needs_no_torch() -> None:

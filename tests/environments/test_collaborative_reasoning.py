@@ -240,6 +240,8 @@ def test_a_model_scores_all_unmasked_answers_of_a_turn_at_once() -> None:
         pytest.approx({"solver_1": 0.1, "solver_2": 0.0, "solver_3": 0.3}),
     ]
     assert steps[-1].metrics["turn_2_score"] == pytest.approx(0.4 / 3)
+    assert steps[-1].metrics["verifier_score"] == pytest.approx(0.4 / 3), "that of the last turn"
+    assert "verifier_score" not in steps[0].metrics
     assert steps[-1].metrics["truncated_scores"] == 1.0
     assert steps[-1].metrics["turn_2_accuracy"] == pytest.approx(1 / 3), "accuracy is by the label"
     assert environment(scorer=scorer).gold(TASK) is None
