@@ -11,12 +11,16 @@ This module imports the standard library only, so an environment can be hosted w
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
+import re
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, SupportsFloat, TypeAlias
 
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError
@@ -196,8 +200,26 @@ def split_of(identity: str) -> str:
     return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
 
 
+class UnnamedEnvironmentError(ConfigurationError, AttributeError):
+    """An environment class has no ``name``; ``hasattr`` and introspection see a missing attribute."""
+
+
+class _NoName:
+    """Stands for ``name`` until a subclass sets it."""
+
+    def __get__(self, instance: Environment | None, owner: type[Environment]) -> str:
+        raise UnnamedEnvironmentError(
+            f'environment class {owner.__name__} has no name; write `name = "{_snake_case(owner.__name__)}"` in its '
+            f"body{_place_of(owner)}"
+        )
+
+
 class Environment(ABC):
     """Base class of all environments. Methods may be ``async``.
+
+    The base class keeps the order of calls: it checks the arguments of ``step`` and the results of ``reset``, ``step``
+    and ``tasks`` around the methods of every subclass (see :class:`TurnOrder`). A subclass that hands the calls on to
+    another environment says so with ``class Mine(Environment, proxy=True)``; it and its subclasses are not checked.
 
     Class attributes:
         name: short name, used in task keys, metrics and on the command line.
@@ -210,11 +232,29 @@ class Environment(ABC):
             a path, an address, an object or a bound that protects the server.
     """
 
-    name: str
+    name: str = _NoName()  # type: ignore[assignment]
     agents: tuple[str, ...] = ("agent",)
     quick: bool = False
     forks: bool = False
     client_settings: tuple[str, ...] = ()
+
+    _proxy = False
+
+    def __init_subclass__(cls, *, proxy: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._proxy = cls._proxy or proxy
+        if cls._proxy:
+            return
+        for name, check, note in (
+            ("reset", _begin, _began),
+            ("step", _check_actions, _stepped),
+            ("tasks", _any_split, _check_tasks),
+        ):
+            method = cls.__dict__.get(name)
+            if inspect.isfunction(method) and not getattr(method, "__isabstractmethod__", False):
+                setattr(cls, name, _checked(method, check, note))
+        if inspect.isfunction(cls.__dict__.get("copy")):
+            cls.copy = _with_order(cls.__dict__["copy"])  # type: ignore[method-assign]
 
     @abstractmethod
     def reset(self, task: Task) -> Observations:
@@ -236,6 +276,16 @@ class Environment(ABC):
         """The tools that an agent may call; none by default."""
         return ()
 
+    def identity(self, task: Task) -> str | None:
+        """Text that is equal for equal problems; ``check-env`` demands that no two splits share one.
+
+        None where nothing tells tasks apart, such as a game that always begins with the same board: the splits may then
+        pose the same. By default what :class:`SeededTasks` was given, else empty: ``check-env`` then compares what
+        :meth:`reset` shows.
+        """
+        source = self.tasks(task.split)
+        return source.identity(task.data) if isinstance(source, SeededTasks) else ""
+
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Replies, turn after turn for each agent, that earn the highest reward, or None if none are known."""
         return None
@@ -248,14 +298,36 @@ class Environment(ABC):
         """Free what the environment holds; may be called twice."""
 
     def copy(self) -> Environment:
-        """An independent instance with the same settings, for an episode that runs at the same time."""
-        return copy.deepcopy(self)
+        """An independent instance with the same settings, for an episode that runs at the same time.
+
+        Raises:
+            EnvironmentContractError: the instance holds something that cannot be copied.
+        """
+        try:
+            return _carried(self, copy.deepcopy(self))
+        except Exception as error:  # what an environment holds may refuse in any way
+            held = self._uncopied()
+            raise EnvironmentContractError(
+                f"environment {self.name!r} cannot be copied: {held}{type(error).__name__}: {error}; make in reset "
+                f"what is no plain setting{', set `forks = False`' if self.forks else ''} or write a copy method"
+                f"{_place_of(type(self))}"
+            ) from error
+
+    def _uncopied(self) -> str:
+        """The first attribute that cannot be copied, for a message."""
+        for name, value in vars(self).items():
+            try:
+                copy.deepcopy(value)
+            except Exception:  # as above
+                return f"its attribute {name!r}: "
+        return ""
 
 
 class TurnOrder:
-    """Watches that an environment and its caller keep to the contract, for one episode at a time.
+    """Check that an environment and its caller keep to the contract, for one episode at a time.
 
-    Call :meth:`began` after ``reset``, :meth:`check_actions` before ``step`` and :meth:`stepped` after it.
+    :class:`Environment` has one for every episode: it calls :meth:`began` after ``reset``, :meth:`check_actions` before
+    ``step`` and :meth:`stepped` after it.
 
     Args:
         environment: the environment's name, for messages.
@@ -277,7 +349,7 @@ class TurnOrder:
         """Take note of ``reset``'s observations.
 
         Raises:
-            EnvironmentContractError: they are empty, or name an agent that does not exist.
+            EnvironmentContractError: they are empty, no messages, or name an agent that does not exist.
         """
         self._done, self._acted = False, set()
         self._due = self._receivers(observations)
@@ -309,10 +381,14 @@ class TurnOrder:
                 the end, or nobody to act before it.
             NonFiniteError: a reward is NaN or infinite.
         """
+        if not isinstance(step, Step):
+            raise self._error(f"step returned {_shown(step)}", "return a Step")
         for agent in (*step.rewards, *step.components):
             if agent not in self.agents:
                 raise self._error(f"a reward names the agent {agent!r}", f"its agents are {list(self.agents)}")
         for agent, reward in step.rewards.items():
+            if not isinstance(reward, SupportsFloat):
+                raise self._error(f"the reward of agent {agent!r} is {_shown(reward)}", "give a number")
             if not math.isfinite(reward):
                 raise NonFiniteError(
                     f"environment {self.environment!r}: the reward of agent {agent!r} is {reward!r}; "
@@ -323,6 +399,8 @@ class TurnOrder:
                     f"agent {agent!r} was paid {reward!r} before its first decision", "pay an agent after it has acted"
                 )
         for agent, parts in step.components.items():
+            if not isinstance(parts, Mapping) or not all(isinstance(part, SupportsFloat) for part in parts.values()):
+                raise self._error(f"the components of agent {agent!r} are {_shown(parts)}", "give numbers by name")
             total, reward = math.fsum(parts.values()), step.rewards.get(agent, 0.0)
             if not abs(total - reward) <= COMPONENT_TOLERANCE * max(1.0, abs(reward)):
                 raise self._error(
@@ -339,13 +417,170 @@ class TurnOrder:
         self._due, self._done = receivers, step.done
 
     def _receivers(self, observations: Observations) -> frozenset[str]:
-        for agent in observations:
+        remedy = f'return new messages by agent, as in {{{self.agents[0]!r}: [Message("user", "...")]}}'
+        if not isinstance(observations, Mapping):
+            raise self._error(f"the observations are {_shown(observations)}", remedy)
+        for agent, messages in observations.items():
             if agent not in self.agents:
                 raise self._error(f"an observation is for agent {agent!r}", f"its agents are {list(self.agents)}")
+            if isinstance(messages, str) or not isinstance(messages, Sequence):
+                raise self._error(f"the observation of agent {agent!r} is {_shown(messages)}", remedy)
+            strange = [message for message in messages if not isinstance(message, Message)]
+            if strange:
+                raise self._error(f"the observation of agent {agent!r} holds {_shown(strange[0])}", remedy)
         return frozenset(observations)
 
     def _error(self, fault: str, remedy: str) -> EnvironmentContractError:
         return EnvironmentContractError(f"environment {self.environment!r}: {fault}; {remedy}")
+
+
+def _checked(
+    method: Callable[..., Any],
+    check: Callable[[Environment, Any], None],
+    note: Callable[[Environment, Any], None],
+) -> Callable[..., Any]:
+    """The method between a check of its argument and one of its result, whose errors name the method's place.
+
+    A method that a subclass calls through ``super()`` is not checked: the subclass's own is.
+    """
+
+    def before(environment: Environment, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        check(environment, next(iter((*arguments, *named.values())), None))
+        environment.__dict__["_inside"] = True
+
+    def after(environment: Environment, result: Any) -> Any:
+        try:
+            note(environment, result)
+        except (EnvironmentContractError, ConfigurationError, NonFiniteError) as error:
+            raise type(error)(f"{error} ({place(method)})") from None
+        return result
+
+    @functools.wraps(method)
+    def called(self: Environment, *arguments: Any, **named: Any) -> Any:
+        if self.__dict__.get("_inside"):
+            return method(self, *arguments, **named)
+        before(self, arguments, named)
+        try:
+            result = method(self, *arguments, **named)
+        finally:
+            self.__dict__["_inside"] = False
+        return after(self, result)
+
+    @functools.wraps(method)
+    async def awaited(self: Environment, *arguments: Any, **named: Any) -> Any:
+        if self.__dict__.get("_inside"):
+            return await method(self, *arguments, **named)
+        before(self, arguments, named)
+        try:
+            result = await method(self, *arguments, **named)
+        finally:
+            self.__dict__["_inside"] = False
+        return after(self, result)
+
+    return awaited if inspect.iscoroutinefunction(method) else called
+
+
+def _with_order(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``copy`` of a subclass whose result knows who is due."""
+
+    @functools.wraps(method)
+    def copied(self: Environment) -> Environment:
+        return _carried(self, method(self))
+
+    return copied
+
+
+def _carried(environment: Environment, made: Environment) -> Environment:
+    """The copy, with the order of the episode that it goes on with."""
+    made.__dict__["_inside"] = False
+    if environment.forks:
+        made.__dict__["_order"] = copy.copy(environment.__dict__.get("_order"))
+    return made
+
+
+def _begin(environment: Environment, task: Any) -> None:
+    environment.__dict__["_order"] = None
+
+
+def _began(environment: Environment, observations: Any) -> None:
+    order = TurnOrder(environment.name, environment.agents)
+    order.began(observations)
+    environment.__dict__["_order"] = order
+
+
+def _check_actions(environment: Environment, actions: Any) -> None:
+    order = environment.__dict__.get("_order") or TurnOrder(environment.name, environment.agents)
+    order.check_actions(actions)
+
+
+def _stepped(environment: Environment, step: Any) -> None:
+    environment.__dict__["_order"].stepped(step)
+
+
+def _any_split(environment: Environment, split: Any) -> None:
+    """Sources check the split themselves."""
+
+
+def _check_tasks(environment: Environment, source: Any) -> None:
+    if not (hasattr(source, "__getitem__") and hasattr(source, "size")):
+        raise ConfigurationError(
+            f"environment {environment.name!r}: tasks returned {_shown(source)}; return a TaskSource, as in "
+            "`DatasetTasks(self.name, split, rows)`"
+        )
+    posed = getattr(source, "environment", environment.name)
+    if posed != environment.name:
+        raise ConfigurationError(
+            f"environment {environment.name!r}: its tasks are made for {posed!r}; give {type(source).__name__} "
+            "`self.name`"
+        )
+
+
+def place(method: Any) -> str:
+    """``file:line`` where a function begins; the file relative to the working folder where it is below it."""
+    code = inspect.unwrap(method).__code__
+    return f"{_relative(code.co_filename)}:{code.co_firstlineno}"
+
+
+def place_of_error(error: BaseException) -> str:
+    """``file:line`` of the innermost frame that is no part of an installed package; empty where there is none."""
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if "site-packages" not in file and not file.startswith(_OWN_FILES) and Path(file).is_file():
+            found = f"{_relative(file)}:{line}"
+    return found
+
+
+_OWN_FILES = (str(Path(__file__).parent), str(Path(inspect.__file__).parent))
+"""Folders of this package and of the standard library."""
+
+
+def _place_of(cls: type) -> str:
+    """The place of a class, in brackets; empty where it has no source."""
+    try:
+        return f" ({_relative(inspect.getsourcefile(cls) or '')}:{inspect.getsourcelines(cls)[1]})"
+    except (OSError, TypeError):
+        return ""
+
+
+def _relative(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def _snake_case(name: str) -> str:
+    """A class's name as a short name.
+
+    >>> _snake_case("MyGameEnvironment")
+    'my_game'
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Environment") or name).lower()
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, with its type."""
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
 @dataclass(frozen=True)
@@ -398,33 +633,43 @@ class SingleAgentEnvironment(Environment):
 
     def reset(self, task: Task) -> Observations:
         """Begin an episode; see :meth:`Environment.reset`."""
-        observations = {self.agents[0]: _as_messages(self.begin(task))}
-        self._order = TurnOrder(self.name, self.agents)
-        self._order.began(observations)
-        return observations
+        return {self.agents[0]: self._as_messages(self.begin(task), self.begin)}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Judge the one agent's message; see :meth:`Environment.step`."""
         agent = self.agents[0]
-        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
-        order.check_actions(actions)
         outcome = self.reply(actions[agent])
+        if not isinstance(outcome, Outcome):
+            raise EnvironmentContractError(
+                f"environment {self.name!r}: reply returned {_shown(outcome)}; return an Outcome, as in "
+                f'`Outcome({{"right": 1.0}})` ({place(self.reply)})'
+            )
+        parts = outcome.components
+        if not isinstance(parts, Mapping) or not all(isinstance(part, SupportsFloat) for part in parts.values()):
+            raise EnvironmentContractError(
+                f"environment {self.name!r}: the components of the Outcome are {_shown(parts)}; give numbers by name, "
+                f'as in `Outcome({{"right": 1.0}})` ({place(self.reply)})'
+            )
         done = outcome.observation is None
-        step = Step(
-            observations={} if outcome.observation is None else {agent: _as_messages(outcome.observation)},
-            rewards={agent: math.fsum(outcome.components.values())},
-            components={agent: dict(outcome.components)},
+        return Step(
+            observations={} if done else {agent: self._as_messages(outcome.observation, self.reply)},
+            rewards={agent: math.fsum(parts.values())},
+            components={agent: dict(parts)},
             done=done,
             stop_reason=outcome.stop_reason if done else "",
             truncated=done and outcome.truncated,
             success=outcome.success if done else None,
             metrics=outcome.metrics,
         )
-        order.stepped(step)
-        return step
 
-
-def _as_messages(observation: str | Message | Sequence[Message]) -> tuple[Message, ...]:
-    if isinstance(observation, str):
-        return (Message("user", observation),)
-    return (observation,) if isinstance(observation, Message) else tuple(observation)
+    def _as_messages(self, observation: Any, method: Callable[..., Any]) -> tuple[Message, ...]:
+        """The messages that a method returned; a string is the user's."""
+        if isinstance(observation, str):
+            return (Message("user", observation),)
+        messages = (observation,) if isinstance(observation, Message) else observation
+        if isinstance(messages, Sequence) and all(isinstance(message, Message) for message in messages):
+            return tuple(messages)
+        raise EnvironmentContractError(
+            f"environment {self.name!r}: {method.__name__} returned the observation {_shown(observation)}; return "
+            f"text, a Message or a list of them ({place(method)})"
+        )

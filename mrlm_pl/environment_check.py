@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mrlm_pl.environment import SPLITS, Environment, Observations, Step, Task, TurnOrder
+from mrlm_pl.environment import SPLITS, Environment, Observations, Step, Task, TurnOrder, place_of_error
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError
+from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, MRLMError
 
 HOSTILE_REPLIES = (
     "",
@@ -123,11 +123,17 @@ class _Checker:
         owners: dict[str, str] = {}
         for split in SPLITS:
             for task in self.tasks(split):
-                environment = self.environment.copy()
-                posed = json.dumps(_plain(_finished(environment.reset(task))))
-                if owners.setdefault(posed, split) != split:
-                    raise EnvironmentContractError(f"{task.key} is also in split {owners[posed]!r}: {posed[:200]}")
-        return f"{len(owners)} different first observations, none in two splits"
+                identity = self.environment.identity(task)
+                if identity is None:
+                    continue
+                if not identity:
+                    identity = json.dumps(_plain(_finished(self.environment.copy().reset(task))))
+                if owners.setdefault(identity, split) != split:
+                    raise EnvironmentContractError(
+                        f"{task.key} is also in split {owners[identity]!r}: {identity[:200]}; where every task begins "
+                        "alike, define `identity(self, task)`, None if nothing tells tasks apart"
+                    )
+        return f"{len(owners)} different problems, none in two splits" if owners else "tasks have no identity"
 
     def task_data(self) -> str:
         """Tasks are JSON-like data, and the same index gives the same task."""
@@ -157,6 +163,26 @@ class _Checker:
             raise EnvironmentContractError("copies share state: an episode changed while another one was under way")
         return "copies are independent"
 
+    def forks(self) -> str:
+        """A copy in the middle of an episode goes on like the original."""
+        if not self.environment.forks:
+            return "it is not said to fork"
+        for task in self.tasks("train")[:2]:
+            environment = self.environment.copy()
+            due = list(_finished(environment.reset(task)))
+            for _ in range(self.max_turns):
+                actions = {agent: Message("assistant", SPAM) for agent in due}
+                forked = environment.copy()
+                found, again = _finished(forked.step(actions)), _finished(environment.step(actions))
+                _close(forked)
+                if found != again:
+                    raise EnvironmentContractError(f"{task.key} went otherwise on a copy made in mid-episode")
+                if again.done:
+                    break
+                due = list(again.observations)
+            _close(environment)
+        return "copies go on in mid-episode"
+
     def hostile_replies(self) -> str:
         """Empty, huge, broken and strange replies are judged, not crashed on."""
         for task in self.tasks("train")[:2]:
@@ -165,8 +191,7 @@ class _Checker:
                     self.play(task, reply)
                 except Exception as error:
                     raise EnvironmentContractError(
-                        f"the reply {reply[:40]!r} ({len(reply)} characters) on {task.key} ended in "
-                        f"{type(error).__name__}: {error}"
+                        f"the reply {reply[:40]!r} ({len(reply)} characters) on {task.key} ended in {described(error)}"
                     ) from error
         return f"{len(HOSTILE_REPLIES)} hostile replies are judged"
 
@@ -213,9 +238,9 @@ class _Checker:
             return
         except Exception as error:
             raise EnvironmentContractError(
-                f"{what} raised {type(error).__name__} ({error}); use TurnOrder, which raises EnvironmentContractError"
+                f"{what} raised {type(error).__name__} ({error}); leave the order of calls to the base class"
             ) from error
-        raise EnvironmentContractError(f"{what} was accepted; use TurnOrder in reset and step")
+        raise EnvironmentContractError(f"{what} was accepted; leave the order of calls to the base class")
 
 
 def check_environment(environment: Environment, *, tasks_per_split: int = 8, max_turns: int = 64) -> CheckReport:
@@ -235,20 +260,22 @@ def check_environment(environment: Environment, *, tasks_per_split: int = 8, max
         "splits are disjoint": checker.splits,
         "determinism": checker.determinism,
         "copies are independent": checker.independence,
+        "copies in mid-episode": checker.forks,
         "hostile replies": checker.hostile_replies,
         "order of calls": checker.order_of_calls,
         "best replies": checker.gold,
         "close": checker.close,
     }
-    results = []
+    results: list[Check] = []
     for name, check in checks.items():
         try:
             results.append(Check(name, True, check()))
         except DataError:
             raise
         except Exception as error:  # whatever an environment does wrong is a finding
-            kind = "" if isinstance(error, EnvironmentContractError) else f"{type(error).__name__}: "
-            results.append(Check(name, False, f"{kind}{error}"))
+            told = str(error) if isinstance(error, MRLMError) else described(error)
+            same = [result.name for result in results if result.message == told]
+            results.append(Check(name, False, f"as in {same[0]!r}" if same else told))
     return CheckReport(environment.name, tuple(results))
 
 
@@ -313,6 +340,12 @@ def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> 
         else:
             failed[number] = f"its reference earns {played.reward:g} ({played.steps[-1].stop_reason or 'no success'})"
     return DataReport(tuple(solved), failed, tuple(without), tuple(solved.values()))
+
+
+def described(error: Exception) -> str:
+    """Kind, text and place of an error of an environment: the innermost line outside of installed packages."""
+    found = place_of_error(error)
+    return f"{type(error).__name__}: {error}{f' ({found})' if found else ''}"
 
 
 def _finished(value: Any) -> Any:

@@ -80,7 +80,13 @@ class Message:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Message:
-        """The message stored by :meth:`Episode.to_dict`."""
+        """The message stored by :meth:`Episode.to_dict`.
+
+        Raises:
+            ValueError: its content is no text.
+        """
+        if not isinstance(data["content"], str):
+            raise ValueError(f"the content of a message is {data['content']!r:.80}; it must be text")
         calls = tuple(ToolCall(**call) for call in data.get("tool_calls", ()))
         return cls(data["role"], data["content"], calls, data.get("tool_call_id"), data.get("name"))
 
@@ -315,6 +321,9 @@ class Episode:
             raise ValueError(
                 f"episode record {data.get('id', '?')!r}: missing fields {sorted(missing)}, unknown {sorted(unknown)}"
             )
+        for name in ("id", "group", "stop_reason"):
+            if not isinstance(data[name], str):
+                raise ValueError(f"episode record {data['id']!r:.80}: {name} is {data[name]!r:.80}; it must be text")
         values = dict(data)
         values["task"] = Task(**data["task"])
         values["step_rewards"] = tuple(data.get("step_rewards", ()))
@@ -349,7 +358,7 @@ def _shallow(record: Any) -> dict[str, Any]:
 
 
 def _trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
-    return Trajectory(
+    made = Trajectory(
         agent=data["agent"],
         policy=data["policy"],
         token_ids=tuple(data["token_ids"]),
@@ -361,6 +370,30 @@ def _trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
         ),
         messages=tuple(Message.from_dict(message) for message in data["messages"]),
     )
+    _check_kinds(made)
+    return made
+
+
+def _check_kinds(row: Trajectory) -> None:
+    """Refuse a row of a file whose fields hold other kinds of values than a row has.
+
+    Raises:
+        ValueError: the field is named.
+    """
+    wanted = {"token_ids": {int}, "action_mask": {bool}, "logprobs": {float, int}}
+    for name, kinds in wanted.items():
+        strange = set(map(type, getattr(row, name))) - kinds
+        if strange:
+            raise ValueError(
+                f"{name} of {row.agent!r} holds a {strange.pop().__name__}, not only {kinds.pop().__name__}"
+            )
+    if row.token_ids and min(row.token_ids) < 0:
+        raise ValueError(f"token_ids of {row.agent!r} hold {min(row.token_ids)}; a token is 0 or above")
+    for turn in row.turns:
+        if not (isinstance(turn.start, int) and isinstance(turn.stop, int)):
+            raise ValueError(f"a turn of {row.agent!r} goes from {turn.start!r} to {turn.stop!r}; give positions")
+        if not isinstance(turn.reward, (int, float)):
+            raise ValueError(f"the reward of a turn of {row.agent!r} is {turn.reward!r}; it must be a number")
 
 
 def question_to(episode: Episode, agent: str) -> str | None:

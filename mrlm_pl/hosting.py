@@ -68,7 +68,7 @@ class EnvironmentHosts:
             self._hosts = [None] * len(self._hosts)
 
 
-class HostedEnvironment(Environment):
+class HostedEnvironment(Environment, proxy=True):
     """Stands in for an environment whose instance lives in a host process; made by :class:`EnvironmentHosts`."""
 
     def __init__(self, template: Environment, packed: bytes, hosts: EnvironmentHosts) -> None:

@@ -17,9 +17,9 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
-from mrlm_pl.environment import Environment, Observations
+from mrlm_pl.environment import Environment, Observations, place_of_error
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError, PolicyError
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, MRLMError, NonFiniteError, PolicyError
 from mrlm_pl.event_loop import END_SECONDS, EventLoopThread
 from mrlm_pl.hosting import STARTUP_SECONDS, EnvironmentHosts
 from mrlm_pl.play import Decision, EpisodeSpec, Play, Seat
@@ -319,4 +319,6 @@ def _itself(environment: Environment) -> Environment:
 
 
 def _describe(error: Exception, play: Play, phase: str) -> str:
-    return f"{type(error).__name__} in {phase} of {play.spec.task.key} at turn {play.steps}: {error}"
+    found = "" if isinstance(error, MRLMError) else place_of_error(error)
+    where = f" ({found})" if found else ""
+    return f"{type(error).__name__} in {phase} of {play.spec.task.key} at turn {play.steps}{where}: {error}"

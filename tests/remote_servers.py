@@ -25,7 +25,6 @@ from mrlm_pl.environment import (
     SingleAgentEnvironment,
     Step,
     ToolSchema,
-    TurnOrder,
 )
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.event_loop import EventLoopThread
@@ -94,26 +93,18 @@ class Duo(Environment):
     name = "duo"
     agents = ("left", "right")
 
-    def __init__(self) -> None:
-        self.order = TurnOrder(self.name, self.agents)
-
     def tasks(self, split: str) -> DatasetTasks:
         return DatasetTasks(self.name, split, [{"n": n} for n in range(4)])
 
     async def reset(self, task: Task) -> Observations:  # type: ignore[override]
         self.left = 3
-        observations = {agent: (Message("user", f"{agent} {task.index}"),) for agent in self.agents}
-        self.order.began(observations)
-        return observations
+        return {agent: (Message("user", f"{agent} {task.index}"),) for agent in self.agents}
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
-        self.order.check_actions(actions)
         await asyncio.sleep(float(actions["left"].content or 0))
         self.left -= 1
         seen = {} if not self.left else {agent: (Message("user", "on"),) for agent in self.agents}
-        step = Step(seen, {"left": 0.5, "right": True}, done=not self.left, stop_reason="" if self.left else "end")
-        self.order.stepped(step)
-        return step
+        return Step(seen, {"left": 0.5, "right": True}, done=not self.left, stop_reason="" if self.left else "end")
 
 
 class Served:

@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import asyncio
 import copy
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from mrlm_pl.environment import DatasetTasks, Outcome, SeededTasks, Step, TurnOrder, split_of
-from mrlm_pl.episode import Message
+from mrlm_pl.environment import (
+    DatasetTasks,
+    Environment,
+    Observations,
+    Outcome,
+    SeededTasks,
+    Step,
+    TurnOrder,
+    split_of,
+)
+from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError
 
 SAID = Message("assistant", "x")
@@ -44,6 +56,59 @@ def test_a_step_that_breaks_the_contract_is_named(step: Step, message: str) -> N
     turns.check_actions({"a": SAID})
     with pytest.raises(EnvironmentContractError, match=message):
         turns.stepped(step)
+
+
+class Counting(Environment):
+    """Two steps; written without a thought to the order of calls."""
+
+    name = "counting"
+
+    def tasks(self, split: str) -> DatasetTasks:
+        return DatasetTasks(self.name, split, [{}])
+
+    def reset(self, task: Task) -> Observations:
+        self.count = 0
+        return {"agent": ASKED}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        self.count += 1
+        return Step({} if self.count == 2 else {"agent": ASKED}, done=self.count == 2, stop_reason="two")
+
+
+class AsyncCounting(Counting):
+    async def reset(self, task: Task) -> Observations:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().reset(task)
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("cls", [Counting, AsyncCounting])
+def test_the_base_class_keeps_the_order_of_calls(cls: type[Counting]) -> None:
+    def finished(value: Any) -> Any:
+        return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+    async def _awaited(value: Any) -> Any:
+        return await value
+
+    environment = cls()
+    (task,) = environment.tasks("train")
+    assert inspect.iscoroutinefunction(environment.step) == (cls is AsyncCounting)
+    with pytest.raises(EnvironmentContractError, match="before reset"):
+        finished(environment.step({"agent": SAID}))
+    finished(environment.reset(task=task))
+    with pytest.raises(EnvironmentContractError, match=r"due are \['agent'\]"):
+        finished(environment.step({"somebody": SAID}))
+    finished(environment.step({"agent": SAID}))
+    forked = environment.copy()
+    assert finished(environment.step(actions={"agent": SAID})).done
+    with pytest.raises(EnvironmentContractError, match="after the episode was done"):
+        finished(environment.step({"agent": SAID}))
+    assert finished(forked.step({"agent": SAID})).done, "the copy goes on from where it was made"
+    finished(environment.reset(task))
+    assert not finished(environment.step({"agent": SAID})).done
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
 from mrlm_environments import CoordinationGame, MathEnvironment
 
-from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, SingleAgentEnvironment, Step
-from mrlm_pl.environment_check import check_environment
+from mrlm_pl.environment import (
+    DatasetTasks,
+    Environment,
+    Observations,
+    Outcome,
+    SeededTasks,
+    SingleAgentEnvironment,
+    Step,
+)
+from mrlm_pl.environment_check import Check, check_environment
 from mrlm_pl.episode import Message, Task
-from mrlm_pl.errors import EnvironmentContractError
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 
 
 class Sound(SingleAgentEnvironment):
@@ -73,11 +83,11 @@ class GoesOn(Sound):
         return Outcome(observation="Again")
 
 
-class Unordered(Environment):
+class Unordered(Environment, proxy=True):
     name = "unordered"
 
     def tasks(self, split: str) -> DatasetTasks:
-        return Sound().tasks(split)
+        return DatasetTasks(self.name, split, [{"text": f"{split} {n}", "answer": str(n)} for n in range(10)])
 
     def reset(self, task: Task) -> Observations:
         return {"agent": [Message("user", task.data["text"])]}
@@ -89,6 +99,72 @@ class Unordered(Environment):
 class BadSum(Unordered):
     def step(self, actions: Mapping[str, Message]) -> Step:
         return Step(rewards={"agent": 1.0}, components={"agent": {"half": 0.5}}, done=True, stop_reason="end")
+
+
+class ForksBadly(Sound):
+    forks = True
+
+    def begin(self, task: Task) -> str:
+        self.source = random.Random(0)
+        self.said = 0
+        return super().begin(task)
+
+    def reply(self, message: Message) -> Outcome:
+        self.said += 1
+        return Outcome({"drawn": self.source.random()}, "Again" if self.said < 3 else None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Environment:
+        made = type(self)()
+        made.__dict__.update(self.__dict__, source=random.Random(1))
+        return made
+
+
+class HoldsALock(Sound):
+    forks = True
+
+    def begin(self, task: Task) -> str:
+        self.lock = threading.Lock()
+        return super().begin(task)
+
+
+class OtherName(Sound):
+    def tasks(self, split: str) -> Any:
+        return SeededTasks("osund", split, lambda rng: {"text": str(rng.random())}, lambda data: data["text"])
+
+
+class ListOfTasks(Sound):
+    def tasks(self, split: str) -> Any:
+        return [{"text": "1"}]
+
+
+class Text(Sound):
+    def reset(self, task: Task) -> Any:
+        return {"agent": "Say it"}
+
+
+class PlainText(Sound):
+    def reset(self, task: Task) -> Any:
+        return "Say it"
+
+
+class ReturnsANumber(Sound):
+    def reply(self, message: Message) -> Any:
+        return 1.0
+
+
+class ComponentsAreANumber(Sound):
+    def reply(self, message: Message) -> Any:
+        return Outcome(1.0)  # type: ignore[arg-type]
+
+
+class RewardIsText(Sound):
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        return Step(rewards={"agent": "much"}, done=True, stop_reason="end")  # type: ignore[dict-item]
+
+
+class StepIsATuple(Sound):
+    def step(self, actions: Mapping[str, Message]) -> Any:
+        return {}, 1.0, True
 
 
 class ClosesOnce(Sound):
@@ -128,6 +204,25 @@ def test_sound_environments_pass(environment: Environment) -> None:
         (Unordered(), "order of calls", "step before reset was accepted"),
         (BadSum(), "determinism", "sum to 0.5"),
         (ClosesOnce(), "close", "AttributeError"),
+        (ForksBadly(), "copies in mid-episode", "went otherwise on a copy made in mid-episode"),
+        (HoldsALock(), "copies in mid-episode", "its attribute 'lock': TypeError: cannot pickle"),
+        (HoldsALock(), "copies in mid-episode", "set `forks = False` or write a copy method"),
+        (OtherName(), "task data", "its tasks are made for 'osund'; give SeededTasks `self.name` (tests/test_envi"),
+        (
+            ListOfTasks(),
+            "task data",
+            "tasks returned [{'text': '1'}] (list); return a TaskSource, as in `DatasetTasks(",
+        ),
+        (
+            Text(),
+            "splits are disjoint",
+            "the observation of agent 'agent' is 'Say it' (str); return new messages by agent",
+        ),
+        (PlainText(), "splits are disjoint", "the observations are 'Say it' (str); return new messages by agent"),
+        (ReturnsANumber(), "determinism", "reply returned 1.0 (float); return an Outcome"),
+        (ComponentsAreANumber(), "determinism", "the components of the Outcome are 1.0 (float); give numbers by name"),
+        (RewardIsText(), "determinism", "the reward of agent 'agent' is 'much' (str); give a number"),
+        (StepIsATuple(), "determinism", "step returned ({}, 1.0, True) (tuple); return a Step"),
     ],
 )
 def test_each_check_catches_its_fault(environment: Environment, failing: str, message: str) -> None:
@@ -139,9 +234,75 @@ def test_each_check_catches_its_fault(environment: Environment, failing: str, me
         report.raise_on_failure()
 
 
+@pytest.mark.parametrize("broken", [Text, ReturnsANumber, StepIsATuple, OtherName, Crashes])
+def test_a_fault_is_told_with_the_line_of_the_users_code_and_once(broken: type[Environment]) -> None:
+    messages = [check.message for check in check_environment(broken()).checks if not check.passed]
+    lines, first = inspect.getsourcelines(broken)
+    places = [f"tests/test_environment_check.py:{number}" for number in range(first, first + len(lines))]
+    assert any(place in messages[0] for place in places), messages[0]
+    assert all(len(message.splitlines()) == 1 for message in messages)
+    assert len({message for message in messages if not message.startswith("as in ")}) == len(
+        [message for message in messages if not message.startswith("as in ")]
+    )
+
+
+def test_an_environment_without_a_name_is_told_how_to_get_one() -> None:
+    class GuessTheWord(SingleAgentEnvironment):
+        tasks, begin, reply = Sound.tasks, Sound.begin, Sound.reply  # type: ignore[assignment]
+
+    with pytest.raises(ConfigurationError, match=r'GuessTheWord has no name; write `name = "guess_the_word"` in its'):
+        check_environment(GuessTheWord())
+    assert not hasattr(GuessTheWord, "name"), "introspection sees a missing attribute"
+
+
+class Game(Sound):
+    """Begins with the same words in every task."""
+
+    def tasks(self, split: str) -> Any:
+        return DatasetTasks(self.name, split, [{"secret": f"{split} {n}"} for n in range(8)])
+
+    def begin(self, task: Task) -> str:
+        self.answer = task.data["secret"]
+        return "Your move"
+
+    def gold(self, task: Task) -> None:
+        return None
+
+
+class SecretGame(Game):
+    def identity(self, task: Task) -> str:
+        return str(task.data["secret"])
+
+
+class OpenGame(Game):
+    def tasks(self, split: str) -> Any:
+        return DatasetTasks(self.name, split, [{"secret": "none"}])
+
+    def identity(self, task: Task) -> None:
+        return None
+
+
+class LeakyGame(SecretGame):
+    def identity(self, task: Task) -> str:
+        return str(task.index)
+
+
+def test_a_game_declares_what_tells_its_tasks_apart() -> None:
+    def splits(environment: Environment) -> Check:
+        return next(check for check in check_environment(environment).checks if check.name == "splits are disjoint")
+
+    undeclared = splits(Game())
+    assert not undeclared.passed
+    assert "define `identity(self, task)`, None if nothing tells tasks apart" in undeclared.message
+    assert check_environment(SecretGame()).passed
+    assert check_environment(OpenGame()).passed
+    assert "tasks have no identity" in splits(OpenGame()).message
+    assert not splits(LeakyGame()).passed
+
+
 def test_async_methods_are_accepted() -> None:
     found = {check.name for check in check_environment(Async()).checks if not check.passed}
-    assert found == {"order of calls"}, "it has no TurnOrder, and nothing else is wrong with it"
+    assert found == {"order of calls"}, "a proxy leaves the order to others, and nothing else is wrong with it"
 
 
 def test_data_that_is_not_json_is_found() -> None:

@@ -21,7 +21,6 @@ from mrlm_pl.environment import (
     Step,
     Task,
     TaskSource,
-    TurnOrder,
 )
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
@@ -103,12 +102,7 @@ class ClassCompletionEnvironment(Environment):
         """The skeleton and its own methods for each agent that has some; see :meth:`Environment.reset`."""
         self._task, parts = task, self._parts(task)
         system = [Message("system", self.system_prompt)] if self.system_prompt else []
-        observations = {
-            agent: [*system, Message("user", _posed(task.data, methods))] for agent, methods in parts.items()
-        }
-        self._order = TurnOrder(self.name, self.agents)
-        self._order.began(observations)
-        return observations
+        return {agent: [*system, Message("user", _posed(task.data, methods))] for agent, methods in parts.items()}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Merge and grade what the agents wrote; see :meth:`Environment.step`.
@@ -116,8 +110,6 @@ class ClassCompletionEnvironment(Environment):
         Raises:
             SandboxError: the sandbox is broken, which is no fault of the program.
         """
-        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
-        order.check_actions(actions)
         data = self._task.data
         texts = [actions[agent].content[:MAX_REPLY_CHARACTERS] for agent in self.agents if agent in actions]
         replies = [read_reply(text, data["class"], data["methods"]) for text in texts]
@@ -127,9 +119,7 @@ class ClassCompletionEnvironment(Environment):
             merged = merge(data["skeleton"], data["class"], data["methods"], readable)
         # What nobody wrote cannot pass, and tests of a bare skeleton would take the time of real ones.
         found = grade(self.sandbox, merged.source, tests_of(data)) if merged and merged.written else None
-        step = self._judged(list(actions), merged, found)
-        order.stepped(step)
-        return step
+        return self._judged(list(actions), merged, found)
 
     def _judged(self, acting: list[str], merged: Merged | None, found: Grade | None) -> Step:
         total = len(self._task.data["methods"])

@@ -24,7 +24,6 @@ from mrlm_pl.environment import (
     Step,
     Task,
     TaskSource,
-    TurnOrder,
 )
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
@@ -147,10 +146,7 @@ class CollaborativeCodingEnvironment(Environment):
             f"a helper function that another agent writes at the same time.",
         }
         system = [Message("system", self.system_prompt)] if self.system_prompt else []
-        observations = {agent: [*system, Message("user", f"{text}\n{part}")] for agent, part in parts.items()}
-        self._order = TurnOrder(self.name, self.agents)
-        self._order.began(observations)
-        return observations
+        return {agent: [*system, Message("user", f"{text}\n{part}")] for agent, part in parts.items()}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Grade the two programs together; see :meth:`Environment.step`.
@@ -158,8 +154,6 @@ class CollaborativeCodingEnvironment(Environment):
         Raises:
             SandboxError: the sandbox is broken, which is no fault of the program.
         """
-        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
-        order.check_actions(actions)
         self._turn += 1
         judged = self._judge(*(actions[agent].content[:MAX_REPLY_CHARACTERS] for agent in self.agents))
         done = self._turn == self.turns or judged.total == MAXIMUM
@@ -169,7 +163,7 @@ class CollaborativeCodingEnvironment(Environment):
         if not done:
             observations = {agent: [Message("user", self._told(agent, judged))] for agent in self.agents}
         isolation = self.sandbox.isolation if judged.found is None else Isolation.of(judged.found.isolation)
-        step = Step(
+        return Step(
             observations=observations,
             rewards=dict.fromkeys(self.agents, math.fsum(change.values())),
             components={agent: dict(change) for agent in self.agents},
@@ -178,8 +172,6 @@ class CollaborativeCodingEnvironment(Environment):
             success=judged.solved if done else None,
             metrics={"passed": judged.components["tests"], "isolation": float(isolation)},
         )
-        order.stepped(step)
-        return step
 
     def _judge(self, helper_reply: str, main_reply: str) -> _Judgement:
         data, entry = self._data, self._entry

@@ -22,7 +22,7 @@ from mrlm_environments.reasoning_turns import (
     shown_answers,
 )
 from mrlm_pl.data.rows import BadRows
-from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, TurnOrder
+from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.episode import person_of
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.verifier.scorer import VERIFIER_SCORE, TextScorer
@@ -167,10 +167,7 @@ class CollaborativeReasoningEnvironment(Environment):
         self._summary: Answer | None = None
         self._truncated = 0
         self._said: dict[str, list[Message]] = {}
-        self._order = TurnOrder(self.name, self.agents)
-        observations = self._ask(dict.fromkeys(self._solvers, self._question), turn=1)
-        self._order.began(observations)
-        return observations
+        return self._ask(dict.fromkeys(self._solvers, self._question), turn=1)
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Score what was said, and ask those who speak next; see :meth:`Environment.step`.
@@ -178,8 +175,6 @@ class CollaborativeReasoningEnvironment(Environment):
         Raises:
             EnvironmentContractError: the scorer gave something that is no score.
         """
-        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
-        order.check_actions(actions)
         texts = {person_of(agent): _well_formed(message.content) for agent, message in actions.items()}
         for person, text in texts.items():
             self._said[person].append(Message("assistant", text))
@@ -191,7 +186,6 @@ class CollaborativeReasoningEnvironment(Environment):
             step = self._next_turn(self._pay({LEADER: answer}, len(self._rounds)))
         else:
             step = self._answered({person: texts[person] for person in self._solvers})
-        order.stepped(step)
         return step
 
     def close(self) -> None:

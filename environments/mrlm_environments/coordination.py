@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, TurnOrder
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
 
 COLLABORATE, ALONE = "C", "A"
@@ -55,19 +55,14 @@ class CoordinationGame(Environment):
 
     def reset(self, task: Task) -> Observations:
         """Ask both players; see :meth:`Environment.reset`."""
-        observations = {agent: (Message("user", task.data["question"]),) for agent in self.agents}
-        self._order = TurnOrder(self.name, self.agents)
-        self._order.began(observations)
-        return observations
+        return {agent: (Message("user", task.data["question"]),) for agent in self.agents}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pay both players; see :meth:`Environment.step`."""
-        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
-        order.check_actions(actions)
         choices = {agent: choice(message.content) for agent, message in actions.items()}
         together = all(chosen == COLLABORATE for chosen in choices.values())
         pay = {COLLABORATE: self.together if together else self.deserted, ALONE: self.alone, None: 0.0}
-        step = Step(
+        return Step(
             rewards={agent: pay[chosen] for agent, chosen in choices.items()},
             done=True,
             stop_reason="answered",
@@ -77,8 +72,6 @@ class CoordinationGame(Environment):
                 "parsed": sum(chosen is not None for chosen in choices.values()) / len(choices),
             },
         )
-        order.stepped(step)
-        return step
 
 
 def choice(reply: str) -> str | None:

@@ -18,7 +18,6 @@ from mrlm_pl.environment import (
     Step,
     Task,
     TaskSource,
-    TurnOrder,
 )
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import derive_seed
@@ -102,15 +101,10 @@ class DebateEnvironment(Environment):
         self._opener = opening_side(task.seed) if self.swap_opening else SIDES[0]
         self._arguments: list[Argument] = []
         self._clipped = 0
-        self._order = TurnOrder(self.name, self.agents)
-        observations = self._observations(self._opener)
-        self._order.began(observations)
-        return observations
+        return self._observations(self._opener)
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pass an argument on to the other side, or have the debate judged; see :meth:`Environment.step`."""
-        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
-        order.check_actions(actions)
         ((agent, message),) = actions.items()
         self._arguments.append(Argument(SIDE_OF[agent], self._read(message.content)))
         if len(self._arguments) == 2 * self.max_turns:
@@ -118,7 +112,6 @@ class DebateEnvironment(Environment):
             step = self._judged(self.judge.judge(debate))
         else:
             step = Step(self._observations(OPPONENT[SIDE_OF[agent]]))
-        order.stepped(step)
         return step
 
     def close(self) -> None:

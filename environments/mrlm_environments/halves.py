@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, TurnOrder
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
 
 _NOT_A_LETTER = re.compile(r"[^a-z]+")
@@ -55,18 +55,13 @@ class Halves(Environment):
 
     def reset(self, task: Task) -> Observations:
         """Ask both players; see :meth:`Environment.reset`."""
-        observations = {agent: (Message("user", task.data["question"]),) for agent in self.agents}
-        self._order = TurnOrder(self.name, self.agents)
-        self._order.began(observations)
-        return observations
+        return {agent: (Message("user", task.data["question"]),) for agent in self.agents}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pay both players; see :meth:`Environment.step`."""
-        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
-        order.check_actions(actions)
         chosen = {agent: self.chosen(message.content) for agent, message in actions.items()}
         whole = set(chosen.values()) == set(self.halves)
-        step = Step(
+        return Step(
             rewards=dict.fromkeys(self.agents, float(whole)),
             done=True,
             stop_reason="answered",
@@ -76,8 +71,6 @@ class Halves(Environment):
                 "parsed": sum(half is not None for half in chosen.values()) / len(chosen),
             },
         )
-        order.stepped(step)
-        return step
 
     def chosen(self, reply: str) -> str | None:
         """The half that the letters of a reply begin with, or None.

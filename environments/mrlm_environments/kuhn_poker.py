@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, TurnOrder
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 
 CARDS = ("J", "Q", "K")
 """The deck, lowest card first."""
@@ -46,15 +46,10 @@ class KuhnPoker(Environment):
         self._cards: dict[str, str] = dict(task.data["cards"])
         self._hand = task.data["hand"]
         self._history = ""
-        observations = self._ask()
-        self._order = TurnOrder(self.name, self.agents)
-        self._order.began(observations)
-        return observations
+        return self._ask()
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pass, bet or fold; see :meth:`Environment.step`."""
-        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
-        order.check_actions(actions)
         ((agent, message),) = actions.items()
         action = choice(message.content)
         self._history += action or ""
@@ -67,7 +62,6 @@ class KuhnPoker(Environment):
             step = self._end("showdown", winner, chips=_SHOWDOWNS[self._history])
         else:
             step = Step(self._ask())
-        order.stepped(step)
         return step
 
     def _other(self, agent: str) -> str:

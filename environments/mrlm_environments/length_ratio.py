@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, TurnOrder
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
 
 MAX_CHARACTERS = 10_000
@@ -66,24 +66,19 @@ class LengthRatioGame(Environment):
     def reset(self, task: Task) -> Observations:
         """Give both the topic; see :meth:`Environment.reset`."""
         self._round = 0
-        observations = {
+        return {
             agent: (Message("user", f"You are the {agent} writer. Topic: {task.data['topic']}."),)
             for agent in self.agents
         }
-        self._order = TurnOrder(self.name, self.agents)
-        self._order.began(observations)
-        return observations
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pay a round; see :meth:`Environment.step`."""
-        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
-        order.check_actions(actions)
         self._round += 1
         first, second = (len(actions[agent].content[:MAX_CHARACTERS].strip()) for agent in self.agents)
         pay = ratio_pay(first, second, self.target) if min(first, second) >= self.minimum else 0.0
         done = self._round == self.rounds
         shown = Message("user", f"The first text had {first} characters, the second {second}. Write again.")
-        step = Step(
+        return Step(
             observations={} if done else dict.fromkeys(self.agents, (shown,)),
             rewards=dict.fromkeys(self.agents, pay),
             components={agent: {"ratio": pay} for agent in self.agents},
@@ -92,8 +87,6 @@ class LengthRatioGame(Environment):
             success=pay == 1.0 if done else None,
             metrics={"first_characters": float(first), "second_characters": float(second)},
         )
-        order.stepped(step)
-        return step
 
     def _lengths(self) -> tuple[int, int] | None:
         low, high = self.target

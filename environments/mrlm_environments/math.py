@@ -27,8 +27,9 @@ class MathEnvironment(SingleAgentEnvironment):
     Args:
         difficulty: lowest and highest difficulty of generated problems, from 1 to 5; each is equally likely.
         kinds: kinds of generated problems; None is all of them.
-        data: in place of generated problems, rows with ``question`` and ``answer`` (ending in ``#### N``): a file or a
-            hub name, or a mapping from splits to these; see :func:`mrlm_pl.data.rows.read_split`.
+        data: in place of generated problems, rows with ``question`` and ``answer`` (a number, or text that ends in
+            ``#### N``): a file or a hub name, or a mapping from splits to these; see
+            :func:`mrlm_pl.data.rows.read_split`.
         steps_bonus: added to the reward of a right answer whose reply shows a true equation on the question's numbers.
         max_attempts: replies that the agent may give; after a wrong one it learns only that it was wrong.
         instruction: text after the question, on a line of its own.
@@ -76,7 +77,7 @@ class MathEnvironment(SingleAgentEnvironment):
         """Generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
-            DataError: a row lacks a field, or its answer does not end in ``#### N``.
+            DataError: a row lacks a field, or its answer is no number and does not end in ``#### N``.
             ConfigurationError: the split is unknown or empty.
         """
         if self.data is None:
@@ -139,7 +140,7 @@ class MathEnvironment(SingleAgentEnvironment):
 
 
 def worked_problem(row: Mapping[str, Any], number: int, where: str) -> dict[str, Any]:
-    r"""``question``, ``answer`` (the number behind ``####``) and ``solution`` of a row with GSM8K's fields.
+    r"""``question``, ``answer`` (the number alone, or behind ``####``) and ``solution`` of a row with GSM8K's fields.
 
     Args:
         row: has ``question`` and ``answer``.
@@ -147,17 +148,23 @@ def worked_problem(row: Mapping[str, Any], number: int, where: str) -> dict[str,
         where: what the row is of, for the message.
 
     Raises:
-        DataError: they are no texts, or the answer does not end in ``#### N``.
+        DataError: they are no texts, or the answer is no number and does not end in ``#### N``.
 
     >>> worked_problem({"question": "2+2?", "answer": "2+2=4\n#### 4"}, 1, "math data")["answer"]
     '4'
+    >>> worked_problem({"question": "2+2?", "answer": "4"}, 1, "math data")["answer"]
+    '4'
     """
     question, solution = row["question"], row["answer"]
-    answer = extract_answer(solution) if isinstance(solution, str) and "####" in solution else None
+    if isinstance(solution, int) and not isinstance(solution, bool):
+        solution = str(solution)
+    answer = solution if isinstance(solution, str) else None
+    if answer is not None and number_value(answer) is None:
+        answer = extract_answer(answer) if "####" in answer else None
     if not isinstance(question, str) or answer is None or number_value(answer) is None:
         raise DataError(
-            f"{where}, row {number}: the question is {question!r:.80} and the answer "
-            f"{solution!r:.80}; they must be texts, and the answer must end in '#### N'"
+            f"{where}, row {number}: the question is {question!r:.80} and the answer {solution!r:.80}; they must be "
+            "texts, and the answer must be a number or end in '#### N'"
         )
     return {"question": question, "answer": answer, "solution": solution}
 

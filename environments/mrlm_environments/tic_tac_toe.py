@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, TurnOrder
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 
 MARKS = ("X", "O")
 LINES = ("123", "456", "789", "147", "258", "369", "159", "357")
@@ -47,15 +47,10 @@ class TicTacToe(Environment):
         self._board = list("123456789")
         self._moves = 0
         self._number = task.data["game"]
-        observations = self._ask()
-        self._order = TurnOrder(self.name, self.agents)
-        self._order.began(observations)
-        return observations
+        return self._ask()
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Make a move; see :meth:`Environment.step`."""
-        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
-        order.check_actions(actions)
         ((agent, message),) = actions.items()
         cell = move(message.content)
         if cell is None or self._board[cell - 1] in MARKS:
@@ -70,7 +65,6 @@ class TicTacToe(Environment):
                 step = self._end("draw", winner=None)
             else:
                 step = Step(self._ask())
-        order.stepped(step)
         return step
 
     def _in_order(self, task: Task) -> tuple[str, str]:

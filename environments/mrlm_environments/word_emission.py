@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, TurnOrder
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
 
 JUDGED = 4096
@@ -57,18 +57,13 @@ class WordEmission(Environment):
         """Ask all agents; see :meth:`Environment.reset`."""
         self._word: str = task.data["word"]
         question = f"Round {task.data['round']}: say {self._word}"
-        observations = {agent: (Message("user", question),) for agent in self.agents}
-        self._order = TurnOrder(self.name, self.agents)
-        self._order.began(observations)
-        return observations
+        return {agent: (Message("user", question),) for agent in self.agents}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pay all agents; see :meth:`Environment.step`."""
-        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
-        order.check_actions(actions)
         shares = {agent: word_share(message.content, self._word) for agent, message in actions.items()}
         reward = sum(shares.values()) / len(shares)
-        step = Step(
+        return Step(
             rewards=dict.fromkeys(self.agents, reward),
             components={agent: {"word": reward} for agent in self.agents},
             done=True,
@@ -76,8 +71,6 @@ class WordEmission(Environment):
             success=all(share == 1 for share in shares.values()),
             metrics={f"{agent}_share": share for agent, share in shares.items()},
         )
-        order.stepped(step)
-        return step
 
 
 def word_share(reply: str, word: str) -> float:

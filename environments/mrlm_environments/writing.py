@@ -20,7 +20,6 @@ from mrlm_pl.environment import (
     Step,
     Task,
     TaskSource,
-    TurnOrder,
 )
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.tools import clipped
@@ -125,21 +124,14 @@ class WritingEnvironment(Environment):
     def reset(self, task: Task) -> Observations:
         """Give both agents the text and their orders; see :meth:`Environment.reset`."""
         self._source, self._turn = task.data["text"], 0
-        observations = {agent: (Message("user", f"{_ORDERS[agent]}\n\n{self._source}"),) for agent in self.agents}
-        self._order = TurnOrder(self.name, self.agents)
-        self._order.began(observations)
-        return observations
+        return {agent: (Message("user", f"{_ORDERS[agent]}\n\n{self._source}"),) for agent in self.agents}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Score the pair, or show it to both agents; see :meth:`Environment.step`."""
-        order: TurnOrder = self.__dict__.get("_order") or TurnOrder(self.name, self.agents)
-        order.check_actions(actions)
         self._turn += 1
         parts = (actions[self.agents[0]].content, actions[self.agents[1]].content)
         found = score_parts(RULES[self.family], parts, self._source, self.faithfulness)
-        step = self._paid(found) if self._turn == self.turns else self._shown(parts, found)
-        order.stepped(step)
-        return step
+        return self._paid(found) if self._turn == self.turns else self._shown(parts, found)
 
     def _paid(self, found: Score) -> Step:
         reward = math.fsum(found.components.values())

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonargparse._typehints as jsonargparse_types
 
-from mrlm_pl.cli.plugins import class_path, environments_by_name, nearest, subclasses
+from mrlm_pl.cli.plugins import class_path, dotted_path, environments_by_name, imported, nearest, subclasses
 from mrlm_pl.environment import Environment
 
 MOST_NAMES = 20
@@ -54,6 +54,9 @@ def short_class_names() -> Iterator[list[UnknownName]]:
     unknown: list[UnknownName] = []
 
     def resolve(base: type | tuple[type, ...], name: str) -> str:
+        name = dotted_path(name)
+        if "." in name:
+            imported(name)  # what is wrong is told with its place, which the library drops
         path = library_lookup(base, name)  # type: ignore[arg-type]
         if "." in path:
             return path

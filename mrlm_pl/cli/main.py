@@ -81,6 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if command not in COMMANDS:
         return _tell(_unknown_command(command), 2)
+    from mrlm_pl.cli.plugins import use_working_folder
+
+    use_working_folder()
     module, function = COMMANDS[command][0].split(":")
     try:
         if command in PLAYING:

@@ -1,21 +1,28 @@
 """Finds the classes that commands may name: our own, those of plugin packages, and the short names of environments.
 
-A plugin is any installed distribution with an entry point in the group ``mrlm_pl.plugins`` that names a package. What
-the package's ``__all__`` lists can be named on the command line without its path. Ours are found in the same way.
+A plugin is any installed distribution with an entry point in the group ``mrlm_pl.plugins`` that names a package. The
+classes in its ``__all__``, or without one all public classes that it defines, can be named on the command line without
+their path. Ours are found in the same way. A class of the working folder is named ``my_file.MyClass`` or
+``./my_file.py:MyClass``.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
+import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from mrlm_pl.environment import Environment
+from mrlm_pl.environment import Environment, place_of_error
 from mrlm_pl.errors import ConfigurationError
 
 GROUP = "mrlm_pl.plugins"
@@ -24,6 +31,8 @@ ENVIRONMENTS = "environments"
 
 REMOTE = "mrlm_pl.remote"
 """Our own package of environments: that of servers. It has a class name and no short name, which is the server's."""
+
+_IN_FILE = re.compile(r"(.+\.py):([A-Za-z_]\w*)$")
 
 SCORERS = "mrlm_pl.verifier"
 """Our own package of scorers of texts, which the arguments of an environment may name."""
@@ -35,6 +44,67 @@ def load_package(name: str) -> ModuleType:
     for export in getattr(package, "__all__", ()):
         getattr(package, export)
     return package
+
+
+def use_working_folder() -> None:
+    """Let modules of the working folder be imported, after all others."""
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
+
+
+def dotted_path(name: str) -> str:
+    """A class in a file, ``./folder/my_file.py:MyClass``, as an import path; any other name as it is.
+
+    Raises:
+        ConfigurationError: there is no such file, or its name is that of another module.
+    """
+    match = _IN_FILE.match(name)
+    if not match:
+        return name
+    file = Path(match.group(1)).expanduser().resolve()
+    if not file.is_file():
+        near = nearest(file.name, [item.name for item in file.parent.glob("*.py")])
+        hint = f"did you mean {near!r}?" if near else f"it is looked for in {file.parent}"
+        raise ConfigurationError(f"{name!r}: there is no file {match.group(1)!r}; {hint}")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    found = importlib.util.find_spec(file.stem)
+    if found is None or found.origin is None or Path(found.origin).resolve() != file:
+        raise ConfigurationError(f"{name!r}: another module is named {file.stem!r}; rename the file")
+    return f"{file.stem}.{match.group(2)}"
+
+
+def imported(name: str) -> Any:
+    """The class or function at an import path.
+
+    Raises:
+        ImportError: there is none; the message has the nearest, or the place where importing its module failed.
+    """
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise ImportError(_import_fault(module, error)) from error
+        near = nearest(error.name, [item.stem for item in Path.cwd().glob("*.py")])
+        hint = f"did you mean {near!r}?" if near else "its folder must be the working folder or on PYTHONPATH"
+        raise ImportError(f"there is no module {error.name!r}; {hint}") from error
+    except Exception as error:  # a module may fail in any way while it is imported
+        raise ImportError(_import_fault(module, error)) from error
+    if not hasattr(found, attribute):
+        near = nearest(attribute, [item for item in vars(found) if not item.startswith("_")])
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ImportError(f"module {module!r} has no {attribute!r}{hint}")
+    return getattr(found, attribute)
+
+
+def _import_fault(module: str, error: Exception) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        found = f"{error.filename}:{error.lineno}"
+    else:
+        found = place_of_error(error)
+    return f"importing {module!r} failed: {type(error).__name__}: {error}{f' ({found})' if found else ''}"
 
 
 def plugin_entry_points() -> list[EntryPoint]:
@@ -88,8 +158,8 @@ def environments_by_name() -> dict[str, type[Environment]]:
 def import_environment(name: str) -> None:
     """Import plugins one after another until one brings the environment of that short name or class name.
 
-    A dotted path needs no plugin, nor does the environment of a server. A name that none has is left to the parser,
-    which answers with the nearest.
+    A path needs no plugin, nor does the environment of a server. A name that none has is left to the parser, which
+    answers with the nearest.
     """
     load_package(SCORERS)
     if "." in name:
@@ -102,6 +172,34 @@ def import_environment(name: str) -> None:
             return
         _load_plugin(entry_point)
     load_package(REMOTE)
+
+
+def find_environment(name: str) -> type[Environment]:
+    """The environment class of a short name, a class name or a path.
+
+    Raises:
+        ConfigurationError: there is none; the message has the nearest.
+    """
+    import_environment(name)
+    if "." in name:
+        try:
+            found = imported(dotted_path(name))
+        except ImportError as error:
+            raise ConfigurationError(f"environment {name!r}: {error}") from error
+        if not (isinstance(found, type) and issubclass(found, Environment)):
+            raise ConfigurationError(f"environment {name!r} is no subclass of mrlm_pl.environment.Environment")
+        return found
+    named = environments_by_name()
+    if name in named:
+        return named[name]
+    by_class = {cls.__name__: cls for cls in subclasses(Environment) if not inspect.isabstract(cls)}
+    if name in by_class:
+        return by_class[name]
+    near = nearest(name, [*named, *by_class])
+    hint = f"did you mean {near!r}? They" if near else "they"
+    raise ConfigurationError(
+        f"there is no environment {name!r}; {hint} are {', '.join(named)}, or a path such as my_file.MyEnvironment"
+    )
 
 
 def class_path(cls: type) -> str:
@@ -136,13 +234,20 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _exported_classes() -> Iterator[type]:
-    """Classes in the ``__all__`` of the plugin packages that have been imported."""
+    """The classes that imported plugin packages export: of ``__all__``, else all public ones that they define."""
     for entry_point in plugin_entry_points():
         package = sys.modules.get(entry_point.value)
-        for export in getattr(package, "__all__", ()):
+        if package is None:
+            continue
+        exports = getattr(package, "__all__", None)
+        for export in exports if exports is not None else [item for item in vars(package) if not item.startswith("_")]:
             item = getattr(package, export)
-            if isinstance(item, type):
+            if isinstance(item, type) and (exports is not None or _within(item, entry_point.value)):
                 yield item
+
+
+def _within(cls: type, package: str) -> bool:
+    return f"{cls.__module__}.".startswith(f"{package}.")
 
 
 def _knows(name: str) -> bool:

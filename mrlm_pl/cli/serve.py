@@ -22,7 +22,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from mrlm_pl.cli.evaluate import loaded_policy
 from mrlm_pl.cli.parser import CommandParser
-from mrlm_pl.cli.plugins import environments_by_name, import_environment, nearest
+from mrlm_pl.cli.plugins import class_path, find_environment
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.remote.connection import Address
@@ -116,10 +116,10 @@ def _check_port(endpoint: Endpoint) -> None:
 
 def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:
     settings = read_settings(options.settings)
-    names = list(dict.fromkeys([*_names(options.environments), *settings]))
-    if not names and not options.policies and not options.verifier:
+    names = _names(options.environments)
+    if not (names or settings) and not options.policies and not options.verifier:
         raise ConfigurationError("environments: name at least one, as in `--environments math,code`")
-    factories = {name: _factory(name, settings.get(name, {}), options.allow_settings) for name in names}
+    factories = hosted_environments(names, settings, allow_settings=options.allow_settings)
     for name, factory in factories.items():
         made = factory({})  # a mistake in its settings is told now
         made.close()
@@ -164,7 +164,7 @@ def serve_parser() -> CommandParser:
     text = "Host environments, policies and a verifier over gRPC."
     parser = CommandParser(prog="mrlm serve", description=text, allow_abbrev=False)
     add = parser.add_argument
-    add("--environments", type=str, default="", help="Names, with commas between them.")
+    add("--environments", type=str, default="", help="Names or paths, with commas between them.")
     add("--settings", type=str, help="YAML file with arguments of environments by name; its names are hosted as well.")
     add("--policies", type=dict[str, str], default={}, help="Models to generate with, by names: '{judge: MODEL}'.")
     add("--verifier", type=str, help="Reward model to score texts with: a run, a folder of a policy, or a hub id.")
@@ -217,17 +217,33 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _factory(name: str, settings: Mapping[str, Any], allow_settings: bool) -> Factory:
-    """Makes the environment, with the arguments checked like those of a configuration file."""
-    import_environment(name)
-    known = environments_by_name()
-    if name not in known:
-        near = nearest(name, known)
-        hint = f"did you mean {near!r}? They" if near else "they"
-        raise ConfigurationError(f"environments: there is no environment {name!r}; {hint} are {', '.join(known)}")
+def hosted_environments(
+    names: Sequence[str], settings: Mapping[str, Mapping[str, Any]], *, allow_settings: bool
+) -> dict[str, Factory]:
+    """What makes each environment, by the name under which it is hosted: its own.
+
+    Args:
+        names: of environments, as :func:`find_environment` takes them.
+        settings: arguments by such a name, which is hosted as well.
+        allow_settings: whether clients may set arguments.
+
+    Raises:
+        ConfigurationError: an environment does not exist, or two have one name.
+    """
+    hosted: dict[str, Factory] = {}
+    for name in dict.fromkeys([*names, *settings]):
+        cls = find_environment(name)
+        if cls.name in hosted:
+            raise ConfigurationError(f"environments: {name!r} is hosted already as {cls.name!r}; name it once")
+        hosted[cls.name] = _factory(cls, settings.get(name, {}), allow_settings)
+    return hosted
+
+
+def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings: bool) -> Factory:
+    """Make an environment of the class, with the arguments checked like those of a configuration file."""
 
     def make(overrides: Mapping[str, Any]) -> Environment:
-        allowed = known[name].client_settings if allow_settings else ()
+        allowed = cls.client_settings if allow_settings else ()
         refused = sorted(set(overrides) - set(allowed))
         if refused and not allow_settings:
             raise ConfigurationError(
@@ -236,10 +252,10 @@ def _factory(name: str, settings: Mapping[str, Any], allow_settings: bool) -> Fa
             )
         if refused:
             raise ConfigurationError(
-                f"settings {refused}: clients may set {', '.join(allowed) or 'nothing'} of {name!r}; the others belong "
-                "into the file of the server's --settings"
+                f"settings {refused}: clients may set {', '.join(allowed) or 'nothing'} of {cls.name!r}; the others "
+                "belong into the file of the server's --settings"
             )
-        arguments = json.dumps({"class_path": name, "init_args": {**settings, **overrides}})
+        arguments = json.dumps({"class_path": class_path(cls), "init_args": {**settings, **overrides}})
         with _parsing:
             parser = CommandParser(prog="mrlm serve", allow_abbrev=False)
             parser.add_subclass_arguments(Environment, "environment", required=True)

@@ -37,14 +37,28 @@ def read_examples(source: str, split: str) -> tuple[list[dict[str, Any]], list[E
     found = [episode for episode in episodes if not episode.failed]
     if not found:
         raise DataError(f"all {len(episodes)} episodes of {source} failed; there is nothing to learn from")
+    for episode in found:
+        _check_turns(source, episode)
     return [], found
+
+
+def _check_turns(source: str, episode: Episode) -> None:
+    for row in episode.rows():
+        for turn in row.turns:
+            if not 0 <= turn.start <= turn.stop <= len(row.token_ids):
+                raise DataError(
+                    f"{source}, episode {episode.id!r}: a turn of {row.agent!r} goes from {turn.start} to {turn.stop} "
+                    f"in a row of {len(row.token_ids)} tokens"
+                )
 
 
 def _episode(source: str, number: int, row: Mapping[str, Any]) -> Episode:
     try:
         return Episode.from_dict(row)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{source}, row {number} is not an episode record, as others are: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{source}, row {number} is not an episode record, as others are: {type(error).__name__}: {error}"
+        ) from error
 
 
 def messages_fault(messages: Any) -> str | None:

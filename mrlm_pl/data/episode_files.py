@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -73,9 +74,20 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
     if not files or not files[0].is_file():
         raise DataError(f"there are no episodes at {str(path)!r}; name a run's `episodes` folder or a file in it")
     for file in files:
-        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    yield Episode.from_json(line)
-                except (ValueError, KeyError, TypeError) as error:
-                    raise DataError(f"{file}, line {number} is not an episode record: {error}") from error
+        try:
+            with (
+                gzip.open(file, "rt", encoding="utf-8")
+                if file.suffix == ".gz"
+                else file.open(encoding="utf-8") as lines
+            ):
+                for number, line in enumerate(lines, start=1):
+                    yield _episode(line, f"{file}, line {number}")
+        except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+            raise DataError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _episode(line: str, where: str) -> Episode:
+    try:
+        return Episode.from_json(line)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{where} is not an episode record: {type(error).__name__}: {error}") from error

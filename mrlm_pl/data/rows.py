@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import logging
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -83,6 +84,9 @@ def _checked(row: Any, where: str, fields: Sequence[str]) -> dict[str, Any] | Da
         return row
     if not isinstance(row, dict):
         return DataError(f"{where}: {_shortened(row)} is not an object with named fields")
+    lone = _lone_surrogate(row)
+    if lone:
+        return DataError(f"{where}: {lone} is half of a character (a lone surrogate); replace it")
     missing = [name for name in fields if name not in row]
     if missing:
         return DataError(f"{where}: no field {missing[0]!r}; the row has the fields {sorted(row)}")
@@ -210,8 +214,8 @@ def _local_rows(path: Path) -> list[tuple[int, Any]]:
         if suffix == ".parquet":
             return _parquet_rows(raw)
         text = raw.decode("utf-8-sig")
-    except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    except (OSError, EOFError, ValueError, zlib.error, MemoryError) as error:
+        raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     return _jsonl_rows(text, path) if suffix == ".jsonl" else _json_rows(text, path)
 
 
@@ -258,7 +262,10 @@ def _parquet_rows(raw: bytes) -> list[tuple[int, Any]]:
     # Imported here: an environment server that reads JSON does not wait for Arrow.
     import pyarrow.parquet
 
-    return list(enumerate(pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist(), start=1))
+    try:
+        return list(enumerate(pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist(), start=1))
+    except pyarrow.ArrowException as error:
+        raise ValueError(str(error)) from error
 
 
 def _hub_rows(source: str, split: str | None) -> list[dict[str, Any]]:
@@ -289,6 +296,21 @@ def _hub_fault(source: str, error: Exception) -> str:
         "check the name (owner/name, owner/name:configuration, either with #split) or give a path to a "
         f"{', '.join(SUFFIXES)} file"
     )
+
+
+def _lone_surrogate(value: Any) -> str | None:
+    """The first lone surrogate in the text of a JSON-like value; files cannot hold it and tokenizers refuse it."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            return ascii(value[error.start])
+        return None
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        return next(filter(None, map(_lone_surrogate, value)), None)
+    return None
 
 
 def _shortened(value: object) -> str:

@@ -158,6 +158,8 @@ def _fault(row: Mapping[str, Any]) -> str | None:
         return fault
     if not any(message["role"] == "assistant" for message in lists[-1]):
         return "it has no assistant message to learn from"
-    if lists[0] and lists[0][0]["role"] == "assistant":
+    if not lists[0]:
+        return "the prompt is empty"
+    if lists[0][0]["role"] == "assistant":
         return "it begins with an assistant message, which answers nothing"
     return None

@@ -54,7 +54,7 @@ _ELSEWHERE = (*_GONE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 """Statuses after which another server, or the same one later, may open the session."""
 
 
-class RemoteEnvironment(Environment):
+class RemoteEnvironment(Environment, proxy=True):
     """An environment on one of several servers (``mrlm serve``).
 
     Each episode is a session on one server. A server that is full, going down or gone is passed over, and tried again

@@ -112,13 +112,13 @@ def test_a_trained_policy_that_decides_for_nobody_is_an_error_with_the_policy_th
 ) -> None:
     policies = {name: Policy(str(model_folder)) for name in ("left", "right", "rihgt")}
     algorithm = GRPO(policies)
-    with pytest.raises(ConfigurationError, match="'rihgt' decides for no agent.*did you mean 'right'?"):
+    with pytest.raises(ConfigurationError, match=r"'rihgt' decides for no agent.*did you mean 'right'\?"):
         quiet_trainer().fit(algorithm, RolloutDataModule(Pair(), groups=2, group_size=2))
     assert algorithm.policy("left").model is None
 
 
 def test_a_seat_of_an_unknown_policy_is_named_with_the_policy_that_was_meant(model_folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="seat 'left' names policy 'mian'.*did you mean 'main'?"):
+    with pytest.raises(ConfigurationError, match=r"seat 'left' names policy 'mian'.*did you mean 'main'\?"):
         GRPO({"main": Policy(str(model_folder))}, {"left": "mian"})
 
 

@@ -270,7 +270,10 @@ def test_a_module_that_cannot_be_imported_is_answered_with_its_error(mrlm, confi
     monkeypatch.syspath_prepend(str(tmp_path))
     status, _, err = mrlm("fit", "--config", config, "--data.environment", "module_that_raises.Any")
     assert status == 2
-    assert err == "mrlm: error: data.environment: no such luck (the value is 'module_that_raises.Any')\n"
+    assert err == (
+        "mrlm: error: data.environment: importing 'module_that_raises' failed: TypeError: no such luck "
+        "(module_that_raises.py:1) (the value is 'module_that_raises.Any')\n"
+    )
 
 
 def test_plugin_that_fails_names_its_distribution(mrlm, config, tmp_path, monkeypatch):

@@ -29,15 +29,18 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     loop.close()
 
 
-def flags(target: str, before: str = "") -> list[str]:
-    options = {"environment": "RemoteEnvironment", "environment.address": target, "environment.name": "math"}
+FRESH = "{class_path: RemoteEnvironment, init_args: {}}"  # drops the settings of a file's own environment
+
+
+def flags(target: str, before: str = "", environment: str = "RemoteEnvironment") -> list[str]:
+    options = {"environment": environment, "environment.address": target, "environment.name": "math"}
     return [word for name, value in options.items() for word in (f"--{before}{name}", value)]
 
 
 def test_the_commands_that_play_take_its_class_name(mrlm, target):
     words = flags(target)[2:]
     status, out, err = mrlm("check-env", "RemoteEnvironment", *words)
-    assert (status, out.splitlines()[-1]) == (0, "math: 8 of 8 checks passed"), err
+    assert (status, out.splitlines()[-1]) == (0, "math: 9 of 9 checks passed"), err
     status, out, err = mrlm("eval", "--model", "builtin:tiny", "--num-episodes", "4", *flags(target))
     assert status == 0, err
     assert "environment    math (test, seed 0)" in out
@@ -57,7 +60,9 @@ def test_a_run_takes_it_by_flags_in_place_of_its_own(mrlm, target):
         "--trainer.enable_progress_bar": "false",
         "--trainer.accelerator": "cpu",
     }
-    status, _, err = mrlm("fit", *(word for option in options.items() for word in option), *flags(target, "data."))
+    status, _, err = mrlm(
+        "fit", *(word for option in options.items() for word in option), *flags(target, "data.", FRESH)
+    )
     assert status == 0, err
     assert Path("run/policies/main/model.safetensors").is_file()
     assert "class_path: mrlm_pl.remote.RemoteEnvironment" in Path("run/config.yaml").read_text()

@@ -254,7 +254,8 @@ def test_sessions_of_a_server_that_is_not_there(mrlm, monkeypatch):
 
 def test_serving_imports_no_torch():
     code = (
-        "import sys; from mrlm_pl.cli import serve; serve._factory('math', {}, False)({});"
+        "import sys; from mrlm_pl.cli import serve;"
+        "serve.hosted_environments(['math'], {}, allow_settings=False)['math']({});"
         "print(sorted({'torch', 'transformers', 'lightning'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

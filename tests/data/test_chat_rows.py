@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -172,3 +174,45 @@ def test_pairs_of_episodes_compare_the_sampled_tokens(tmp_path: Path) -> None:
 def _written(folder: Path, episodes: Sequence[Episode]) -> str:
     write_episodes(folder / "pairs.jsonl.gz", episodes)
     return str(folder / "pairs.jsonl.gz")
+
+
+DAMAGES = {
+    "a list in the mask": (lambda row: row["action_mask"].__setitem__(0, []), "action_mask of '.*' holds a list"),
+    "a float token": (lambda row: row["token_ids"].__setitem__(0, 1.5), "token_ids of '.*' holds a float"),
+    "a negative token": (lambda row: row["token_ids"].__setitem__(0, -5), "token_ids of '.*' hold -5"),
+    "no log-prob": (lambda row: row["logprobs"].__setitem__(0, None), "logprobs of '.*' holds a NoneType"),
+    "text for a mask": (lambda row: row.__setitem__("action_mask", "x"), "have lengths"),
+    "content": (lambda row: row["messages"][0].__setitem__("content", 3), "the content of a message is 3"),
+    "no content": (lambda row: row["messages"][0].pop("content"), "KeyError: 'content'"),
+    "a late turn": (lambda row: row["turns"][0].__setitem__("stop", 10**6), "goes from .* in a row of"),
+    "an early turn": (lambda row: row["turns"][0].__setitem__("start", -3), "goes from -3"),
+    "a reward": (lambda row: row["turns"][0].__setitem__("reward", "much"), "reward of a turn of '.*' is 'much'"),
+    "a new field": (lambda row: row["turns"][0].__setitem__("zz", 1), "unexpected keyword argument 'zz'"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("form", ["file", "folder"])
+def test_a_damaged_episode_is_one_line_that_names_it(tmp_path: Path, name: str, form: str) -> None:
+    damage, fault = DAMAGES[name]
+    record = json.loads(episode(play(["four"])).to_json())
+    ((row,),) = record["trajectories"].values()
+    damage(row)
+    line = json.dumps(record) + "\n"
+    if form == "file":
+        (tmp_path / "e.jsonl").write_text(line)
+        source = tmp_path / "e.jsonl"
+    else:
+        source = tmp_path / "episodes"
+        source.mkdir()
+        (source / "iteration-000000.jsonl.gz").write_bytes(gzip.compress(line.encode()))
+    with pytest.raises(DataError, match=fault) as caught:
+        TrajectoryDataModule(str(source))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_damaged_folder_of_episodes_is_named(tmp_path: Path) -> None:
+    whole = gzip.compress(episode(play(["four"])).to_json().encode())
+    (tmp_path / "iteration-000000.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"iteration-000000.jsonl.gz cannot be read: EOFError"):
+        TrajectoryDataModule(str(tmp_path))

@@ -181,3 +181,27 @@ def test_splits_of_other_names_are_named_in_a_mapping(hub: Any) -> None:
 def test_usual_splits_of_the_hub_are_taken_as_they_are(hub: Any) -> None:
     assert len(questions("owner/usual", "test")) == 100
     assert not questions("owner/usual", "train") & questions("owner/usual", "validation")
+
+
+def test_files_that_are_damaged_are_named(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"a": 1}\n' * 100)
+    damaged = {
+        "half.jsonl.gz": whole[: len(whole) // 2],
+        "flipped.jsonl.gz": whole[:12] + b"\xff\x00\xff" + whole[15:],
+        "plain.jsonl.gz": b'{"a": 1}\n',
+        "a.parquet": b"PAR1 and nothing",
+        "latin.jsonl": '{"a": "\xe9"}'.encode("latin-1"),
+    }
+    for name, content in damaged.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"{name} cannot be read: ") as caught:
+            read_rows(str(tmp_path / name), None, ())
+        assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("row", ['{"a": "x\\ud83d"}', '{"\\udc00": 1}', '{"a": [{"b": ["\\ud800y"]}]}'])
+def test_half_a_character_is_refused_with_its_row(tmp_path: Path, row: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"a": "\\ud83d\\ude00"}\n' + row + "\n")
+    with pytest.raises(DataError, match=r"row 2: '\\u[a-f0-9]{4}' is half of a character \(a lone surrogate\)"):
+        read_rows(str(file), None, ())

@@ -90,6 +90,9 @@ def test_plain_text_is_used_without_a_template() -> None:
         ({"messages": [{"role": "user", "content": "x"}]}, "no assistant message"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "is not a message"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "answers nothing"),
+        ({"prompt": [], "completion": [{"role": "assistant", "content": "x"}]}, "the prompt is empty"),
+        ({"prompt": "", "completion": "x"}, "the prompt is empty"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "is not a message"),
     ],
 )
 def test_a_bad_row_is_named_by_its_number(tmp_path: Path, row: dict[str, Any], fault: str) -> None:

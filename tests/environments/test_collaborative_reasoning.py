@@ -372,7 +372,7 @@ def test_the_format_of_rows_is_told_by_their_fields(tmp_path: Path) -> None:
     [
         ({"question": "Q?"}, {}, r"row 1: its fields \['question'\] are those of no known format"),
         ({"question": "Q?"}, {"format": "math"}, "no field 'answer'"),
-        ({"question": "Q?", "answer": "5"}, {}, "must end in '#### N'"),
+        ({"question": "Q?", "answer": "five"}, {}, "must be a number or end in '#### N'"),
         ({"premise": "P", "hypothesis": "H", "label": "maybe"}, {}, "label 'maybe'"),
         ({"premise": "P", "hypothesis": "H", "label": 3}, {}, "label 3"),
         ({"premise": "P", "hypothesis": "H", "label": 1, "question": "Q", "answer": "#### 1"}, {}, "both formats"),

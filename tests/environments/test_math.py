@@ -203,3 +203,21 @@ def test_every_gold_answer_of_gsm8k_earns_the_maximum() -> None:
         assert found is not None
         assert equal_answers(found, value), row
         assert float(value.replace(",", "")) == pytest.approx(float(found.replace(",", "").replace("$", "")))
+
+
+@pytest.mark.parametrize("answer", ["12", 12, " 12 ", "12.0", "24/2", "Six and six.\n#### 12"])
+def test_an_answer_may_be_the_number_alone(tmp_path: Path, answer: object) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"question": f"Q{n}?", "answer": answer}) + "\n" for n in range(40)))
+    environment = MathEnvironment(data=str(file))
+    task = environment.tasks("train")[0]
+    environment.reset(task)
+    assert environment.step({"agent": Message("assistant", "It is 12.")}).success
+
+
+@pytest.mark.parametrize("answer", ["twelve", None, True, "about 12 #", "1e400", "9" * 5000, "inf"])
+def test_an_answer_without_a_number_is_refused_with_its_row(tmp_path: Path, answer: object) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"question": "Q?", "answer": answer}) + "\n")
+    with pytest.raises(DataError, match=r"row 1: .* must be a number or end in '#### N'"):
+        MathEnvironment(data=str(file)).tasks("train")

@@ -125,7 +125,7 @@ def test_values_out_of_range_are_refused(model_folder: Path, name: str, value: f
 
 
 def test_a_template_that_is_no_jinja_is_refused_with_its_line(model_folder: Path) -> None:
-    with pytest.raises(PolicyError, match="chat_template .* is no Jinja template: line 2: "):
+    with pytest.raises(PolicyError, match=r"chat_template .* is no Jinja template: line 2: "):
         Policy(str(model_folder), chat_template="{{ messages }}\n{% for x")
 
 
@@ -159,7 +159,7 @@ def test_a_run_s_folder_stands_for_its_exported_policy(model_folder: Path, tmp_p
     policy = Policy(str(run))
     assert policy.source == str(run / "policies" / "main")
     shutil.copytree(model_folder, run / "policies" / "critic")
-    with pytest.raises(PolicyError, match="several policies; name one: .*policies/critic, .*policies/main"):
+    with pytest.raises(PolicyError, match=r"several policies; name one: .*policies/critic, .*policies/main"):
         Policy(str(run))
 
 
