@@ -210,7 +210,7 @@ class _NoName:
     def __get__(self, instance: Environment | None, owner: type[Environment]) -> str:
         raise UnnamedEnvironmentError(
             f'environment class {owner.__name__} has no name; write `name = "{_snake_case(owner.__name__)}"` in its '
-            f"body{_place_of(owner)}"
+            f"body{place_of(owner)}"
         )
 
 
@@ -310,7 +310,7 @@ class Environment(ABC):
             raise EnvironmentContractError(
                 f"environment {self.name!r} cannot be copied: {held}{type(error).__name__}: {error}; make in reset "
                 f"what is no plain setting{', set `forks = False`' if self.forks else ''} or write a copy method"
-                f"{_place_of(type(self))}"
+                f"{place_of(type(self))}"
             ) from error
 
     def _uncopied(self) -> str:
@@ -555,7 +555,7 @@ _OWN_FILES = (str(Path(__file__).parent), str(Path(inspect.__file__).parent))
 """Folders of this package and of the standard library."""
 
 
-def _place_of(cls: type) -> str:
+def place_of(cls: type) -> str:
     """The place of a class, in brackets; empty where it has no source."""
     try:
         return f" ({_relative(inspect.getsourcefile(cls) or '')}:{inspect.getsourcelines(cls)[1]})"

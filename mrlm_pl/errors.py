@@ -6,6 +6,9 @@ mean that the user's input is at fault: the command line answers them with exit 
 
 from __future__ import annotations
 
+DEBUG_VARIABLE = "MRLM_DEBUG"
+"""Environment variable: set to anything, errors that are otherwise told in one message come with their traceback."""
+
 
 class MRLMError(Exception):
     """Base class of every error that this package raises on purpose."""

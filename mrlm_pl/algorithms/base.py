@@ -29,6 +29,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.held_passes import bounded_together
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
 from mrlm_pl.resume import ExactResume
+from mrlm_pl.settings import as_settings
 from mrlm_pl.strategies import data_parallel_rank
 from mrlm_pl.turn_tree import TurnTree
 
@@ -41,7 +42,8 @@ class Algorithm(ReferenceUse, ABC):
     """Base class: a subclass adds :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
 
     Args:
-        policies: the weights, by name; None is one policy ``main`` with the built-in tiny model.
+        policies: the weights, by name; None is one policy ``main`` with the built-in tiny model. In Python the name of
+            a model or a mapping of settings stands for a policy.
         seats: which policy decides for each agent; an agent that is left out is bound to the only policy there is.
         schedule: how the learning rates change over the run.
         warmup_steps: optimizer steps over which they rise from 0.
@@ -50,6 +52,9 @@ class Algorithm(ReferenceUse, ABC):
     Raises:
         ConfigurationError: there is no trained policy, or a seat names a policy that does not exist.
     """
+
+    data_module = "RolloutDataModule"
+    """Name of the data module that it learns from, for messages."""
 
     smallest_group = 1
     """Fewest episodes per task that the advantage is defined for."""
@@ -68,7 +73,10 @@ class Algorithm(ReferenceUse, ABC):
         betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
         super().__init__()
-        policies = policies or {"main": Policy()}
+        policies = {
+            name: Policy(policy) if isinstance(policy, str) else as_settings(Policy, policy, f"policies.{name}")
+            for name, policy in (policies or {"main": Policy()}).items()
+        }
         if not any(policy.trained for policy in policies.values()):
             raise ConfigurationError(f"none of the policies {sorted(policies)} is trained; set `trained: true` for one")
         for agent, policy in (seats or {}).items():
@@ -131,7 +139,9 @@ class Algorithm(ReferenceUse, ABC):
         Raises:
             ConfigurationError: the algorithm does not learn from episodes.
         """
-        raise ConfigurationError(f"{type(self).__name__} does not learn from rollouts; give it another data module")
+        raise ConfigurationError(
+            f"{type(self).__name__} does not learn from rollouts; give it `--data {self.data_module}`"
+        )
 
     def check_demonstrations(self, rows: Mapping[str, Sequence[Trajectory]]) -> None:
         """Nothing when the algorithm can learn from these rows, given by split.

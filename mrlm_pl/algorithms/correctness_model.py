@@ -60,6 +60,8 @@ class CorrectnessModel(RewardModelAlgorithm):
         ConfigurationError: there are several policies, or an unknown name.
     """
 
+    data_module = "AnswerDataModule"
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,

@@ -42,6 +42,8 @@ class DPO(Algorithm):
         ConfigurationError: there are several policies, or a value is out of range or does not belong to the loss.
     """
 
+    data_module = "PreferenceDataModule"
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,

@@ -43,6 +43,8 @@ class MADPO(Algorithm):
         ConfigurationError: a value is out of range or does not belong to the loss.
     """
 
+    data_module = "JointPreferenceDataModule"
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,

@@ -40,6 +40,8 @@ class PairwiseRewardModel(RewardModelAlgorithm):
         ConfigurationError: there are several policies, or the margin is negative or not finite.
     """
 
+    data_module = "PreferenceDataModule"
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,

@@ -31,6 +31,7 @@ from mrlm_pl.losses import (
 )
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import overlong_penalty
+from mrlm_pl.settings import as_settings
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,7 @@ class PolicyGradient(Algorithm):
             )
         self.reduction, self.max_length = reduction, max_length
         self.kl_coefficient, self.kl_estimator = kl_coefficient, KL_ESTIMATORS[kl_estimator]
+        correction = as_settings(Correction, correction, "correction")
         self.zero_variance, self.correction, self.overlong_buffer = zero_variance, correction, overlong_buffer
         self.recompute_old_logp = correction.recomputes(recompute_old_logp)
         self.task_normalization: TaskNormalization | None = task_normalization

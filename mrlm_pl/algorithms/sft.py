@@ -46,6 +46,8 @@ class SFT(Algorithm):
         ConfigurationError: there are several policies, or an unknown name.
     """
 
+    data_module = "TrajectoryDataModule"
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,

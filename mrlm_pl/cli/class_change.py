@@ -111,6 +111,15 @@ def _place(class_path: str, parsed: Namespace) -> str:
     """The key of the first value of that class, as an option has it; empty when a list holds it."""
     for key, value in parsed.items(branches=True):
         if key.endswith("class_path") and value == class_path:
-            parts = [part for part in key.split(".")[:-1] if part != "init_args"]
-            return ".".join(part for part in parts if part not in ("fit", "validate", "test", "predict"))
+            return option_key(key.removesuffix("class_path").removesuffix("."))
     return ""
+
+
+def option_key(key: str) -> str:
+    """A key of the parsed configuration as an option has it.
+
+    >>> option_key("fit.data.init_args.environment")
+    'data.environment'
+    """
+    skipped = ("init_args", "fit", "validate", "test", "predict")
+    return ".".join(part for part in key.split(".") if part not in skipped)

@@ -10,7 +10,7 @@ from typing import Any
 import jsonargparse._typehints as jsonargparse_types
 
 from mrlm_pl.cli.plugins import class_path, dotted_path, environments_by_name, imported, nearest, subclasses
-from mrlm_pl.environment import Environment
+from mrlm_pl.environment import Environment, place_of
 
 MOST_NAMES = 20
 """More names than this are not listed when one of them is near."""
@@ -56,7 +56,10 @@ def short_class_names() -> Iterator[list[UnknownName]]:
     def resolve(base: type | tuple[type, ...], name: str) -> str:
         name = dotted_path(name)
         if "." in name:
-            imported(name)  # what is wrong is told with its place, which the library drops
+            found = imported(name)  # what is wrong is told with its place, which the library drops
+            missing = sorted(getattr(found, "__abstractmethods__", ()))
+            if missing:
+                raise ImportError(f"{name} does not define {', '.join(missing)}; add what is missing{place_of(found)}")
         path = library_lookup(base, name)  # type: ignore[arg-type]
         if "." in path:
             return path

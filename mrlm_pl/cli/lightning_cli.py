@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 from jsonargparse import Namespace
-from jsonargparse.typing import NonNegativeInt
+from jsonargparse.typing import restricted_number_type
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import ModelSummary, ProgressBar
@@ -55,6 +55,10 @@ from mrlm_pl.runs import PolicySummary, RunProgress, run_summary
 FSDP_CLASS = "mrlm_pl.strategies.FSDP"
 OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines", "mrlm_pl.remote")
 """Packages of this one whose classes may be named without their path."""
+
+
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<=", 2**32 - 1)])
+"""What numpy takes for a seed."""
 
 
 class RunParser(ShortErrors, LightningArgumentParser):
@@ -113,7 +117,7 @@ class RunCommand(LightningCLI):
         """Add the seed. It is a number by default, so that a run can be repeated without having asked for it."""
         parser.add_argument(
             "--seed_everything",
-            type=NonNegativeInt,
+            type=Seed,
             default=self.seed_everything_default,
             help="Seed of the run: initialization, and through `data.seed` tasks, sampling and shuffling.",
         )

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from mrlm_pl.cli.interrupts import ending_in_order
-from mrlm_pl.errors import ConfigurationError, MRLMError
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError
 
 COMMANDS = {
     "fit": ("mrlm_pl.cli.lightning_cli:fit", "train policies as a configuration file says"),
@@ -55,9 +55,6 @@ example:
   mrlm fit --config run.yaml --trainer.max_epochs 2
 """
 
-DEBUG_VARIABLE = "MRLM_DEBUG"
-"""Set to anything, errors that are otherwise told in one message come with their traceback."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status of a command: 0 done, 1 failed while running, 2 a mistake in the command or configuration.
@@ -66,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; None takes the process's. ``sys.argv`` stays as it is: launchers start it again.
 
     Raises:
-        Exception: whatever is not an :class:`~mrlm_pl.errors.MRLMError` passes, so that its traceback is seen.
+        Exception: what is neither an :class:`~mrlm_pl.errors.MRLMError` nor raised in a file of the user's passes, so
+            that its traceback is seen.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it logs is also in the errors that are told
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -96,11 +94,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _tell(error, 2)
     except MRLMError as error:
         return _tell(error, 1)
-    except OSError as error:
-        if error.errno not in FULL_DISK:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            lacking = f" for {error.filename}" if error.filename else ""
+            return _tell(
+                f"no space is left on the device{lacking} ({error.strerror}); free some and go on: {RESUMES}", 1
+            )
+        from mrlm_pl.environment import place_of_error
+
+        place = place_of_error(error)
+        if not place or DEBUG_VARIABLE in os.environ:
             raise
-        place = f" for {error.filename}" if error.filename else ""
-        return _tell(f"no space is left on the device{place} ({error.strerror}); free some and go on: {RESUMES}", 1)
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return _tell(f"{text} ({place}); for the traceback set {DEBUG_VARIABLE}=1", 1)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
         if isinstance(end.code, str):
             return _tell(end.code, 1)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from jsonargparse._parameter_resolvers import get_signature_parameters
+from jsonargparse._typehints import NestedArg
 
-from mrlm_pl.cli.class_change import lost_settings, refuse_lost
+from mrlm_pl.cli.class_change import lost_settings, option_key, refuse_lost
 from mrlm_pl.cli.class_names import UnknownName, short_class_names
-from mrlm_pl.cli.plugins import nearest
-from mrlm_pl.errors import ConfigurationError, MRLMError
+from mrlm_pl.cli.config_files import check_files, config_files, place_of_key
+from mrlm_pl.cli.plugins import imported, nearest
+from mrlm_pl.environment import place_of, place_of_error
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError
 
 _NOISE = re.compile(
     r"Does not validate against any|Subtypes: |Errors:$|Given value|Subclass types expect|- a (class path|dict)|"
@@ -46,6 +50,7 @@ class ShortErrors:
     """
 
     _unknown: list[UnknownName]
+    _files: list[Path]
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """The namespace of the arguments.
@@ -53,9 +58,13 @@ class ShortErrors:
         Raises:
             ConfigurationError: the arguments or a configuration file hold a mistake.
         """
+        given = args[0] if args else kwargs.get("args")
+        ShortErrors._files = config_files(given) if isinstance(given, list) else []
+        check_files(ShortErrors._files)
         with short_class_names() as ShortErrors._unknown, lost_settings() as lost:
             parsed = super().parse_args(*args, **kwargs)  # type: ignore[misc]
         refuse_lost(lost, parsed)
+        refuse_plain_groups(parsed)
         return parsed
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,6 +82,16 @@ class ShortErrors:
             except MRLMError as error:
                 refusals.append(error)
                 raise
+            except Exception as error:  # a class of the user's may fail in any way
+                if cls.__module__.partition(".")[0] in ("lightning", "torch"):  # whose errors Lightning's own CLI knows
+                    raise
+                found = place_of_error(error)
+                where = f" ({found})" if found else f"; for its traceback set {DEBUG_VARIABLE}=1"
+                text = f"{cls.__name__} cannot be made: {type(error).__name__}: {error}{where}"
+                refused = ConfigurationError(" ".join(text.split()))
+                refused.__cause__ = error
+                refusals.append(refused)
+                raise
 
         try:
             return super().instantiate(*args, instantiators=[(build, object, True)], **kwargs)  # type: ignore[misc]
@@ -81,7 +100,7 @@ class ShortErrors:
             if isinstance(cause, MRLMError):
                 refusals.append(cause)
             if refusals:
-                raise refusals[0] from None
+                raise refusals[0] from refusals[0].__cause__
             raise
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -92,12 +111,59 @@ class ShortErrors:
         """
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(message, ex)  # type: ignore[misc]
-        raise ConfigurationError(explain(message, self, ShortErrors._unknown)) from ex
+        text = explain(message, self, ShortErrors._unknown)
+        key = text.partition(":")[0]
+        place = place_of_key(key, ShortErrors._files) if " " not in key else ""
+        raise ConfigurationError(f"{text} ({place})" if place else text) from ex
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """The help in plain words, without the options of a class's help that the command line does not take."""
         text = plain_words(super().format_help(*args, **kwargs))  # type: ignore[misc]
-        return _INNER_HELP.sub("", text) if _CLASS_HELP.search(text) else text
+        if not _CLASS_HELP.search(text):
+            return text
+        text = _INNER_HELP.sub("", text)
+        return text + policy_help() if "--model.policies" in text else text
+
+
+def policy_help() -> str:
+    """The settings of a policy, for the help of an algorithm."""
+    from mrlm_pl.policy import Policy
+
+    lines = ["", "settings of each policy, in a file under `policies: {NAME: ...}`:"]
+    for parameter in get_signature_parameters(Policy, None):
+        default = "" if parameter.default is None else f" (default: {parameter.default})"
+        lines.append(f"  --model.policies.NAME.{parameter.name} {parameter.name.upper()}")
+        lines += textwrap.wrap(
+            f"{plain_words(parameter.doc or '')}{default}", 96, initial_indent=" " * 24, subsequent_indent=" " * 24
+        )
+    return "\n".join(lines) + "\n"
+
+
+def refuse_plain_groups(parsed: Any) -> None:
+    """Refuse what the parser library lets through: a plain value for settings, settings of an unannotated parameter.
+
+    Raises:
+        ConfigurationError: key, value and what is expected.
+    """
+    for key, value in list(parsed.items(branches=True)):
+        if not (key.endswith("init_args") and isinstance(value, Namespace)):
+            continue
+        cls = imported(parsed[key.removesuffix("init_args") + "class_path"])
+        annotations = {item.name: item.annotation for item in get_signature_parameters(cls, None)}
+        for name, given in value.items(branches=True, nested=False):
+            wanted = annotations.get(name)
+            if isinstance(given, NestedArg):
+                place = _joined(option_key(key.removesuffix(".init_args")), f"{name}.{given.key}")
+                raise ConfigurationError(
+                    f"{place}: the parameter {name!r} of {cls.__name__} has no type hint, so its settings are unknown; "
+                    f"annotate it, as in `{name}: dict[str, Policy] | None = None`{place_of(cls)}"
+                )
+            if is_dataclass(wanted) and not isinstance(given, (Namespace, Mapping, wanted)):  # type: ignore[arg-type]
+                place = _joined(option_key(key.removesuffix(".init_args")), name)
+                names = [item.name for item in fields(wanted)]
+                raise ConfigurationError(
+                    f"{place}: expected settings of {wanted.__name__} ({', '.join(names)}), but the value is {given!r}"  # type: ignore[union-attr]
+                )
 
 
 def plain_words(text: str) -> str:
@@ -160,6 +226,9 @@ def explain(message: str, parser: Any, unknown: Sequence[UnknownName] = ()) -> s
             for item in reversed(unknown):
                 if item.name == name:
                     return f"{finding.key}: {item.explain()}"
+            told = _policy_value(finding)
+            if told:
+                return told
     return _wrong_value(message, findings)
 
 
@@ -212,6 +281,14 @@ def _settings_class(cls: type, parameter: str) -> type | None:
     return next((item for item in candidates if isinstance(item, type) and is_dataclass(item)), None)
 
 
+def _policy_value(finding: _Finding) -> str | None:
+    """What to write in place of a policy that is given as text alone."""
+    if finding.key.rpartition(".")[2] not in ("policies", "critics"):
+        return None
+    model = finding.text.removeprefix(_NOT_A_PATH)
+    return f"{finding.key}: a policy is a mapping of its settings; write `{{model: {model}}}` for {model!r}"
+
+
 def _wrong_value(message: str, findings: Sequence[_Finding]) -> str:
     """Names the value and the types that would do, of the innermost key."""
     deepest = max(findings, key=lambda item: item.depth)
@@ -249,6 +326,7 @@ def _hint(name: str, known: Sequence[str]) -> str:
 def _readable(text: str) -> str:
     text = re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", text)
     text = re.sub(r"typing\.Literal\[(.*?)\]", r"one of \1", text)
+    text = re.sub(r'^Unable to load config "(.*)"$', "expected a mapping of settings, or a file that holds one", text)
     return re.sub(r"^Expected an? ", "expected ", text).replace(". Got value: ", ", but the value is ")
 
 

@@ -59,7 +59,10 @@ class AnswerDataModule(FixedDataModule):
     def setup(self, stage: str) -> None:
         algorithm = self.algorithm()
         if not isinstance(algorithm, CorrectnessModel):
-            raise ConfigurationError(f"AnswerDataModule is for CorrectnessModel, not for {type(algorithm).__name__}")
+            raise ConfigurationError(
+                f"AnswerDataModule is for CorrectnessModel, not for {type(algorithm).__name__}; give that one `--data "
+                f"{algorithm.data_module}`"
+            )
         name, policy = self.learner()
         limit = self.max_tokens or policy.context_window
         for split in self._answers.keys() - self.rows.keys():

@@ -36,6 +36,10 @@ def named_environments(environments: Sequence[Environment], names: Sequence[str]
         ConfigurationError: the names are not as many as the environments, two share one, or one cannot be part of a
             metric's name.
     """
+    for item in environments:
+        if not isinstance(item, Environment):
+            remedy = f"call it: {item.__name__}()" if isinstance(item, type) else "give an instance of its class"
+            raise ConfigurationError(f"data.environment: {item!r:.80} is no environment; {remedy}")
     own = [item.name for item in environments]
     chosen = own if names is None else list(names)
     if len(chosen) != len(own):

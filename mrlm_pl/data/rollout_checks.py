@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.data.async_collector import AsyncOptions
 from mrlm_pl.data.engine_check import check_logprobs
+from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
 
@@ -107,7 +109,31 @@ def _check_updates(name: str, passes: int, minibatches: int) -> None:
         )
 
 
-def check_played(episodes: Sequence[Episode], iteration: int) -> None:
+def check_learns(algorithm: Algorithm) -> None:
+    """Refuse an algorithm that does not learn from episodes.
+
+    Raises:
+        ConfigurationError: it does not prepare them; the message has its data module.
+    """
+    if type(algorithm).prepare is Algorithm.prepare:
+        raise ConfigurationError(
+            f"{type(algorithm).__name__} does not learn from rollouts; give it `--data {algorithm.data_module}`"
+        )
+
+
+def check_command(environment: Environment) -> str:
+    """The command that checks an environment of this class."""
+    cls = type(environment)
+    ours = cls.__module__.startswith("mrlm_environments.")
+    required = [
+        f" --environment.{name} ..."
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    return f"mrlm check-env {environment.name if ours else f'{cls.__module__}.{cls.__qualname__}'}{''.join(required)}"
+
+
+def check_played(episodes: Sequence[Episode], iteration: int, environments: Mapping[str, Environment]) -> None:
     """Tell of failed episodes.
 
     Raises:
@@ -117,7 +143,7 @@ def check_played(episodes: Sequence[Episode], iteration: int) -> None:
     if len(failed) == len(episodes):
         raise RolloutError(
             f"all {len(episodes)} episodes of iteration {iteration} failed; the first: {failed[0].error}; "
-            f"try `mrlm check-env {failed[0].task.environment}`"
+            f"try `{check_command(environments[failed[0].task.environment])}`"
         )
     if failed:
         logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(episodes), failed[0].error)

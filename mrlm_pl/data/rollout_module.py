@@ -28,7 +28,7 @@ from mrlm_pl.data.episode_files import EpisodeWriter
 from mrlm_pl.data.group_plan import FailedMembers, GroupPlan, GroupRules, check_failure_rule
 from mrlm_pl.data.pieces import Cut, micro_batch
 from mrlm_pl.data.players import Players
-from mrlm_pl.data.rollout_checks import check_fit, check_kept, check_played
+from mrlm_pl.data.rollout_checks import check_fit, check_kept, check_learns, check_played
 from mrlm_pl.data.rollout_state import at_first_rank, own_groups_ahead, rows_from_state, rows_to_state
 from mrlm_pl.data.run_tasks import RunTasks
 from mrlm_pl.data.run_totals import RunTotals
@@ -47,6 +47,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation import EvaluationReport, evaluation_specs, summarize
 from mrlm_pl.play import EpisodeSpec
 from mrlm_pl.seeding import derive_seed
+from mrlm_pl.settings import as_settings
 from mrlm_pl.strategies import data_parallel_rank, each_share
 
 logger = logging.getLogger(__name__)
@@ -183,7 +184,8 @@ class RolloutDataModule(LightningDataModule):
         self.failed_members: FailedMembers = failed_members
         self.member_rounds = member_rounds
         self.minibatches, self.passes, self.iterations = minibatches, passes, iterations
-        self.sampling, self.validation_sampling = sampling, validation_sampling or sampling
+        self.sampling = as_settings(Sampling, sampling, "data.sampling")
+        self.validation_sampling = as_settings(Sampling, validation_sampling or sampling, "data.validation_sampling")
         self.validation_episodes, self.save_episodes, self.seed = validation_episodes, save_episodes, seed
         self.mode, self.max_lag, self.async_options = mode, max_lag, async_options
         player_options: dict[str, Any] = {
@@ -215,6 +217,7 @@ class RolloutDataModule(LightningDataModule):
         algorithm.meet_tasks(list(self.environments))
         if stage != "fit":
             return
+        check_learns(algorithm)
         check_fit(self, algorithm, self.share()[1], self._accumulation())
         self.totals.start()
         if self.share()[0] == 0:
@@ -366,7 +369,7 @@ class RolloutDataModule(LightningDataModule):
         if self.save_episodes:
             self._save(collected)
         played = [*collected.episodes, *collected.replaced]
-        check_played(played, self.iteration)
+        check_played(played, self.iteration, self.environments)
         check_kept(collected.episodes, self.iteration)
         # What an asynchronous run has taken up could not be saved here.
         with nullcontext() if self.overlaps else ended_by_sigterm(self._trainer()):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mrlm_pl.algorithms import SFT
 from mrlm_pl.batch import PolicyBatch, collate_rows, padded_masks
 from mrlm_pl.data.chat_rows import (
     chat_rows,
@@ -18,7 +19,7 @@ from mrlm_pl.data.chat_rows import (
 )
 from mrlm_pl.data.fixed_data import DataSplit, FixedDataModule
 from mrlm_pl.episode import Episode, Trajectory
-from mrlm_pl.errors import DataError
+from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import ChatFormat
 
@@ -72,6 +73,12 @@ class TrajectoryDataModule(FixedDataModule):
         self.rows: dict[DataSplit, list[Trajectory]] = {}
 
     def setup(self, stage: str) -> None:
+        algorithm = self.algorithm()
+        if algorithm.data_module != SFT.data_module:
+            raise ConfigurationError(
+                f"{type(algorithm).__name__} does not learn from demonstrations; give it `--data "
+                f"{algorithm.data_module}`, or train on {type(self).__name__} with `--model SFT`"
+            )
         name, policy = self.learner()
         limit = self.max_tokens or policy.context_window
         for split in self._examples.keys() - self.rows.keys():

@@ -31,6 +31,7 @@ from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.policy.token_logprobs import TokenOutputs, token_logprobs, token_outputs, token_values
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
+from mrlm_pl.settings import as_settings
 
 BUILTIN_TINY = "builtin:tiny"
 LONGEST_NAME = 1024
@@ -89,6 +90,7 @@ class Policy(nn.Module):
         self.name_or_path = model
         self.learning_rate, self.weight_decay, self.trained = learning_rate, weight_decay, trained
         self.chat_template, self.random_init_seed, self.dropout = chat_template, random_init_seed, dropout
+        lora = None if lora is None else as_settings(LoRA, lora, "lora")
         if lora is not None and not trained:
             raise PolicyError(f"policy {model!r} has lora but is not trained; leave one of them out")
         if served_by is not None and (trained or random_init_seed is not None):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from mrlm_pl.runs.progress import RunProgress
 
 TOY = {"model": {"class_path": "ToyAlgorithm"}, "data": {"class_path": "ToyData"}, "trainer": {"accelerator": "cpu"}}

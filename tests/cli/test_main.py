@@ -1,5 +1,6 @@
 """The dispatcher."""
 
+import json
 import subprocess
 import sys
 
@@ -51,11 +52,21 @@ def test_our_errors_become_a_message_and_a_status(mrlm, monkeypatch, error):
     assert "Traceback" in mrlm("info")[2]
 
 
-def test_other_errors_keep_their_traceback(monkeypatch):
-    def fail(arguments):
-        raise KeyError("bug")
+def test_errors_of_ours_keep_their_traceback_and_those_of_a_users_file_are_one_line(mrlm, monkeypatch, tmp_path):
+    monkeypatch.setattr("mrlm_pl.cli.info.run", json.loads)
+    with pytest.raises(TypeError):
+        main(["info"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "module_of_a_user.py").write_text("def fail(arguments):\n    raise KeyError('bug')\n")
+    import module_of_a_user
 
-    monkeypatch.setattr("mrlm_pl.cli.info.run", fail)
+    monkeypatch.setattr("mrlm_pl.cli.info.run", module_of_a_user.fail)
+    status, _, err = mrlm("info")
+    assert (status, err) == (
+        1,
+        "mrlm: error: KeyError: 'bug' (module_of_a_user.py:2); for the traceback set MRLM_DEBUG=1\n",
+    )
+    monkeypatch.setenv("MRLM_DEBUG", "1")
     with pytest.raises(KeyError):
         main(["info"])
 

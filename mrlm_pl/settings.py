@@ -1,0 +1,40 @@
+"""Settings given in Python as a mapping, as a configuration file has them."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from mrlm_pl.errors import ConfigurationError
+
+T = TypeVar("T")
+
+
+def as_settings(cls: type[T], value: Any, name: str) -> T:
+    """The value if it is a ``cls``, else one made of the mapping.
+
+    Args:
+        cls: whose constructor the mapping's keys belong to.
+        value: an instance or a mapping.
+        name: of the setting, for messages.
+
+    Raises:
+        ConfigurationError: it is neither, or a key does not exist; the message has the nearest.
+
+    >>> from fractions import Fraction
+    >>> as_settings(Fraction, {"numerator": 1, "denominator": 2}, "share")
+    Fraction(1, 2)
+    """
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{name} is {value!r:.80}; give a {cls.__name__} or a mapping of its settings")
+    known = list(inspect.signature(cls).parameters)
+    for key in value:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]!r}? It" if near else "it"
+            raise ConfigurationError(f"{name}.{key}: {cls.__name__} has no {key!r}; {hint} accepts: {', '.join(known)}")
+    return cls(**value)
