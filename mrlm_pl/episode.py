@@ -380,7 +380,7 @@ def _check_kinds(row: Trajectory) -> None:
     Raises:
         ValueError: the field is named.
     """
-    wanted = {"token_ids": {int}, "action_mask": {bool}, "logprobs": {float, int}}
+    wanted: dict[str, set[type]] = {"token_ids": {int}, "action_mask": {bool}, "logprobs": {float, int}}
     for name, kinds in wanted.items():
         strange = set(map(type, getattr(row, name))) - kinds
         if strange:

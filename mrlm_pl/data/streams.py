@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mrlm_pl.batch import Batch
 from mrlm_pl.data.episode_batch import EpisodeBatch
+from mrlm_pl.data.rollout_checks import check_command
 from mrlm_pl.evaluation import evaluation_specs
 
 if TYPE_CHECKING:
@@ -57,12 +58,11 @@ class EvaluationStream:
             failed += [episode for episode in episodes if episode.failed]
             if failed and number == self.batches - 1:  # a sized stream is not asked for more than it has
                 logger.warning(
-                    "%d of %d %s episodes failed, and the numbers are of the others; the first: %s; try "
-                    "`mrlm check-env %s`",
+                    "%d of %d %s episodes failed, and the numbers are of the others; the first: %s; try `%s`",
                     len(failed),
                     len(self.specs),
                     self.split,
                     failed[0].error,
-                    failed[0].task.environment,
+                    check_command(self.data.environments[failed[0].task.environment]),
                 )
             yield EpisodeBatch(episodes, by_task=self.data.tasks.several)

@@ -1,0 +1,67 @@
+"""What Python takes in place of an instance: the name of a model, mappings of settings; and what it refuses by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mrlm_environments import MathEnvironment
+
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import Correction
+from mrlm_pl.policy import LoRA, Policy
+
+
+def test_a_policy_may_be_the_name_of_a_model_or_its_settings(model_folder: Path) -> None:
+    settings = {"model": str(model_folder), "learning_rate": 0.25, "lora": {"rank": 2}}
+    algorithm = GRPO({"one": str(model_folder), "two": settings}, {"a": "one", "b": "two"})  # type: ignore[dict-item]
+    assert algorithm.policy("one").name_or_path == str(model_folder)
+    assert (algorithm.policy("two").learning_rate, algorithm.policy("two").lora) == (0.25, LoRA(rank=2))
+
+
+def test_settings_may_be_mappings(model_folder: Path) -> None:
+    sampling: Any = {"temperature": 0.5, "max_tokens": 7}
+    data = RolloutDataModule(MathEnvironment(), sampling=sampling)
+    assert data.sampling == data.validation_sampling == Sampling(temperature=0.5, max_tokens=7)
+    correction: Any = {"kind": "truncated", "cap": 3.0}
+    algorithm = GRPO({"main": Policy(str(model_folder))}, correction=correction)
+    assert algorithm.correction == Correction("truncated", cap=3.0)
+
+
+@pytest.mark.parametrize(
+    ("policies", "fault"),
+    [
+        (
+            {"main": {"lerning_rate": 1.0}},
+            r"policies.main.lerning_rate: .* did you mean 'learning_rate'\?",
+        ),
+        ({"main": 3}, "policies.main is 3; give a Policy or a mapping of its settings"),
+        ({"main": {"lora": 4}}, "lora is 4; give a LoRA or a mapping of its settings"),
+    ],
+)
+def test_a_policy_of_another_kind_is_named(policies: Any, fault: str) -> None:
+    with pytest.raises(ConfigurationError, match=fault):
+        GRPO(policies)
+
+
+@pytest.mark.parametrize(
+    ("environment", "fault"),
+    [
+        ("math", "data.environment: 'math' is no environment; give an instance of its class"),
+        (MathEnvironment, r"is no environment; call it: MathEnvironment\(\)"),
+        ([MathEnvironment(), None], "data.environment: None is no environment"),
+    ],
+)
+def test_what_is_no_environment_is_named(environment: Any, fault: str) -> None:
+    with pytest.raises(ConfigurationError, match=fault):
+        RolloutDataModule(environment)
+
+
+def test_a_misspelt_setting_is_named_with_the_nearest() -> None:
+    sampling: Any = {"temprature": 1.0}
+    with pytest.raises(ConfigurationError, match=r"data.sampling.temprature: .*did you mean 'temperature'\?"):
+        RolloutDataModule(MathEnvironment(), sampling=sampling)
