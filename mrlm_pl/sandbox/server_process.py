@@ -27,7 +27,8 @@ from mrlm_pl.sandbox.removal import remove_tree
 logger = logging.getLogger(__name__)
 
 STARTUP_SECONDS = 20.0
-KILL_SECONDS = 5.0
+KILL_SECONDS = 30.0
+"""A killed process ends when the disk has taken what it was writing, which a busy disk may take long for."""
 
 _BOOT = (
     "import sys; sys.path[:] = filter(None, sys.path); sys.path.append(sys.argv[1]); "
