@@ -44,9 +44,10 @@ def train(arguments: Sequence[str]) -> int:
     if options.resume and not any(argument.split("=")[0] == "--config" for argument in rest):
         folder = Path(options.output)
         own = latest_configuration(folder) if folder.is_dir() else None
-        if own is None:
+        if own is not None:
+            rest = ["--config", str(own), *rest]
+        elif not any(argument.startswith("--model") for argument in rest):
             raise ConfigurationError(
                 f"train: {options.output!r} holds no run with a configuration to resume; name one with `--config FILE`"
             )
-        rest = ["--config", str(own), *rest]
     return run_stage("fit", [*rest, "--trainer.default_root_dir", options.output], resume=options.resume)

@@ -37,7 +37,7 @@ from mrlm_pl.data.stale_snapshots import StaleSnapshots
 from mrlm_pl.data.streams import EvaluationStream, TrainingStream
 from mrlm_pl.data.sync_collector import Collected, SyncCollector
 from mrlm_pl.data.task_settings import TaskSettings, worth
-from mrlm_pl.data.termination import ended_by_sigterm
+from mrlm_pl.data.termination import ended_by_sigterm, leaving_at_sigterm
 from mrlm_pl.data.trainer_bounds import batches_in_all, batches_served
 from mrlm_pl.data.verifier_watch import VerifierWatch
 from mrlm_pl.engines import Engine, Sampling
@@ -464,6 +464,7 @@ class RolloutDataModule(LightningDataModule):
                     plan,
                     self.sampling,
                     lambda number: float(self._sum_over_ranks(torch.tensor(number))),
+                    lambda: leaving_at_sigterm(self._trainer()),
                 )
             self._to_restore = None
         return self._collector

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.data.group_draft import GroupDraft
@@ -71,6 +75,7 @@ class SyncCollector:
         plan: which episodes there are.
         sampling: how turns are sampled.
         over_ranks: the sum of a number over all ranks.
+        leaving: a context in which SIGTERM interrupts what this rank plays.
     """
 
     def __init__(
@@ -80,23 +85,41 @@ class SyncCollector:
         plan: GroupPlan,
         sampling: Sampling,
         over_ranks: Callable[[float], float],
+        leaving: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.players, self.algorithm, self.plan, self.sampling = players, algorithm, plan, sampling
-        self.over_ranks = over_ranks
+        self.over_ranks, self.leaving = over_ranks, leaving
 
     def collect(self, iteration: int, version: int, groups: Sequence[int]) -> Collected:
-        """The episodes of these groups; every rank must ask, for groups of its own."""
-        collected = Collected()
+        """The episodes of these groups; every rank must ask, for groups of its own.
+
+        Raises:
+            SIGTERMException: on all ranks, when SIGTERM has interrupted one of them.
+        """
+        collected, stopped = Collected(), False
         self.players.begin(self.algorithm, iteration, version)
         if self.algorithm.uses_greedy_baseline:
             specs = [greedy_spec(self.plan, iteration, group) for group in groups]
-            collected.greedy = self.play(specs, greedily(self.sampling), version)
+            try:
+                with self.leaving():
+                    collected.greedy = self.play(specs, greedily(self.sampling), version)
+            except SIGTERMException:
+                stopped = True
         drafts = [GroupDraft(self.plan, iteration, group) for group in groups]
         while True:
             due = [draft for draft in drafts if draft.due]
-            if not self.over_ranks(float(len(due))):
+            left = self.over_ranks(math.inf if stopped else float(len(due)))
+            if math.isinf(left):
+                raise SIGTERMException
+            if not left:
                 break  # as long as one rank goes on, all gather the weights
-            for draft, episodes in zip(due, self._play(due, version), strict=True):
+            try:
+                with self.leaving():
+                    played = self._play(due, version)
+            except SIGTERMException:
+                stopped = True
+                continue
+            for draft, episodes in zip(due, played, strict=True):
                 draft.take(episodes)
         for draft in drafts:
             collected.add(Collected.of(draft))

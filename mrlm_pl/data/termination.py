@@ -48,6 +48,11 @@ class EndTogether(Callback):
         if not inside_update(trainer):
             trainer._signal_connector.received_sigterm = True  # for which the trainer looks next
 
+    @property
+    def received(self) -> bool:
+        """Whether the signal has come to this process, or the processes have agreed to end."""
+        return self._received
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = True
 
@@ -65,10 +70,10 @@ def inside_update(trainer: Trainer) -> bool:
 
 @contextmanager
 def ended_by_sigterm(trainer: Trainer) -> Iterator[None]:
-    """In this block SIGTERM ends the run of one process at once, as Ctrl-C does; the trainer waits for the next batch.
+    """In this block SIGTERM ends the run of one process at once; the trainer waits for the next batch.
 
-    A collection or an evaluation may take longer than the time that a cluster leaves a process to end. Several do wait
-    for the batch, since one that leaves the others in the middle of a collection would let them wait for it.
+    A collection may take longer than a cluster waits before it kills. Several processes end together: in a collection
+    through :func:`leaving_at_sigterm`, else after the batch.
 
     Raises:
         SIGTERMException: the signal came, in the block or shortly before, or several have agreed to end.
@@ -88,6 +93,33 @@ def ended_by_sigterm(trainer: Trainer) -> Iterator[None]:
     signal.signal(signal.SIGTERM, end)
     try:
         if trainer.received_sigterm:
+            raise SIGTERMException
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, theirs)
+
+
+@contextmanager
+def leaving_at_sigterm(trainer: Trainer) -> Iterator[None]:
+    """In this block SIGTERM interrupts one of several processes, which then tells the others where they next meet.
+
+    Raises:
+        SIGTERMException: the signal came, in the block or before.
+    """
+    together = [item for item in trainer.callbacks if isinstance(item, EndTogether)]  # type: ignore[attr-defined]
+    theirs = signal.getsignal(signal.SIGTERM)
+    main = threading.current_thread() is threading.main_thread()
+    if trainer.world_size == 1 or not together or not main or not callable(theirs):
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        theirs(number, frame)
+        raise SIGTERMException
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        if together[0].received:
             raise SIGTERMException
         yield
     finally:

@@ -330,6 +330,36 @@ def test_a_kill_at_any_moment_changes_nothing(name: str, model_folder: Path, tmp
     assert states > 20
 
 
+class Killed(BaseException):
+    """Ends a run between two files."""
+
+
+@pytest.mark.parametrize("kills", [(4, 5), (4, 8), (2, 4, 6, 8, 10)])
+@pytest.mark.parametrize(
+    "module", [pytest.param(name, marks=() if name == "numbers" else pytest.mark.slow) for name in MODULES]
+)
+def test_kills_around_the_ends_of_epochs_add_no_batch(
+    module: str, kills: tuple[int, ...], model_folder: Path, tmp_path: Path
+) -> None:
+    """Each run is killed when its checkpoint has so many updates; an epoch has 4."""
+    case = Case(
+        MODULES[module], SETTINGS["validated inside an epoch"], CHECKPOINTS["every step"], model_folder, tmp_path
+    )
+    whole = case.run()
+    case.put(None)
+    last = case.folder / LAST_CHECKPOINT
+    for updates in kills:
+
+        def look(moment: str, updates: int = updates) -> None:
+            between = moment in ("before on_train_batch_start", "before on_train_epoch_end") and last.exists()
+            if between and torch.load(last, weights_only=False)["global_step"] >= updates:
+                raise Killed
+
+        with pytest.raises(Killed):
+            case.run(look)
+    assert differences(whole, case.run()) == []
+
+
 def test_a_signal_at_any_moment_changes_nothing(model_folder: Path, tmp_path: Path) -> None:
     case = Case(numbers, SETTINGS["validated inside an epoch"], CHECKPOINTS["every epoch"], model_folder, tmp_path)
     moments, wrong = interrupted_everywhere(case, every=97)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -19,7 +20,9 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.cli.run_outputs import LastCheckpoint
-from mrlm_pl.data.termination import EndTogether, ended_by_sigterm
+from mrlm_pl.data import sync_collector
+from mrlm_pl.data.sync_collector import SyncCollector
+from mrlm_pl.data.termination import EndTogether, ended_by_sigterm, leaving_at_sigterm
 from mrlm_pl.environment import Observations, Step
 from mrlm_pl.episode import Message, Task
 from tests.conftest import EchoEnvironment
@@ -258,6 +261,43 @@ def test_several_processes_wait_for_the_batch() -> None:
         assert begun, "the others may not have had it"
         signal.raise_signal(signal.SIGTERM)
         assert len(seen) == 3, "after the block its handler is there again"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum over ranks is where they meet: infinite as soon as one of them was interrupted."""
+    told: list[float] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    several = Trainers()
+    several.world_size, several.callbacks = 2, (EndTogether(),)
+    draft = SimpleNamespace(due=True, take=lambda episodes: None)
+    monkeypatch.setattr(sync_collector, "GroupDraft", lambda *key: draft)
+    algorithm = SimpleNamespace(uses_greedy_baseline=False)
+    players = SimpleNamespace(begin=lambda *arguments: None)
+
+    def collect(interrupted: bool, other: float) -> None:
+        def meet(mine: float) -> float:
+            told.append(mine)
+            return mine + (other if len(told) > 1 else 0.0)
+
+        class Collector(SyncCollector):
+            def _play(self, drafts: Any, version: int) -> Any:
+                if interrupted:
+                    signal.raise_signal(signal.SIGTERM)
+                return [[] for _ in drafts]
+
+        parts: list[Any] = [players, algorithm, None, None, meet, partial(leaving_at_sigterm, several)]
+        Collector(*parts).collect(0, 0, [0, 1])
+
+    try:
+        with pytest.raises(SIGTERMException):
+            collect(interrupted=True, other=2.0)
+        assert told == [2.0, math.inf], "it met the others instead of leaving them"
+        told.clear()
+        with pytest.raises(SIGTERMException):
+            collect(interrupted=False, other=math.inf)
+        assert told == [2.0, 2.0], "the other has played its part"
     finally:
         signal.signal(signal.SIGTERM, before)
 
