@@ -2,13 +2,14 @@
 
 The trainer's progress comes from the checkpoint, in one form whichever hook saved it, so that no batch is repeated.
 Lightning counts epochs and batches in about 40 numbers and infers from their differences at which hook a checkpoint was
-saved. Some hooks are mistaken for others: a checkpoint of an epoch's last batch starts an epoch that is not counted,
-one of a validation inside an epoch trains a batch too many, and a run that was resumed once saves numbers that no
-uninterrupted run has. Here every checkpoint gets the numbers of the end of its last batch.
+saved. After a resume from a checkpoint of an epoch's last batch it does not count the beginning of the next epoch, so that
+a second resume repeats batches that the data module has passed. Here every checkpoint holds the numbers that an
+uninterrupted run has at the end of its last batch.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -68,9 +69,11 @@ class ExactResume(Callback):
                 group["lr"] = base * factor
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        saved = checkpoint["loops"]["fit_loop"]
+        batches = trainer.num_training_batches
+        if not pl_module.automatic_optimization or math.isinf(batches):
+            return  # a module or a loader of the user's own, whose updates and epochs the trainer cannot tell
         checkpoint["loops"]["fit_loop"] = at_batch_end(
-            saved, int(trainer.num_training_batches), trainer.accumulate_grad_batches
+            checkpoint["loops"]["fit_loop"], int(batches), trainer.accumulate_grad_batches
         )
 
 
