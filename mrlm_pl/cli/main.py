@@ -40,6 +40,9 @@ PLAYING = {
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 RESUMES = "what was complete is kept, `mrlm train --output RUN --resume` and `mrlm collect` continue from there"
 
+TRAINING = ("fit", "train", "validate", "test", "predict")
+"""Commands whose keys are checked before torch is imported."""
+
 USAGE = """usage: mrlm COMMAND [options]
 
 Train language models with reinforcement learning, alone or as teams of agents.
@@ -84,6 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     use_working_folder()
     module, function = COMMANDS[command][0].split(":")
     try:
+        if command in TRAINING:
+            from mrlm_pl.cli.early_check import check
+
+            check(arguments[1:])
         if command in PLAYING:
             return _interruptible(command, module, function, arguments[1:])
         return int(getattr(importlib.import_module(module), function)(arguments[1:]))
