@@ -1,10 +1,10 @@
 """What a resumed run takes from its checkpoint and what from its configuration.
 
 The trainer's progress comes from the checkpoint, in one form whichever hook saved it, so that no batch is repeated.
-Lightning counts epochs and batches in about 40 numbers and infers from their differences at which hook a checkpoint was
-saved. After a resume from a checkpoint of an epoch's last batch it does not count the beginning of the next epoch, so that
-a second resume repeats batches that the data module has passed. Here every checkpoint holds the numbers that an
-uninterrupted run has at the end of its last batch.
+Lightning counts epochs and batches in about 40 numbers and infers from their differences at which hook a checkpoint
+was saved. After a resume from a checkpoint of an epoch's last batch it does not count the beginning of the next epoch,
+so that a second resume repeats batches that the data module has passed. Here every checkpoint holds the numbers that
+an uninterrupted run has at the end of its last batch.
 """
 
 from __future__ import annotations
