@@ -287,7 +287,7 @@ class DataReport:
         solved: rows whose reference succeeds.
         failed: rows whose reference does not, each with the reason.
         without: rows that have no reference.
-        rewards: what the references of ``solved`` earned.
+        rewards: what the references of ``solved`` earned, as the mean over the agents.
     """
 
     solved: tuple[int, ...]
@@ -334,11 +334,11 @@ def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> 
         except Exception as error:  # a finding about the row, whatever it is
             failed[number] = f"{type(error).__name__}: {error}"
             continue
-        success = played.steps[-1].success
-        if success or (success is None and played.reward > 0):
-            solved[number] = played.reward
+        success, reward = played.steps[-1].success, played.reward / len(environment.agents)
+        if success or (success is None and reward > 0):
+            solved[number] = reward
         else:
-            failed[number] = f"its reference earns {played.reward:g} ({played.steps[-1].stop_reason or 'no success'})"
+            failed[number] = f"its reference earns {reward:g} ({played.steps[-1].stop_reason or 'no success'})"
     return DataReport(tuple(solved), failed, tuple(without), tuple(solved.values()))
 
 

@@ -81,6 +81,8 @@ def test_rows_whose_reference_fails_are_named_and_can_be_left_out(mrlm, tmp_path
     assert kept == [ROWS[0], ROWS[2]]
     status, out, _ = mrlm("check-env", "code", "--data", "kept.jsonl")
     assert (status, out.count("FAIL")) == (0, 0)
+    status, out, _ = mrlm("check-env", "collaborative_coding", "--data", "kept.jsonl")
+    assert (status, "1 are solved by their reference, earning 4 to 4" in out) == (0, True), "the mean of two agents"
 
 
 def test_data_is_checked_where_there_is_some(mrlm):
