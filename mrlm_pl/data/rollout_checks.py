@@ -124,13 +124,12 @@ def check_learns(algorithm: Algorithm) -> None:
 def check_command(environment: Environment) -> str:
     """The command that checks an environment of this class."""
     cls = type(environment)
-    ours = cls.__module__.startswith("mrlm_environments.")
     required = [
         f" --environment.{name} ..."
         for name, parameter in inspect.signature(cls).parameters.items()
         if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
-    return f"mrlm check-env {environment.name if ours else f'{cls.__module__}.{cls.__qualname__}'}{''.join(required)}"
+    return f"mrlm check-env {cls.__module__}.{cls.__qualname__}{''.join(required)}"
 
 
 def check_played(episodes: Sequence[Episode], iteration: int, environments: Mapping[str, Environment]) -> None:
