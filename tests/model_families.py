@@ -89,7 +89,6 @@ _EXTRA: dict[str, dict[str, Any]] = {
         ("granitemoe_swa", "laguna", "mimo_v2_flash", "ministral", "moshi", "olmo3", "vaultgemma", "recurrent_gemma"),
         _WINDOW,
     ),
-    "mimi": _WINDOW,  # the audio encoder of Moshi
     "modernbert-decoder": {"sliding_window": 8, "local_attention": 8},
     "cohere_compass_text": {
         "sliding_window": 8,
@@ -174,7 +173,7 @@ def _shrunk(kind: Any, **changes: Any) -> Any:
     known = {*kind().to_dict(), *kind.attribute_map, *inspect.signature(kind.__init__).parameters}
     small: dict[str, Any] = {key: value for key, value in _SMALL.items() if key in known}
     for name, part in kind.sub_configs.items():
-        if getattr(part, "model_type", ""):
+        if getattr(part, "model_type", "") not in ("", "moshi_depth"):  # Moshi's language model does without
             small[name] = _shrunk(part).to_dict()
     return kind(**{**small, **_EXTRA.get(kind.model_type, {}), **changes})
 
