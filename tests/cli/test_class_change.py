@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 CONFIG = """
-model: {class_path: MAGRPO, init_args: {discount: 0.9, max_length: 77, schedule: linear}}
+model: {class_path: MAGRPO, init_args: {gamma: 0.9, max_length: 77, schedule: linear}}
 data:
   class_path: RolloutDataModule
   init_args:
@@ -26,7 +26,7 @@ def fit(mrlm):
 
 
 CHANGES = {
-    "algorithm": (("--model", "GRPO"), "model.discount: GRPO has no 'discount'", "0.9 for MAGRPO"),
+    "algorithm": (("--model", "GRPO"), "model.gamma: GRPO has no 'gamma'", "0.9 for MAGRPO"),
     "data": (("--data", "TrajectoryDataModule"), "data.environment: TrajectoryDataModule has no 'environment'", "Math"),
     "environment": (
         ("--data.environment", "parrot"),
@@ -65,7 +65,7 @@ def test_a_callback_and_a_later_file_lose_no_setting_either(fit):
     assert "trainer.callbacks.patience: ModelCheckpoint has no 'patience'" in err
     Path("other.yaml").write_text("model: {class_path: GRPO}\n")
     status, _, err = fit("--config", "other.yaml")
-    assert (status, "model.discount: GRPO has no 'discount'" in err) == (2, True)
+    assert (status, "model.gamma: GRPO has no 'gamma'" in err) == (2, True)
 
 
 def test_commands_without_a_trainer_refuse_it_too(mrlm):
@@ -78,7 +78,7 @@ def test_settings_of_both_classes_are_kept(fit):
     status, out, err = fit("--model", "MAREINFORCE")
     assert status == 0, err
     arguments = yaml.safe_load(out)["model"]["init_args"]
-    assert (arguments["discount"], arguments["max_length"], arguments["schedule"]) == (0.9, 77, "linear")
+    assert (arguments["gamma"], arguments["max_length"], arguments["schedule"]) == (0.9, 77, "linear")
 
 
 def test_the_advised_option_drops_what_does_not_fit(fit):
@@ -92,9 +92,9 @@ def test_the_advised_option_drops_what_does_not_fit(fit):
 
 
 def test_the_defaults_in_a_run_s_own_configuration_do_not_bind_another_class(fit):
-    _, out, _ = fit("--model.discount", "1.0")
+    _, out, _ = fit("--model.gamma", "1.0")
     Path("run.yaml").write_text(out)
     status, out, err = fit("--model", "GRPO")
     assert status == 0, err
     assert "GRPO does not take" in err
-    assert "discount" in err
+    assert "gamma" in err
