@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,7 +76,8 @@ def test_the_configured_rates_are_used_after_a_resume(
 
     def fit(rate: float, decay: float, checkpoint: Path | None = None, schedule: str = schedule) -> tuple[float, ...]:
         policy = Policy(str(model_folder), learning_rate=rate, weight_decay=decay)
-        algorithm = SFT({"main": policy}, schedule=schedule, betas=(0.9, 0.95) if checkpoint else (0.9, 0.999))
+        options: Any = {"schedule": schedule}
+        algorithm = SFT({"main": policy}, **options, betas=(0.9, 0.95) if checkpoint else (0.9, 0.999))
         trainer = quiet_trainer(max_epochs=1 if checkpoint is None else 2)  # type: ignore[operator]
         data = TrajectoryDataModule(str(rows), batch_size=4)
         seen: list[tuple[float, ...]] = []

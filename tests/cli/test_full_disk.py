@@ -112,7 +112,7 @@ def test_a_collection_keeps_what_it_has(
 
     monkeypatch.setattr(collect_command.Progress, "add", fill)
     output = disk.path / "a.jsonl"
-    command = ("collect", "--model", str(model_folder), "--environment", "parrot", "--environment.difficulty", "[1]")
+    command = ["collect", "--model", str(model_folder), "--environment", "parrot", "--environment.difficulty", "[1]"]
     command += ("--max-tokens", "2", "-n", "40", "--output", str(output))
     status, _, told = mrlm(*command)
     assert status == 1

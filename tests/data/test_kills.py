@@ -62,7 +62,7 @@ class Mover(Algorithm):
         self.weight = torch.nn.Parameter(torch.zeros(()))
 
     @property
-    def policies(self) -> torch.nn.Module:  # type: ignore[override]
+    def policies(self) -> torch.nn.Module:
         return self
 
     def configure_model(self) -> None:

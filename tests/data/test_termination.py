@@ -269,7 +269,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
     """The sum over ranks is where they meet: infinite as soon as one of them was interrupted."""
     told: list[float] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
-    several = Trainers()
+    several: Any = Trainers()
     several.world_size, several.callbacks = 2, (EndTogether(),)
     draft = SimpleNamespace(due=True, take=lambda episodes: None)
     monkeypatch.setattr(sync_collector, "GroupDraft", lambda *key: draft)
