@@ -15,6 +15,7 @@ LAYERS = {
     "episode": 0,
     "errors": 0,
     "seeding": 0,
+    "settings": 0,
     "intervals": 0,
     "number_answers": 0,
     "agent_measures": 1,
