@@ -51,6 +51,7 @@ class ShortErrors:
 
     _unknown: list[UnknownName]
     _files: list[Path]
+    _options: list[str]
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """The namespace of the arguments.
@@ -60,6 +61,7 @@ class ShortErrors:
         """
         given = args[0] if args else kwargs.get("args")
         ShortErrors._files = config_files(given) if isinstance(given, list) else []
+        ShortErrors._options = [word for word in given if word.startswith("--")] if isinstance(given, list) else []
         check_files(ShortErrors._files)
         with short_class_names() as ShortErrors._unknown, lost_settings() as lost:
             parsed = super().parse_args(*args, **kwargs)  # type: ignore[misc]
@@ -113,7 +115,8 @@ class ShortErrors:
             super().error(message, ex)  # type: ignore[misc]
         text = explain(message, self, ShortErrors._unknown)
         key = text.partition(":")[0]
-        place = place_of_key(key, ShortErrors._files) if " " not in key else ""
+        by_option = any(word.replace(".init_args", "").startswith(f"--{key}") for word in ShortErrors._options)
+        place = place_of_key(key, ShortErrors._files) if " " not in key and not by_option else ""
         raise ConfigurationError(f"{text} ({place})" if place else text) from ex
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:

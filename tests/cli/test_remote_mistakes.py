@@ -106,8 +106,9 @@ def test_nobody_listens(mrlm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ASK_SECONDS", 0.5)
     environment = {"address": f"127.0.0.1:{free_port()}", "name": "math"}
     flags = [word for key, value in environment.items() for word in (f"--environment.{key}", value)]
-    named = json.dumps({"class_path": "RemoteEnvironment", "init_args": environment})
-    fit = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--data.environment", named]
+    fresh = json.dumps({"class_path": "RemoteEnvironment", "init_args": {}})  # drops the settings of the file's own
+    own = [word.replace("--environment", "--data.environment") for word in flags]
+    fit = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--data.environment", fresh, *own]
     for arguments in (["check-env", "RemoteEnvironment", *flags], [*fit, "--trainer.default_root_dir", "run"]):
         status, out, err = mrlm(*arguments)
         assert (status, out) == (1, "")

@@ -19,7 +19,7 @@ import pytest
 
 from mrlm_pl.cli import serve as command
 from mrlm_pl.cli.plugins import environments_by_name, import_environment
-from mrlm_pl.cli.serve import _factory, read_settings, serve_parser
+from mrlm_pl.cli.serve import hosted_environments, read_settings, serve_parser
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.remote import RemoteEnvironment
@@ -127,7 +127,7 @@ def test_settings_of_clients_are_checked_like_a_configuration(running):
 
 
 def test_clients_cannot_start_programs(tmp_path):
-    make = _factory("tools", {}, allow_settings=True)
+    make = hosted_environments(["tools"], {}, allow_settings=True)["tools"]
     mark = tmp_path / "attacked"
     program = {"class_path": "mrlm_environments.mcp_tools.McpTools", "init_args": {"command": "touch"}}
     program["init_args"]["args"] = [str(mark)]
@@ -136,7 +136,7 @@ def test_clients_cannot_start_programs(tmp_path):
             make(settings)
     assert not mark.exists()
     with pytest.raises(ConfigurationError, match="clients may set nothing of 'kuhn_poker'"):
-        _factory("kuhn_poker", {}, allow_settings=True)({"data": "x"})
+        hosted_environments(["kuhn_poker"], {}, allow_settings=True)["kuhn_poker"]({"data": "x"})
 
 
 PLAIN = (int, float, bool, str, type(None))
