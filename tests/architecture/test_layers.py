@@ -20,7 +20,6 @@ LAYERS = {
     "number_answers": 0,
     "agent_measures": 1,
     "whole_files": 0,
-    "settings": 0,
     "json_schemas": 0,
     "environment": 1,
     "environment_check": 1,
