@@ -61,7 +61,9 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
         found.note(number)
         raise KeyboardInterrupt
 
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, interrupt)}
+    before = {}
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell lets what runs in its background ignore it
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     if sigterm:
         before[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
     try:

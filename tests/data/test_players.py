@@ -18,10 +18,11 @@ def test_connections_to_servers_are_closed_and_an_engine_that_was_given_is_not(m
     def with_served(engine: Any, policies: Any) -> RoutingEngine:
         return RoutingEngine(engine, {"a": there, "b": there})
 
-    monkeypatch.setattr("mrlm_pl.data.players.with_served", with_served)
+    monkeypatch.setattr("mrlm_pl.remote.served_policies.with_served", with_served)
     players = Players({}, given, False, {}, None)
     monkeypatch.setattr("mrlm_pl.data.players.learner_place", lambda trainer: None)
-    players.engine(SimpleNamespace(policies=[], trainer=None))  # type: ignore[arg-type]
+    served = SimpleNamespace(served_by="127.0.0.1:1")
+    players.engine(SimpleNamespace(policies=["a"], policy=lambda name: served, trainer=None))  # type: ignore[arg-type]
     players.close()
     assert (given.notes, there.notes) == ([], ["close"])
     players.close()

@@ -320,7 +320,7 @@ def test_the_throughput_is_that_of_the_rollout_alone(
     monkeypatch.setattr(rollout_module, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
     algorithm, data = make(model_folder, echo(), iterations=1)
     lasting(rollout_module.SyncCollector, "collect", 2.0)
-    lasting(rollout_module, "write_episodes", 30.0)
+    lasting(rollout_module.EpisodeWriter, "write", 30.0)
     lasting(algorithm, "prepare", 50.0)
     trainer = quiet_trainer()
     trainer.fit(algorithm, data)
