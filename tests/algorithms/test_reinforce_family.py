@@ -120,7 +120,7 @@ def test_reinforce_plus_plus_charges_the_divergence_to_each_token(model_folder: 
     algorithm.configure_model()
     algorithm.trainer = quiet_trainer()
     raw: list[Tensor] = []
-    algorithm.whiten_advantages = lambda rows: raw.append(rows["main"].advantages)  # type: ignore[method-assign]
+    algorithm.whiten = lambda rows: raw.append(rows["main"].advantages)  # type: ignore[method-assign]
     with torch.no_grad():
         rows = algorithm.prepare(episodes, Sampling())["main"]
     assert rows.ref_logp is not None
