@@ -16,8 +16,10 @@ HERE = json.dumps({"class_path": "MathEnvironment", "init_args": {"difficulty": 
 
 
 def fit(folder: Path, *arguments: str, environment: str) -> subprocess.Popen[str]:
-    """The quick-start, short, on some environment."""
+    """Start the quick-start with few groups on an environment, given as JSON with ``class_path`` and ``init_args``."""
     command = [sys.executable, "-m", "mrlm_pl.cli.main", "fit", "--config", "configs/quickstart.yaml"]
+    without_settings = json.dumps({**json.loads(environment), "init_args": {}})  # else those of the file would be lost
+    command += ["--data.environment", without_settings]
     options = {
         "--data.environment": environment,
         "--data.groups": str(GROUPS),
