@@ -7,6 +7,7 @@ to references can double the work with every level. Nothing is fetched here, and
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -22,6 +23,12 @@ from jsonschema.exceptions import ValidationError
 
 MAX_SCHEMA_CHARACTERS = 100_000
 MAX_PATTERN_CHARACTERS = 500
+MAX_PATTERN_ITEMS = 1_000_000
+"""Bound on the length of a pattern times its repetition counts, all of which its compilation may write out."""
+
+SCHEMA_SECONDS = 5.0
+"""Time for the check of a schema itself, which takes milliseconds as a rule."""
+
 CHECK_SECONDS = 1.0
 """Time for the check of one value, which takes less than a millisecond as a rule."""
 
@@ -29,6 +36,8 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _HOLD_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _HOLD_VALUES = ("enum", "const", "default", "examples", "required")
 
+_COUNT = regex.compile(r"\{([0-9]+)")
+_VERBOSE = regex.compile(r"\(\?[\w-]*x")
 
 _DEADLINE: ContextVar[float] = ContextVar("deadline")
 
@@ -45,21 +54,27 @@ def schema_fault(schema: Any) -> str | None:
     >>> schema_fault({"type": "objekt"})
     "at type: 'objekt' is not valid under any of the given schemas"
     """
+    token = _DEADLINE.set(time.monotonic() + SCHEMA_SECONDS)
     try:
         if len(json.dumps(schema)) > MAX_SCHEMA_CHARACTERS:
             return f"it is longer than {MAX_SCHEMA_CHARACTERS} characters"
         if not isinstance(schema, dict):
             return "it is no object"
-        for keyword, value in _keywords(schema):
-            if fault := _keyword_fault(schema, keyword, value):
+        keywords = list(_keywords(schema))
+        for keyword, value in keywords:
+            if fault := _keyword_fault(schema, keyword, value, keywords):
                 return fault
-        _validator_class(schema).check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
-    except jsonschema.SchemaError as error:
-        place = "/".join(str(part) for part in error.absolute_path)
-        return f"at {place or 'its top'}: {error.message[:200]}"
-    except (RecursionError, ValueError, TypeError) as error:
-        return f"it cannot be read ({type(error).__name__})"
-    return None
+        error = _schema_error(schema)
+    except (_TooMuchWorkError, TimeoutError):
+        return f"it could not be checked within {SCHEMA_SECONDS:g} s"
+    except (RecursionError, ValueError, TypeError) as unreadable:
+        return f"it cannot be read ({type(unreadable).__name__})"
+    finally:
+        _DEADLINE.reset(token)
+    if error is None:
+        return None
+    place = "/".join(str(part) for part in error.absolute_path)
+    return f"at {place or 'its top'}: {error.message[:200]}"
 
 
 def value_fault(schema: Mapping[str, Any], value: Any) -> ValidationError | str | None:
@@ -82,6 +97,12 @@ def _validator_class(schema: Any) -> Any:
     return jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
 
 
+def _schema_error(schema: Any) -> ValidationError | None:
+    """The most telling error of a schema by the schema of its dialect."""
+    dialect = _validator_class(schema).META_SCHEMA
+    return jsonschema.exceptions.best_match(_bounded_class(_validator_class(dialect))(dialect).iter_errors(schema))
+
+
 def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
     """The keywords of a schema and of the schemas in it, with their values."""
     if isinstance(schema, list):
@@ -97,24 +118,49 @@ def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
             yield from _keywords(value)
 
 
-def _keyword_fault(schema: dict[str, Any], keyword: str, value: Any) -> str | None:
+def _keyword_fault(schema: dict[str, Any], keyword: str, value: Any, keywords: list[tuple[str, Any]]) -> str | None:
+    if time.monotonic() > _DEADLINE.get():
+        raise _TooMuchWorkError
     if keyword in _REFERENCES:
         if not isinstance(value, str) or not value.startswith("#"):
             return f"it refers to {str(value)[:100]!r}; only references within the schema ('#/...') are followed"
         resource = referencing.jsonschema.DRAFT202012.create_resource(schema)
         try:
-            referencing.Registry().with_resource("", resource).resolver().lookup(value)
+            target = referencing.Registry().with_resource("", resource).resolver().lookup(value).contents
         except (referencing.exceptions.Unresolvable, ValueError):
             return f"it refers to {value[:100]!r}, which it does not have"
-    if keyword == "unevaluatedProperties" and any(name == "patternProperties" for name, _ in _keywords(schema)):
+        # A value, such as an example, may look like a schema, but its keywords were not checked.
+        if target is not schema and not isinstance(target, bool) and not _is_subschema(target, keywords):
+            return f"it refers to {value[:100]!r}, which is no schema"
+    if keyword == "unevaluatedProperties" and any(name == "patternProperties" for name, _ in keywords):
         return "it has both unevaluatedProperties and patternProperties, which is not supported"
     patterns = [value] if keyword == "pattern" else list(value) if keyword == "patternProperties" else []
     return next((fault for pattern in patterns if (fault := _pattern_fault(pattern))), None)
 
 
+def _is_subschema(target: Any, keywords: list[tuple[str, Any]]) -> bool:
+    """Whether an object is one of the schemas that are the values of keywords, or their items."""
+    for keyword, value in keywords:
+        if keyword in _HOLD_SCHEMAS_BY_NAME and isinstance(value, dict):
+            candidates = list(value.values())
+        elif keyword in _HOLD_VALUES:
+            continue
+        else:
+            candidates = value if isinstance(value, list) else [value]
+        if any(candidate is target for candidate in candidates):
+            return True
+    return False
+
+
 def _pattern_fault(pattern: Any) -> str | None:
     if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARACTERS:
         return f"a pattern must be a text of at most {MAX_PATTERN_CHARACTERS} characters"
+    if _VERBOSE.search(pattern):
+        return f"its pattern {pattern[:100]!r} has the flag x, which is not supported"
+    # Nesting is not read: a bound that holds for every nesting cannot be misled by the syntax around the counts.
+    counts = [int(count.lstrip("0")[:9] or 1) for count in _COUNT.findall(pattern)]
+    if len(pattern) * math.prod(counts) > MAX_PATTERN_ITEMS:
+        return f"its pattern {pattern[:100]!r} repeats too often"
     try:
         regex.compile(pattern)
     except regex.error as error:

@@ -42,6 +42,25 @@ def test_no_reference_is_fetched(keyword: str, reference: str) -> None:
     assert value_fault(hidden, {"a": 1}) is not None or reference == META
 
 
+@pytest.mark.parametrize("keyword", ["default", "const", "examples", "enum"])
+def test_a_reference_to_a_value_is_refused(keyword: str) -> None:
+    """The keywords of a value are not checked, and this one would take 2**40 steps of `re`."""
+    unchecked = {"unevaluatedProperties": False, "patternProperties": {"(a+)+$": {}}}
+    value, place = (unchecked, keyword) if keyword in ("default", "const") else ([unchecked], f"{keyword}/0")
+    for schema in (
+        {keyword: value, "$ref": f"#/{place}"},
+        {"$defs": {"x": {keyword: value, "$ref": f"#/$defs/x/{place}"}}},
+    ):
+        assert "which is no schema" in (schema_fault(schema) or "")
+
+
+def test_the_check_of_a_schema_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_schemas, "SCHEMA_SECONDS", 0.05)
+    large = {"anyOf": [{"prefixItems": [{}] * 50}] * 200}
+    assert "could not be checked within 0.05 s" in (schema_fault(large) or "")
+    assert "could not be checked" in (schema_fault(of({"pattern": "a"}) | {"$defs": large}) or "")
+
+
 @pytest.mark.parametrize(
     ("schema", "fault"),
     [
@@ -54,6 +73,9 @@ def test_no_reference_is_fetched(keyword: str, reference: str) -> None:
         (of({"pattern": "a" * 501}), "at most 500 characters"),
         (of({"description": "x" * 200_000}), "longer than 100000 characters"),
         ({"unevaluatedProperties": False, "patternProperties": {"a": {}}}, "not supported"),
+        (of({"pattern": "(?:(?:(?:a{1000}){1000}){1000}){1000}"}), "repeats too often"),
+        (of({"pattern": "(?:(?:b+){00000000001000}){1000}"}), "repeats too often"),
+        (of({"pattern": "(?ix)(?:a{1 0 0 0}){1 0 0 0}"}), "has the flag x"),
     ],
 )
 def test_schemas_that_cannot_be_used_are_told(schema: Any, fault: str) -> None:
@@ -67,6 +89,11 @@ def test_schemas_that_cannot_be_used_are_told(schema: Any, fault: str) -> None:
         of({"$ref": "#/$defs/n"}) | {"$defs": {"n": {"type": "integer"}}},
         {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"x": {"items": [{}, {}]}}},
         of({"pattern": r"^\p{L}+\d$"}),
+        of({"pattern": "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"}),
+        of({"pattern": r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|[+-]\d{2}:\d{2})$"}),
+        of({"$ref": "#/properties/enum"})
+        | {"properties": {"enum": {"type": "array"}, "a": {"$ref": "#/$defs/t"}}}
+        | {"$defs": {"t": True}},
         of({"enum": [{"$ref": "http://a"}], "default": {"pattern": "("}}),
         {"properties": {"$ref": {"type": "string"}, "pattern": {"type": "string"}}},
         {"$id": "https://example.org/tool", "type": "object"},
