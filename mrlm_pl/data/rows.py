@@ -27,6 +27,10 @@ NAMED_ROWS = 10
 """Skipped rows that a warning names."""
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
+MAX_UNPACKED_BYTES = 4 << 30
+"""Size of an unpacked file; a small file may unpack to a thousand times its size."""
+
+_CHUNK = 1 << 20
 
 
 def read_rows(source: str, split: str | None, fields: Sequence[str]) -> list[dict[str, Any]]:
@@ -209,14 +213,28 @@ def _local_rows(path: Path) -> list[tuple[int, Any]]:
             f"{path}: the suffix {suffix or '(none)'!r} is not read; use {', '.join(SUFFIXES)}, also with .gz"
         )
     try:
-        raw = path.read_bytes()
-        raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
+        raw = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
         if suffix == ".parquet":
             return _parquet_rows(raw)
         text = raw.decode("utf-8-sig")
     except (OSError, EOFError, ValueError, zlib.error, MemoryError) as error:
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     return _jsonl_rows(text, path) if suffix == ".jsonl" else _json_rows(text, path)
+
+
+def _unpacked(path: Path) -> bytes:
+    """Return the content of a gzipped file.
+
+    Raises:
+        ValueError: it is larger than :data:`MAX_UNPACKED_BYTES`.
+    """
+    content = bytearray()
+    with gzip.open(path) as file:
+        while chunk := file.read(_CHUNK):
+            content += chunk
+            if len(content) > MAX_UNPACKED_BYTES:
+                raise ValueError(f"it unpacks to more than {MAX_UNPACKED_BYTES} bytes; split it into several files")
+    return bytes(content)
 
 
 def _missing(path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mrlm_pl.data import rows as rows_module
 from mrlm_pl.data.rows import read_rows, read_split
 from mrlm_pl.environment import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError
@@ -197,6 +198,16 @@ def test_files_that_are_damaged_are_named(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=f"{name} cannot be read: ") as caught:
             read_rows(str(tmp_path / name), None, ())
         assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_gzipped_file_is_unpacked_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b'{"a": 1}\n' * 1000
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(content[:4500]) + gzip.compress(content[4500:]))
+    monkeypatch.setattr(rows_module, "MAX_UNPACKED_BYTES", len(content))
+    assert len(read_rows(str(tmp_path / "rows.jsonl.gz"), None, ())) == 1000
+    monkeypatch.setattr(rows_module, "MAX_UNPACKED_BYTES", len(content) - 1)
+    with pytest.raises(DataError, match=r"rows.jsonl.gz cannot be read: .*unpacks to more than 8999 bytes; split it"):
+        read_rows(str(tmp_path / "rows.jsonl.gz"), None, ())
 
 
 @pytest.mark.parametrize("row", ['{"a": "x\\ud83d"}', '{"\\udc00": 1}', '{"a": [{"b": ["\\ud800y"]}]}'])
