@@ -81,7 +81,8 @@ def read_with_run(parser: CommandParser, arguments: Sequence[str]) -> RunOptions
     Options for the environment come on top of the run's arguments, also where they name the same environment again.
 
     Raises:
-        ConfigurationError: as :func:`read`; there is no environment, or the run has several and none is chosen.
+        ConfigurationError: as :func:`read`; there is no environment, the run has several and none is chosen, or the
+            run's environment would run a program and no option names it.
     """
     words = list(arguments)
     model, named = _given(words, "--model"), _given(words, _OPTION) or _given(words, f"{_OPTION}.class_path")
@@ -90,6 +91,11 @@ def read_with_run(parser: CommandParser, arguments: Sequence[str]) -> RunOptions
     run = read_run(model)
     recorded = run.environment_for(named, model)
     if recorded is not None:
+        if named is None and (risk := recorded.risk(Path(model))):
+            raise ConfigurationError(
+                f"environment: by the configuration of {model!r}, {risk}; if you trust it, name the environment: "
+                f"`{_OPTION} {recorded.name or recorded.config['class_path']}`"
+            )
         if recorded.name is not None and named == recorded.name:
             words = _without(words, _OPTION)
         words = [f"{_OPTION}={json.dumps(recorded.config)}", *words]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,26 @@ class RecordedEnvironment:
     def class_name(self) -> str:
         """Name of its class without the path."""
         return str(self.config["class_path"]).rpartition(".")[2]
+
+    def risk(self, folder: Path) -> str | None:
+        """Say how its configuration would run a program on this machine, or None.
+
+        Found are commands, programs in the run folder, and a sandbox without confinement. Others are not: a class may
+        do with its arguments as it likes.
+
+        Args:
+            folder: of the run.
+        """
+        for values in _mappings(self.config):
+            name = str(values.get("class_path"))
+            arguments = values.get("init_args")
+            if isinstance(arguments, Mapping) and arguments.get("command"):
+                return f"{name.rpartition('.')[2]} starts the command {str(arguments['command'])!r}"
+            if "class_path" in values and _is_inside(name, folder):
+                return f"the class {name!r} is a program in the run folder"
+            if values.get("level") == "limits":
+                return "it plays with `sandbox.level: limits`, where programs of the model can do what you can"
+        return None
 
 
 @dataclass(frozen=True)
@@ -165,6 +185,25 @@ def _settings(path: Path | None) -> dict[str, dict[str, Any]]:
     except (OSError, yaml.YAMLError) as error:
         raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
     return {key: (config.get(key) or {}).get("init_args") or {} for key in ("model", "data")}
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    """A value and all that it holds, as far as these are mappings."""
+    if isinstance(value, Mapping):
+        yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _mappings(item)
+
+
+def _is_inside(class_path: str, folder: Path) -> bool:
+    """Whether a class, as a dotted path or ``FILE.py:CLASS``, comes from a file or package in a folder."""
+    file, separator, _ = class_path.rpartition(":")
+    place = Path(file).expanduser() if separator else Path(*class_path.split(".")[:-1]).with_suffix(".py")
+    return any(
+        path.exists() and path.resolve().is_relative_to(folder.resolve()) for path in (place, place.with_suffix(""))
+    )
 
 
 def _environments(data: Mapping[str, Any]) -> tuple[RecordedEnvironment, ...]:

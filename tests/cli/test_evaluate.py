@@ -258,6 +258,54 @@ def test_a_run_is_evaluated_in_its_environment_with_its_settings(mrlm, recorded,
     assert f"settings       difficulty {sorted(found)}" in out
 
 
+@pytest.mark.parametrize(
+    ("environment", "risk"),
+    [
+        (
+            {
+                "class_path": "mrlm_environments.ToolEnvironment",
+                "init_args": {
+                    "tools": [
+                        "calculator",
+                        {
+                            "class_path": "mrlm_environments.mcp_tools.McpTools",
+                            "init_args": {"command": "touch", "args": ["started"]},
+                        },
+                    ]
+                },
+            },
+            "McpTools starts the command 'touch'",
+        ),
+        ({"class_path": "run.theirs.Env"}, "'run.theirs.Env' is a program in the run folder"),
+        ({"class_path": "./run/theirs.py:Env"}, "'./run/theirs.py:Env' is a program in the run folder"),
+        ({"class_path": "run.pack.Env"}, "is a program in the run folder"),
+        (
+            {"class_path": "mrlm_environments.CodeEnvironment", "init_args": {"sandbox": {"level": "limits"}}},
+            "it plays with `sandbox.level: limits`",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", [("eval",), ("collect", "--output", "e.jsonl")])
+def test_a_program_in_a_run_is_refused_unless_the_environment_is_named(mrlm, recorded, environment, risk, command):
+    recorded(({}, {"environment": environment}))
+    program = "open('started', 'w').close()\n"
+    Path("run/pack").mkdir()
+    for file in ("run/theirs.py", "run/pack/__init__.py", "run/__init__.py"):
+        Path(file).write_text(program)
+    status, _, err = mrlm(*command, "--model", "run", "-n", "1")
+    assert (status, risk in err, len(err.splitlines())) == (2, True, 1), err
+    assert f"name the environment: `--environment {environment['class_path']}`" in err
+    assert not Path("started").exists()
+
+
+def test_a_named_environment_of_a_run_may_run_programs(mrlm, recorded):
+    sandbox = {"level": "limits", "wall_seconds": 7.0}
+    code = {"class_path": "mrlm_environments.CodeEnvironment", "init_args": {"sandbox": sandbox}}
+    recorded(({}, {"environment": code}))
+    report, _, _ = evaluated(mrlm, "--environment", "CodeEnvironment")
+    assert report["settings"]["sandbox"]["wall_seconds"] == 7.0
+
+
 def test_another_environment_has_its_own_settings(mrlm, recorded):
     recorded(({}, {"environment": parrot(1)}))
     report, out, _ = evaluated(mrlm, "--environment", "math")
