@@ -174,7 +174,7 @@ class MemoryDatabase(Database):
         except MemoryError:
             raise SqlError("the statement needs too much memory") from None
         except sqlite3.Error as error:
-            # A function that was stopped is told as a failure of its own.
+            # SQLite reports a function that was stopped as a failure of its own.
             slow = str(error) == "interrupted" or self._fence.expired()
             raise SqlError("the statement takes too long" if slow else _FAULTS.get(str(error), str(error))) from None
         except (ValueError, OverflowError) as error:  # texts that are no Unicode, numbers beyond 64 bits

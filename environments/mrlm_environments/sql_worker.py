@@ -124,7 +124,7 @@ class SqliteDatabase(Database):
 
 
 class _Worker:
-    """One process and the pipe to it; whoever asks holds the lock."""
+    """One process and the pipe to it; hold the lock to ask it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -155,7 +155,7 @@ class _Worker:
         return number
 
     def dismiss(self, number: int) -> None:
-        """Let a database go; the worker is told with the next request, as it may be busy now."""
+        """Release a database; the next request tells the worker, which may be busy now."""
         self.databases.discard(number)
         self._dismissed.append(number)
 

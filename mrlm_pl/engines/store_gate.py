@@ -1,8 +1,8 @@
-"""A gate before the store of addresses of ``torch.distributed``, which asks nobody who he is.
+"""An authenticating gate before the store of addresses of ``torch.distributed``, which has no access control.
 
 The store itself listens on the loopback interface alone. The gate listens on the interface that receivers reach, and
-passes the bytes of those who prove that they know the secret of the invitation; the secret itself is not sent. What
-passes is not encrypted.
+forwards the connections of clients that prove that they know the secret of the invitation; the secret itself is not
+sent. Forwarded bytes are not encrypted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHUNK = 65_536
 
 
 def new_secret() -> str:
-    """A secret that nobody guesses."""
+    """Return a random secret of 256 bits."""
     return secrets.token_hex(32)
 
 
@@ -72,7 +72,7 @@ class StoreGate:
         threading.Thread(target=self._listen, name="store-gate", daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more; may be called twice."""
+        """Accept no further connections; may be called twice."""
         with suppress(OSError):  # closed before; a thread that waits for a connection is woken by it
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -109,7 +109,7 @@ def reached_store(host: str, port: int, secret: str, seconds: float) -> dist.TCP
     """The store behind a gate.
 
     Raises:
-        RuntimeError: nobody answers, or it is not the gate of that secret.
+        RuntimeError: the gate does not answer, or does not know the secret.
     """
     try:
         connection = socket.create_connection((host, port), min(seconds, HANDSHAKE_SECONDS))
@@ -140,14 +140,14 @@ def _accept(listener: socket.socket, connection: socket.socket) -> None:
     try:
         with listener:
             here, _ = listener.accept()
-    except OSError:  # nobody has come in time
+    except OSError:  # no connection in time
         connection.close()
         return
     join(here, connection)
 
 
 def _pass(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):  # one end is gone, which the other is told now
+    with suppress(OSError):  # one end is gone; the other is closed below
         while content := source.recv(_CHUNK):
             target.sendall(content)
     for connection in (source, target):

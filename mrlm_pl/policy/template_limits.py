@@ -1,6 +1,8 @@
-"""Limits of foreign chat templates: a rendering has a deadline, and what no deadline could interrupt is refused.
+"""Limits of foreign chat templates: a rendering has a deadline, and two operations that ignore it are refused.
 
 Jinja's sandbox keeps a template from the system, but lets it compute for ever: it bounds ``range``, and loops nest.
+The deadline takes effect between two operations: the product of huge numbers or the comparison of deeply nested lists
+can still block the process.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class _Interruption(BaseException):
 
 
 def check_template(template: str, name: str) -> None:
-    """Refuse operations of a template that no deadline ends, as they compute in a single step of the interpreter.
+    """Refuse a power and the filter ``urlize``, which can compute for ever in a single step of the interpreter.
 
     Args:
         template: in Jinja; what is no Jinja is left for the rendering to report.

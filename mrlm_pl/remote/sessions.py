@@ -69,7 +69,7 @@ class Session:
         return self.lease_seconds if self.busy is not None else self.touched + self.lease_seconds - time.monotonic()
 
     def described(self) -> pb.SessionDescription:
-        """What others may see of it: a digest stands for the id, as whoever knows the id can step and close it."""
+        """What others may see of it: a digest stands for the id, as the id is enough to step and close it."""
         return pb.SessionDescription(
             session=hashlib.sha256(self.id.encode()).hexdigest()[:DIGEST_DIGITS],
             environment=self.name,

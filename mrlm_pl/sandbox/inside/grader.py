@@ -48,7 +48,7 @@ def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
             tally["run"] += 1
             break
         except Exception as error:
-            # What the error kept from being reached counts, else one error after the first success would pay.
+            # What the error kept from being reached counts, else one error after the first success would be rewarded.
             tally["run"] = max(tally["run"] + 1, reached + _asserts(part))
             tally["fault"] = tally["fault"] or in_words(error)
     return tally
@@ -113,8 +113,8 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
             raise CandidateGone
 
     def record_constant(holds: Any) -> None:
-        # Such as `assert True` behind the last test, which would pay a program that fails them all. After a call it
-        # says where the tests got to.
+        # Such as `assert True` behind the last test, which would reward a program that fails them all. After a call it
+        # shows that the tests reached this line.
         if calls:
             record(holds)
 
