@@ -11,6 +11,7 @@ import hmac
 import secrets
 import socket
 import threading
+import time
 from contextlib import suppress
 from datetime import timedelta
 
@@ -91,11 +92,12 @@ class StoreGate:
     def _receive(self, connection: socket.socket) -> None:
         try:
             with suppress(OSError):
+                end = time.monotonic() + HANDSHAKE_SECONDS
                 connection.settimeout(HANDSHAKE_SECONDS)
                 own = secrets.token_bytes(_NONCE)
                 connection.sendall(own)
-                theirs = _read(connection, _NONCE)
-                proof = _read(connection, _NONCE)
+                theirs = _read(connection, _NONCE, end)
+                proof = _read(connection, _NONCE, end)
                 if hmac.compare_digest(proof, _proof(self._secret, b"receiver", own, theirs)):
                     connection.sendall(_proof(self._secret, b"sender", theirs, own))
                     join(connection, socket.create_connection((_LOOPBACK, self._inside), HANDSHAKE_SECONDS))
@@ -112,10 +114,11 @@ def reached_store(host: str, port: int, secret: str, seconds: float) -> dist.TCP
         RuntimeError: the gate does not answer, or does not know the secret.
     """
     try:
+        end = time.monotonic() + min(seconds, HANDSHAKE_SECONDS)
         connection = socket.create_connection((host, port), min(seconds, HANDSHAKE_SECONDS))
-        theirs, own = _read(connection, _NONCE), secrets.token_bytes(_NONCE)
+        theirs, own = _read(connection, _NONCE, end), secrets.token_bytes(_NONCE)
         connection.sendall(own + _proof(secret.encode(), b"receiver", theirs, own))
-        if not hmac.compare_digest(_read(connection, _NONCE), _proof(secret.encode(), b"sender", own, theirs)):
+        if not hmac.compare_digest(_read(connection, _NONCE, end), _proof(secret.encode(), b"sender", own, theirs)):
             raise RuntimeError(f"{host}:{port} is not the sender of the weights")
     except OSError as error:
         raise RuntimeError(f"{host}:{port} does not answer: {error}") from error
@@ -160,9 +163,11 @@ def _proof(secret: bytes, who: bytes, first: bytes, second: bytes) -> bytes:
     return hmac.digest(secret, who + first + second, "sha256")
 
 
-def _read(connection: socket.socket, count: int) -> bytes:
+def _read(connection: socket.socket, count: int, end: float) -> bytes:
+    """Read ``count`` bytes until a time of the monotonic clock, however slowly they arrive."""
     content = b""
     while len(content) < count:
+        connection.settimeout(max(end - time.monotonic(), 0.001))
         more = connection.recv(count - len(content))
         if not more:
             raise ConnectionError("the connection was closed before the secret was proved")

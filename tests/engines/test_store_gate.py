@@ -98,6 +98,25 @@ def test_strangers_who_say_nothing_keep_nobody_out(gate: StoreGate, monkeypatch:
         connection.close()
 
 
+def test_a_stranger_who_sends_byte_by_byte_is_closed_in_time(gate: StoreGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_gate, "HANDSHAKE_SECONDS", 0.3)
+    with socket.create_connection((HOST, gate.port), 5.0) as slow:
+        assert len(slow.recv(32)) == 32
+        slow.settimeout(0.1)
+        sent = 0
+        while sent < 64:
+            slow.sendall(b"x")
+            sent += 1
+            try:
+                assert slow.recv(1) == b""
+                break
+            except TimeoutError:
+                continue
+            except ConnectionResetError:
+                break
+        assert sent < 40, "the gate waits for each byte anew"
+
+
 def test_a_sender_listens_on_its_own_address_alone() -> None:
     before = listening()
     sender = WeightSender()
