@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from mrlm_pl.environment import (
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox import Cell, Execution, Sandbox, running
 from mrlm_pl.tools import MalformedCall, ToolCall, argument_fault, requested_calls, tool_message
+
+logger = logging.getLogger(__name__)
 
 SHOWN_CHARACTERS = 800
 MAX_SCRIPT = 100_000
@@ -242,7 +245,11 @@ class ShellEnvironment(SingleAgentEnvironment):
             if None in data["checks"]:
                 with self.sandbox.open(shell=True) as copied:
                     self._set_up(copied, data["init"])  # for what it leaves running
-                    self.sandbox.copy_files(cell, copied)  # for what it drew at random
+                    if not self.sandbox.copy_files(cell, copied):  # for what it drew at random
+                        logger.warning(
+                            "shell: the files of %r are too large to be copied; no answer to a random set-up is right",
+                            data["description"][:200],
+                        )
                     self._set_up(copied, data["start"])
                     expected = self._reference(copied, data)
             self._set_up(cell, data["start"])

@@ -117,6 +117,15 @@ def test_a_random_setup_is_compared_with_its_own_reference() -> None:
     assert ShellEnvironment().gold(task_of(RANDOM)) is None, "there is no answer for every episode"
 
 
+def test_a_system_too_large_to_be_copied_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    create = {"init": {"code": "head -c 40000000 /dev/zero > ~/large"}}
+    ShellEnvironment().reset(task_of({**RANDOM, "create": create}))
+    assert "are too large to be copied" in caplog.text
+    caplog.clear()
+    ShellEnvironment().reset(task_of(RANDOM))
+    assert not caplog.text
+
+
 def test_a_large_system_is_compared_with_a_second_one() -> None:
     row = {**COUNT, "create": {"init": "mkdir ~/d; touch ~/d/a; head -c 40M /dev/zero > ~/d/b"}}
     assert solved([answer("2")], row)
