@@ -86,11 +86,12 @@ class Players:
         """What ``play`` gives while the weights are whole and the engine has them; all ranks must ask together."""
         was_training = algorithm.training
         algorithm.eval()
-        with torch.no_grad(), algorithm.gathered():
-            self._load(algorithm, version)
-            result = play()
-        algorithm.train(was_training)
-        return result
+        try:
+            with torch.no_grad(), algorithm.gathered():
+                self._load(algorithm, version)
+                return play()
+        finally:
+            algorithm.train(was_training)
 
     def publish(self, algorithm: Algorithm, version: int) -> None:
         """Give the engine the current weights; all ranks must ask together."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -17,6 +18,8 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.play import EpisodeSpec
 from mrlm_pl.turn_tree import TreePlayer
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -101,8 +104,7 @@ class SyncCollector:
         if self.algorithm.uses_greedy_baseline:
             specs = [greedy_spec(self.plan, iteration, group) for group in groups]
             try:
-                with self.leaving():
-                    collected.greedy = self.play(specs, greedily(self.sampling), version)
+                collected.greedy = self.play(specs, greedily(self.sampling), version)
             except SIGTERMException:
                 stopped = True
         drafts = [GroupDraft(self.plan, iteration, group) for group in groups]
@@ -114,8 +116,7 @@ class SyncCollector:
             if not left:
                 break  # as long as one rank goes on, all gather the weights
             try:
-                with self.leaving():
-                    played = self._play(due, version)
+                played = self._play(due, version)
             except SIGTERMException:
                 stopped = True
                 continue
@@ -130,7 +131,19 @@ class SyncCollector:
     ) -> list[Episode]:
         """These episodes, played with the current weights; ``crossed``: snapshots sample some of the turns."""
         player = self.players.player(self.algorithm, sampling, crossed)
-        return self.players.with_current_weights(self.algorithm, version, lambda: player.play_blocking(specs))
+        return self._with_current_weights(version, lambda: player.play_blocking(specs))
+
+    def _with_current_weights(self, version: int, play: Callable[[], T]) -> T:
+        """What ``play`` gives with the current weights, which SIGTERM may interrupt.
+
+        It interrupts the playing alone: all ranks gather the weights together, so that none may leave in between.
+        """
+
+        def leaving() -> T:
+            with self.leaving():
+                return play()
+
+        return self.players.with_current_weights(self.algorithm, version, leaving)
 
     def _play(self, drafts: Sequence[GroupDraft], version: int) -> list[list[Episode]]:
         """What is due of each group: separate episodes, or the paths of its turn tree."""
@@ -143,4 +156,4 @@ class SyncCollector:
             self.players.player(self.algorithm, self.sampling, crossed=True), tree, self.plan.group_sizes
         )
         roots = [draft.root() for draft in drafts]
-        return self.players.with_current_weights(self.algorithm, version, lambda: player.play_blocking(roots))
+        return self._with_current_weights(version, lambda: player.play_blocking(roots))

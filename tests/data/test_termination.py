@@ -268,36 +268,52 @@ def test_several_processes_wait_for_the_batch() -> None:
 def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum over ranks is where they meet: infinite as soon as one of them was interrupted."""
     told: list[float] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    together = EndTogether()
+    before = signal.signal(signal.SIGTERM, together._note)
     several: Any = Trainers()
-    several.world_size, several.callbacks = 2, (EndTogether(),)
-    draft = SimpleNamespace(due=True, take=lambda episodes: None)
+    several.world_size, several.callbacks = 2, (together,)
+    draft = SimpleNamespace(due=True, take=lambda episodes: None, specs=list)
     monkeypatch.setattr(sync_collector, "GroupDraft", lambda *key: draft)
-    algorithm = SimpleNamespace(uses_greedy_baseline=False)
-    players = SimpleNamespace(begin=lambda *arguments: None)
+    algorithm = SimpleNamespace(uses_greedy_baseline=False, turn_tree=None)
+    gathered: list[bool] = []
 
-    def collect(interrupted: bool, other: float) -> None:
+    def collect(interrupted: str | None, other: float) -> None:
         def meet(mine: float) -> float:
             told.append(mine)
             return mine + (other if len(told) > 1 else 0.0)
 
-        class Collector(SyncCollector):
-            def _play(self, drafts: Any, version: int) -> Any:
-                if interrupted:
-                    signal.raise_signal(signal.SIGTERM)
-                return [[] for _ in drafts]
+        def with_current_weights(algorithm: Any, version: int, play: Callable[[], Any]) -> Any:
+            gathered.append(False)
+            if interrupted == "gathering":
+                signal.raise_signal(signal.SIGTERM)
+            gathered[-1] = True
+            return play()
 
+        def play_blocking(specs: Any) -> list[Any]:
+            if interrupted == "playing":
+                signal.raise_signal(signal.SIGTERM)
+            return []
+
+        players = SimpleNamespace(
+            begin=lambda *arguments: None,
+            player=lambda *arguments: SimpleNamespace(play_blocking=play_blocking),
+            with_current_weights=with_current_weights,
+        )
         parts: list[Any] = [players, algorithm, None, None, meet, partial(leaving_at_sigterm, several)]
-        Collector(*parts).collect(0, 0, [0, 1])
+        SyncCollector(*parts).collect(0, 0, [0, 1])
 
     try:
         with pytest.raises(SIGTERMException):
-            collect(interrupted=True, other=2.0)
-        assert told == [2.0, math.inf], "it met the others instead of leaving them"
-        told.clear()
-        with pytest.raises(SIGTERMException):
-            collect(interrupted=False, other=math.inf)
+            collect(interrupted=None, other=math.inf)
         assert told == [2.0, 2.0], "the other has played its part"
+        for moment in ("gathering", "playing", "before"):
+            told.clear()
+            together._received = moment == "before"
+            gathered.clear()
+            with pytest.raises(SIGTERMException):
+                collect(interrupted=moment, other=2.0)
+            assert told == [2.0, math.inf], "it met the others instead of leaving them"
+            assert gathered == [True], "and gathered the weights with them, whenever the signal came"
     finally:
         signal.signal(signal.SIGTERM, before)
 
