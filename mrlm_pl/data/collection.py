@@ -21,6 +21,8 @@ from mrlm_pl.verifier.scorer import VERIFIER_SCORE
 
 _OF_TASKS = ("reward", "success")
 _Sums = dict[str, tuple[float, float]]
+Returns = tuple[tuple[str, float], ...]
+"""The return of each agent in an episode, with its name."""
 
 
 def _added(first: _Sums, second: _Sums) -> _Sums:
@@ -74,6 +76,7 @@ class CollectionSums:
         successes: (successes, episodes) by environment that judges.
         components: reward components and stop reasons, by the prefix of their names.
         played: episodes, decisions and generated tokens, with those that are not trained on.
+        returns: each combination of the agents' returns in an episode, once.
     """
 
     means: dict[str, tuple[float, float]]
@@ -81,6 +84,7 @@ class CollectionSums:
     successes: dict[str, tuple[float, float]] = field(default_factory=dict)
     components: dict[str, Components] = field(default_factory=dict)
     played: dict[str, float] = field(default_factory=dict)
+    returns: frozenset[Returns] = frozenset()
 
     @classmethod
     def of(
@@ -155,7 +159,8 @@ class CollectionSums:
             "decisions": float(len(distinct_turns(everything))),
             "generated_tokens": token_count(everything),
         }
-        return cls(means, sums, components=components, played=counts)
+        returns = frozenset(tuple(sorted(episode.rewards().items())) for episode in played)
+        return cls(means, sums, components=components, played=counts, returns=returns)
 
     def plus(self, other: CollectionSums) -> CollectionSums:
         """The sums of both."""
@@ -166,7 +171,7 @@ class CollectionSums:
             for prefix in {**self.components, **other.components}
         }
         played = {name: count + other.played.get(name, 0.0) for name, count in self.played.items()}
-        return CollectionSums(means, sums, successes, components, played)
+        return CollectionSums(means, sums, successes, components, played, self.returns | other.returns)
 
     def metrics(self) -> dict[str, float]:
         """The numbers to log."""

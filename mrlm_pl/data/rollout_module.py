@@ -377,7 +377,7 @@ class RolloutDataModule(LightningDataModule):
         measured = self._measured(collected, own, seconds)
         metrics = measured.metrics()
         if self._signal is not None:
-            self._signal.see(metrics, collected.episodes)
+            self._signal.see(metrics, measured.returns)
         if (parted := self._verifiers.see(measured.means)) and self.share()[0] == 0:
             logger.warning(parted)
         prepared = self._algorithm().take_prepared_metrics()
