@@ -15,7 +15,7 @@ _OF_THE_START = re.compile(r"config|ckpt_path|weights_only|trainer\.default_root
 _WEIGHTS = "the weights come from the checkpoint"
 _REFUSED = {
     re.compile(r"data\.class_path"): "the position in the data is another class's",
-    re.compile(r"model\.(policies|critics)\.[^.]+\.(model|random_init_seed)"): _WEIGHTS,
+    re.compile(r"model\.((policies|critics|agent_critics)\.[^.]+|critic)\.(model|random_init_seed)"): _WEIGHTS,
 }
 
 

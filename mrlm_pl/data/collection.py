@@ -48,6 +48,14 @@ def success_counts(episodes: Sequence[Episode]) -> dict[str, tuple[float, float]
     return found
 
 
+def reward_sums(episodes: Sequence[Episode]) -> tuple[float, float]:
+    """Return the sums of the rewards and of the weights of the episodes that did not fail, as in `success_counts`."""
+    played = [episode for episode in episodes if not episode.failed]
+    weights = path_weights(played)
+    rewards = math.fsum(weight * episode.reward for weight, episode in zip(weights, played, strict=True))
+    return rewards, math.fsum(weights)
+
+
 def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
     """Every decision once, with a row that it is in; paths of a turn tree share some."""
     found, seen = [], set()

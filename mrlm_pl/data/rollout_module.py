@@ -21,7 +21,7 @@ from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.cross_policy import CrossPolicy
 from mrlm_pl.data.async_collector import AsyncCollector, AsyncOptions
-from mrlm_pl.data.collection import CollectionSums, success_counts
+from mrlm_pl.data.collection import CollectionSums, reward_sums, success_counts
 from mrlm_pl.data.collection_observer import show_collection
 from mrlm_pl.data.curriculum import SuccessRateCurriculum
 from mrlm_pl.data.episode_files import EpisodeWriter
@@ -408,9 +408,7 @@ class RolloutDataModule(LightningDataModule):
         )
         measured.means |= collected.metrics
         if self.resample_rounds:
-            played = [episode for episode in (*episodes, *collected.replaced) if not episode.failed]
-            rewards = math.fsum(episode.reward for episode in played)
-            measured.means["rollout/reward_of_all_groups"] = (rewards, float(len(played)))
+            measured.means["rollout/reward_of_all_groups"] = reward_sums([*episodes, *collected.replaced])
         if self.stale is not None:
             measured.means |= self.stale.metrics(episodes, self._version())
         told = {"dropped_groups": True, "resampled_groups": self.resample_rounds > 0}

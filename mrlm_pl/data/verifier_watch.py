@@ -33,11 +33,12 @@ class VerifierWatch:
         self._warned: list[str] = []
 
     def see(self, means: Mapping[str, tuple[float, float]]) -> str | None:
-        """A warning, once for each environment, or None.
+        """Return a warning, with a line for each environment that is new in it, or None.
 
         Args:
             means: sum and count of what is logged of an iteration, by name.
         """
+        found: list[str] = []
         for name, (total, count) in means.items():
             environment = name.removeprefix("rollout/").removesuffix(f"/{VERIFIER_SCORE}")
             right = means.get(f"rollout/{environment}/accuracy")
@@ -52,13 +53,13 @@ class VerifierWatch:
             before, after = _pooled(first), _pooled(latest)
             if have_parted(before, after):
                 self._warned.append(environment)
-                return (
+                found.append(
                     f"{environment}: the verifier's score has risen from {before[0] / before[1]:.3f} to "
                     f"{after[0] / after[1]:.3f} while the accuracy has fallen from {before[2] / before[3]:.3f} to "
                     f"{after[2] / after[3]:.3f}: the policy learns to please the verifier. Stop the run at its best "
                     "accuracy; train the verifier on answers of this policy, or raise model.kl_coefficient"
                 )
-        return None
+        return "\n".join(found) or None
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""

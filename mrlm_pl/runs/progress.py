@@ -72,7 +72,7 @@ class RunProgress(ProgressBar):
         if not self._enabled or not self._complete(trainer):
             return
         done, total = self._done(trainer), self._total(trainer)
-        metrics = self._shown(trainer, pl_module)
+        metrics = trainer.progress_bar_metrics
         if self._display is not None and self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
             self._display.update(Group(self._bar, Text(_metric_line(metrics))))
@@ -101,10 +101,6 @@ class RunProgress(ProgressBar):
         display, self._display, self._bar = self._display, None, None
         if display is not None:
             display.stop()
-
-    def _shown(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
-        found = self.get_metrics(trainer, module)
-        return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
 
     def _unit(self, trainer: Trainer) -> str:
         return "iteration" if _rollout(trainer) else "batch"

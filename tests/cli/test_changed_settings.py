@@ -55,6 +55,12 @@ def test_what_the_checkpoint_decides_is_refused(path: str, value: object, told: 
         check_resumable(changed_to(**{path: value}), adaptive_kl=True)
 
 
+@pytest.mark.parametrize("place", ["critics.main", "agent_critics.alice", "critic"])
+def test_the_model_of_a_critic_is_refused(place: str) -> None:
+    with pytest.raises(ConfigurationError, match="the weights come from the checkpoint"):
+        check_resumable({f"model.{place}.model": ("a", "b")}, adaptive_kl=False)
+
+
 def test_another_spelling_of_a_path_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -97,3 +97,16 @@ def test_a_terminal_shows_the_last_state(quiet_trainer, capsys) -> None:
     trainer = quiet_trainer(callbacks=[RunProgress(live=True)], enable_progress_bar=True, max_epochs=2)
     trainer.fit(ToyAlgorithm(), ToyData())
     assert "4/4" in capsys.readouterr().out
+
+
+def test_only_metrics_are_shown_whatever_the_logger(quiet_trainer, capsys, tmp_path: Path) -> None:
+    """Lightning's own bars begin with the version of the logger."""
+    from lightning.pytorch.loggers import CSVLogger
+    from mrlm_toy import ToyAlgorithm, ToyData
+
+    logger = CSVLogger(tmp_path, version=3)
+    trainer = quiet_trainer(callbacks=[RunProgress(live=False)], enable_progress_bar=True, logger=logger)
+    trainer.fit(ToyAlgorithm(), ToyData())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch ")]
+    assert lines
+    assert "v_num" not in "".join(lines)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule, read_episodes, rollout_module
-from mrlm_pl.data.collection import CollectionSums
+from mrlm_pl.data.collection import CollectionSums, reward_sums
 from mrlm_pl.data.episode_batch import EpisodeBatch
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
@@ -239,6 +240,46 @@ def test_the_sums_of_ranks_add_up() -> None:
     assert metrics["rollout/tokens_per_second"] == 2 / 2.0 + 1 / 0.5
     assert metrics["rollout/entropy"] == 0.5
     assert metrics["rollout/response_tokens"] == 1.0
+
+
+def test_dynamic_sampling_logs_the_reward_of_all_groups_beside_that_of_the_kept(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    class OftenEqual(echo):  # type: ignore[misc]
+        def begin(self, task: Task) -> str:
+            self.reward = None if task.index % 2 else 5.0
+            return super().begin(task)
+
+    seen: list[dict[str, float]] = []
+
+    class Seen(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    algorithm, data = make(model_folder, OftenEqual(), iterations=1, resample_rounds=1)
+    trainer = quiet_trainer(callbacks=[Seen()])
+    trainer.fit(algorithm, data)
+    rewards = [episode.reward for episode in read_episodes(Path(trainer.default_root_dir) / "episodes")]
+    assert len(rewards) == 16 + 4 * seen[0]["rollout/resampled_groups"] > 16
+    assert seen[0]["rollout/reward_of_all_groups"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-5)
+    assert seen[0]["rollout/reward"] < seen[0]["rollout/reward_of_all_groups"], "equal rewards of 5 are replaced"
+
+
+def test_the_reward_of_all_groups_counts_the_paths_of_a_tree_by_their_probability() -> None:
+    """One decision of the root ends the episode, the other is followed by two."""
+
+    def path(name: str, *steps: tuple[str, float]) -> Episode:
+        turns = tuple(
+            Turn("x", number, 1, 2, reward, {}, "stop", "main", 0, "e", node)
+            for number, (node, reward) in enumerate(steps)
+        )
+        row = Trajectory("x", "main", (1, 2), (False, True), (0.0, -0.5), turns)
+        return Episode(name, Task("a", "train", 0), "g", 0, 0, {"x": (row,)}, "end")
+
+    short = path("g-0", ("g", 1.0))
+    long = [path(f"g-1-{after}", ("g", 0.0), ("g-1", 4.0)) for after in (0, 1)]
+    failed = replace(short, id="h", group="h", error="lost")
+    assert reward_sums([short, *long, failed]) == (0.5 * 1.0 + 2 * 0.25 * 4.0, 1.0)
 
 
 def test_the_rate_counts_what_was_sampled_for_others_and_retries_are_told() -> None:

@@ -50,6 +50,16 @@ def test_the_rule(before: Any, after: Any, parted: bool) -> None:
     assert have_parted(before, after) is parted
 
 
+def test_environments_that_part_in_the_same_iteration_are_all_named() -> None:
+    watch = VerifierWatch()
+    run = [means(0.24, 0.5, 256, "a") | means(0.24, 0.5, 256, "b")] * 2
+    run += [means(0.72, 0.01, 256, "a") | means(0.72, 0.01, 256, "b")] * 2
+    texts = [watch.see(item) for item in run]
+    assert texts[:3] == [None] * 3
+    assert [line.partition(":")[0] for line in str(texts[3]).splitlines()] == ["a", "b"]
+    assert [len(found["b"]) for found in (watch.state()["first"], watch.state()["latest"])] == [2, 2]
+
+
 def test_a_run_of_four_iterations_is_warned_of_once() -> None:
     run = [means(0.24, 0.07, 256), means(0.4, 0.06, 256), means(0.6, 0.02, 256), *[means(0.72, 0.01, 256)] * 5]
     assert told(run) == [3]
