@@ -88,12 +88,17 @@ def components_by_agent(episodes: Sequence[Episode], weights: Sequence[float]) -
     found: dict[str, Components] = {}
     for episode, weight in zip(episodes, weights, strict=True):
         for agent in episode.agents or tuple(episode.trajectories):
-            own: dict[str, float] = {}
-            for row in episode.trajectories.get(agent, ()):
-                for turn in row.turns:
-                    for name, value in turn.components.items():
-                        own[name] = own.get(name, 0.0) + value
-            found.setdefault(agent, Components()).add(own, weight)
+            turns = (turn for row in episode.trajectories.get(agent, ()) for turn in row.turns)
+            found.setdefault(agent, Components()).add(components_of(turns), weight)
+    return found
+
+
+def components_of(turns: Iterable[Turn]) -> dict[str, float]:
+    """Return the sum of each reward component over turns."""
+    found: dict[str, float] = {}
+    for turn in turns:
+        for name, value in turn.components.items():
+            found[name] = found.get(name, 0.0) + value
     return found
 
 

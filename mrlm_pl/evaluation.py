@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from mrlm_pl.agent_measures import Components
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import ConfigurationError
@@ -63,7 +64,7 @@ class EvaluationReport:
             likewise.
         pass_at_k: for each k up to the samples per task, the chance that one of k samples succeeds (unbiased,
             arXiv 2107.03374); empty likewise.
-        components: mean of each reward component.
+        components: mean of each reward component; see :class:`mrlm_pl.agent_measures.Components`.
         metrics: the environment's own numbers. A metric that counts cases among ``NAME_of`` is their share of the cases
             of all episodes; any other is the mean over the episodes that have it.
         majority_at_k: for each k above 1 up to the samples per task, how often the majority of k samples of a task is
@@ -381,10 +382,10 @@ def _reply(episode: Episode) -> str:
 
 
 def _mean_components(episodes: Sequence[Episode]) -> dict[str, float]:
-    names = sorted({name for episode in episodes for name in episode.components()})
-    return {
-        name: math.fsum(episode.components().get(name, 0.0) for episode in episodes) / len(episodes) for name in names
-    }
+    parts = Components()
+    for episode in episodes:
+        parts.add(episode.components(), 1.0)
+    return dict(sorted(parts.means().items()))
 
 
 def _transcript(episode: Episode) -> dict[str, Any]:

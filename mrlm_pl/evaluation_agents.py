@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mrlm_pl.agent_measures import Components, components_of
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.intervals import mean_interval
 
@@ -99,14 +100,13 @@ def _part(played: Sequence[_Played]) -> Part:
     clusters: dict[str, list[float]] = {}
     for item in played:
         clusters.setdefault(item.problem, []).append(item.reward)
-    components: dict[str, float] = {}
-    for turn in turns:
-        for name, value in turn.components.items():
-            components[name] = components.get(name, 0.0) + value
+    components = Components()
+    for item in played:
+        components.add(components_of(item.turns), 1.0)
     return Part(
         reward=_mean([item.reward for item in played]),
         ci95=mean_interval(list(clusters.values())),
-        components={name: value / len(played) for name, value in components.items()},
+        components=components.means(),
         turns=len(turns) / len(played),
         first_turn=_mean([min(turn.index for turn in item.turns) for item in acted]),
         opens=_mean([float(any(turn.index == item.opening for turn in item.turns)) for item in played]),

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from mrlm_pl.data.collection import CollectionSums
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.evaluation import played_episodes, summarize
 
@@ -69,3 +70,15 @@ def test_an_agent_that_never_acts_has_a_part() -> None:
     assert (pro.reward, pro.turns, pro.finish_reasons) == (0.0, 0.0, {})
     assert math.isnan(pro.first_turn)
     assert silent.to_dict()["agents"]["pro"]["first_turn"] is None
+
+
+def test_components_are_those_that_training_logs() -> None:
+    """Where turns have named components and others have none, `reward` is the whole."""
+    mixed = episode(
+        2, "end", False, trajectory("con", "main", (0, 3, {"style": 0.5}, "stop"), (1, 2, {"reward": 2.0}, "stop"))
+    )
+    report = summarize([mixed, SECOND], environment="duel", model="m", split="test", seed=0)
+    assert report.components == {"reward": (0.5 + 2.0 + 0.5) / 2 / 2, "style": (0.5 + 0.5) / 2 / 2}
+    assert report.agents["con"].components == {"reward": (0.5 + 2.0 + 0.5) / 2, "style": (0.5 + 0.5) / 2}
+    logged = CollectionSums.of([mixed, SECOND], 1.0).metrics()
+    assert {name: logged[f"rollout/duel/{name}"] for name in report.components} == report.components
