@@ -104,6 +104,7 @@ def test_only_metrics_are_shown_whatever_the_logger(quiet_trainer, capsys, tmp_p
     from lightning.pytorch.loggers import CSVLogger
     from mrlm_toy import ToyAlgorithm, ToyData
 
+    Path("run").mkdir()
     logger = CSVLogger(tmp_path, version=3)
     trainer = quiet_trainer(callbacks=[RunProgress(live=False)], enable_progress_bar=True, logger=logger)
     trainer.fit(ToyAlgorithm(), ToyData())
