@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from mrlm_pl.algorithms.base import Algorithm
@@ -393,11 +394,16 @@ class RolloutDataModule(LightningDataModule):
         self._writer.write(path, [*collected.episodes, *collected.replaced, *collected.greedy])
 
     def _prepared(self, collected: Collected) -> dict[str, PolicyBatch]:
-        """The rows that are learnt from."""
+        """The rows that are trained on."""
         algorithm, scales = self._algorithm(), self.tasks.reward_scales
-        context = self._trainer().precision_plugin.forward_context()
-        with torch.no_grad(), context, algorithm.gathered():
-            return algorithm.prepare(worth(collected.episodes, scales), self.sampling, worth(collected.greedy, scales))
+        context, before = self._trainer().precision_plugin.forward_context(), algorithm.progress()
+        episodes, greedy = worth(collected.episodes, scales), worth(collected.greedy, scales)
+        try:
+            with torch.no_grad(), context, algorithm.gathered():
+                return algorithm.prepare(episodes, self.sampling, greedy)
+        except SIGTERMException:
+            algorithm.load_progress(before)  # a resumed run prepares them again
+            raise
 
     def _measured(self, collected: Collected, groups: Sequence[int], seconds: float) -> CollectionSums:
         """What all ranks measured together of a collection, which took this one so many seconds."""

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from mrlm_pl.algorithms import GRPO
+from mrlm_pl.algorithms import GRPO, Algorithm
 from mrlm_pl.data import RolloutDataModule, read_episodes, rollout_module
 from mrlm_pl.data.collection import CollectionSums, reward_sums
 from mrlm_pl.data.episode_batch import EpisodeBatch
@@ -27,7 +27,7 @@ def make(model_folder: Path, environment: Any, grpo: dict[str, Any] | None = Non
     return algorithm, RolloutDataModule(environment, **{**settings, **options})
 
 
-def fingerprint(algorithm: GRPO) -> str:
+def fingerprint(algorithm: Algorithm) -> str:
     weights = [weight.detach().numpy().tobytes() for weight in algorithm.policies.parameters()]
     return hashlib.sha256(b"".join(weights)).hexdigest()
 

@@ -19,12 +19,15 @@ from lightning.pytorch.callbacks import model_checkpoint
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from mrlm_pl.algorithms import REINFORCE
 from mrlm_pl.cli.run_outputs import LastCheckpoint
-from mrlm_pl.data import sync_collector
+from mrlm_pl.data import RolloutDataModule, sync_collector
 from mrlm_pl.data.sync_collector import SyncCollector
 from mrlm_pl.data.termination import EndTogether, ended_by_sigterm, leaving_at_sigterm
+from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Observations, Step
 from mrlm_pl.episode import Message, Task
+from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
 from tests.data.test_rollout_module import fingerprint, make
 
@@ -100,6 +103,34 @@ def test_a_run_goes_on_from_that_moment(
     assert (trainer.global_step, data.iteration) == (3, 3)
     if mode == "sync":  # in asynchronous runs, time decides which weights sample a token
         assert fingerprint(resumed) == fingerprint(whole)
+
+
+def test_credit_that_is_interrupted_leaves_no_trace(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
+    """A resumed run collects and prepares the rollout again, so that a running mean must not have it yet."""
+
+    class Interrupted(REINFORCE):
+        def credit(self, *arguments: Any) -> Any:
+            found = super().credit(*arguments)
+            if self.global_step == 1 and not Signals.sent:
+                Signals.sent = True
+                signal.raise_signal(signal.SIGTERM)
+            return found
+
+    def parts() -> tuple[REINFORCE, RolloutDataModule]:
+        algorithm = Interrupted({"main": Policy(str(model_folder), learning_rate=1e-3)}, baseline="running")
+        options: dict[str, Any] = {"groups": 2, "group_size": 2, "iterations": 3, "sampling": Sampling(max_tokens=4)}
+        return algorithm, RolloutDataModule(EchoEnvironment(), **options)
+
+    last = LastCheckpoint(minutes=1000)
+    last.dirpath = str(tmp_path)
+    with pytest.raises(SIGTERMException):
+        quiet_trainer(callbacks=[last], enable_checkpointing=True).fit(*parts())
+    whole, data = parts()
+    quiet_trainer().fit(whole, data)
+    resumed, data = parts()
+    quiet_trainer().fit(resumed, data, ckpt_path=tmp_path / "last.ckpt")
+    assert resumed.progress() == whole.progress()
+    assert fingerprint(resumed) == fingerprint(whole)
 
 
 class EndsInsideAnUpdate(Callback):
