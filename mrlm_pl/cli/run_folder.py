@@ -151,7 +151,8 @@ def _set_aside(folder: Path) -> None:
     while (aside := folder / f"without-checkpoint-{number}").exists():
         number += 1
     aside.mkdir()
-    for path in [*(folder / entry for entry in RUN_ENTRIES), *folder.glob("config-*.yaml")]:
+    written = [folder / entry for entry in RUN_ENTRIES]
+    for path in [*written, *folder.glob("config-*.yaml"), *folder.glob("evaluation_*.json")]:
         if path.exists():
             path.rename(aside / path.name)
     print(

@@ -374,6 +374,7 @@ def test_a_run_without_a_checkpoint_leaves_nothing_in_the_way_of_the_next(fit: A
     fit("--trainer.enable_checkpointing", "false", "--model.fail_at", "3", status=1)
     (Path("runs/toy/episodes")).mkdir()
     (Path("runs/toy/episodes/iteration-000007.jsonl.gz")).write_bytes(b"")
+    Path("runs/toy/evaluation_after.json").write_text("{}")
     status, _, told = mrlm("train", "--config", "toy.yaml", "--output", "runs/toy", "--resume")
     assert status == 0, told
     assert "has no checkpoint, so the run starts from the beginning" in told
@@ -381,3 +382,4 @@ def test_a_run_without_a_checkpoint_leaves_nothing_in_the_way_of_the_next(fit: A
     assert not Path("runs/toy/episodes").exists()
     assert Path("runs/toy/without-checkpoint-1/episodes/iteration-000007.jsonl.gz").exists()
     assert Path("runs/toy/without-checkpoint-1/config.yaml").exists()
+    assert not Path("runs/toy/evaluation_after.json").exists(), "the summary would list it as this run's"
