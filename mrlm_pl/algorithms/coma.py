@@ -70,6 +70,7 @@ class COMA(JointPolicyGradient):
             normalize=False,
             **settings,
         )
+        self._told = False
 
     @property
     def turn_tree(self) -> TurnTree | None:
@@ -84,7 +85,8 @@ class COMA(JointPolicyGradient):
             for names in tree.by_state().values()
         ]
         branching = [joints for joints in states if len(joints) > 1]
-        if branching and not any(map(_has_counterfactual, branching)):
+        if branching and not self._told and not any(map(_has_counterfactual, branching)):
+            self._told = True
             logger.warning(
                 "no joint action of this rollout differs from another in the decision of one agent alone, so all "
                 "advantages are 0; COMA needs the turn trees that it collects itself, or those of `joint_mode: cross`"

@@ -340,6 +340,7 @@ def test_counterfactual_credit_of_trees_without_counterfactuals_is_warned_of(
     assert not caplog.records
     found, _ = credited(algorithm, grid({(0, 0): 1.0, (1, 1): 4.0}))
     assert set(found.values()) == {0.0}
+    credited(algorithm, grid({(0, 0): 1.0, (1, 1): 4.0}))
     (warning,) = caplog.records
     assert "differs from another in the decision of one agent alone" in warning.getMessage()
 
