@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.data.trainer_bounds import batches_in_all
 
 _LINES = 50
 """Lines that a run without collections prints at most where there is no terminal."""
@@ -117,14 +119,8 @@ class RunProgress(ProgressBar):
     def _total(self, trainer: Trainer) -> int | None:
         """How many of them there will be, or None where the trainer has no bound that tells."""
         data = _rollout(trainer)
-        pieces = data.cut.pieces if data else 1
-        in_epoch = self.total_train_batches / pieces
-        epochs, steps = trainer.max_epochs, trainer.max_steps
-        bounds = [in_epoch * epochs] if epochs not in (None, -1) else []
-        if steps not in (None, -1):
-            bounds.append(steps * trainer.accumulate_grad_batches / pieces)
-        total = min(bounds, default=float("inf"))
-        return None if total == float("inf") else -int(-total // 1)
+        total = batches_in_all(trainer) / (data.cut.pieces if data else 1)
+        return None if math.isinf(total) else math.ceil(total)
 
     def _due(self, trainer: Trainer, done: int, total: int | None) -> bool:
         if _rollout(trainer):
