@@ -8,17 +8,39 @@ from pathlib import Path
 
 import yaml
 
+from mrlm_pl.cli.plugins import nearest
 from mrlm_pl.errors import ConfigurationError
 
 _OPTION = "--config"
+_SUFFIXES = (".yaml", ".yml")
 
 
 def config_files(arguments: Sequence[str]) -> list[Path]:
     """The configuration files that arguments name and that exist."""
+    return [path for path in _named(arguments) if path.is_file()]
+
+
+def check_exist(arguments: Sequence[str]) -> None:
+    """Refuse configuration files that do not exist.
+
+    Raises:
+        ConfigurationError: the file, with the nearest in its folder.
+    """
+    for path in _named(arguments):
+        if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
+            names = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+            near = nearest(path.name, [name for name in names if Path(name).suffix in _SUFFIXES])
+            hint = (
+                f"did you mean {str(path.parent / near)!r}?" if near else f"it is looked for in {path.parent.resolve()}"
+            )
+            raise ConfigurationError(f"config: File does not exist: {str(path)!r}; {hint}")
+
+
+def _named(arguments: Sequence[str]) -> list[Path]:
     words = [argument.partition("=") for argument in arguments]
     named = [value for option, equals, value in words if option == _OPTION and equals]
     named += [value for option, value in pairwise(arguments) if option == _OPTION]
-    return [Path(name) for name in named if Path(name).is_file()]
+    return [Path(name) for name in named if "\n" not in name and len(name) < 4096]
 
 
 def check_files(files: Sequence[Path]) -> None:

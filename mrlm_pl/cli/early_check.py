@@ -1,4 +1,4 @@
-"""Answers the commonest typos before torch is imported: the keys of trainer, algorithm, data module and policies.
+"""Answers the commonest typos before torch is imported: names and keys of trainer, algorithm, data and policies.
 
 Class signatures are read from their source, which takes a tenth of the time that importing them does. What cannot be
 told for certain from the source (a class from elsewhere, ``**kwargs`` without a known base) is left to the parser.
@@ -16,36 +16,90 @@ from typing import Any
 
 import yaml
 
-from mrlm_pl.cli.config_files import check_files, config_files, place_of_key
-from mrlm_pl.cli.plugins import nearest
+from mrlm_pl.cli.config_files import check_exist, check_files, config_files, place_of_key
+from mrlm_pl.cli.plugins import nearest, plugin_entry_points
 from mrlm_pl.errors import ConfigurationError
 
 PACKAGE = Path(__file__).parents[1]
 FOLDERS = {"model": "algorithms", "data": "data"}
+KINDS = {"model": "algorithm", "data": "data module"}
+OWN_PLUGINS = ("mrlm_environments", "mrlm_callbacks")
 POLICY = PACKAGE / "policy" / "hf.py"
 TRAINER = "pytorch/trainer/trainer.py"
+_Given = tuple[tuple[str, ...], Any]
 _STRUCTURE = ("class_path", "init_args", "dict_kwargs")
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Refuse a key that its class does not have.
+    """Refuse a name that no class has, and a key that its class does not have.
 
     Raises:
         ConfigurationError: file, line and key, with the nearest.
     """
     if any("help" in argument or argument == "-h" for argument in arguments):
         return
+    check_exist(arguments)
     files = config_files(arguments)
     check_files(files)
     spelt, options = list(_of_files(files)), list(_of_options(arguments))
-    given = [*spelt, *options]
     _check_trainer([key for key, _ in options], "--")
     _check_trainer([key for key, _ in spelt], "", files)
     for group, folder in FOLDERS.items():
-        classes = {str(value) for key, value in given if key == (group,) and isinstance(value, str)}
-        if len(classes) == 1:
-            keys = [key[1:] for key, _ in given if key[0] == group and len(key) > 1]
-            _check_class(group, folder, classes.pop(), keys, files)
+        known = [name for name in _exported(PACKAGE / folder) if name[0].isupper() and name != "Algorithm"]
+        unexported = [
+            name for key, name in [*spelt, *options] if key == (group,) and _file_of(PACKAGE / folder, str(name))
+        ]
+        _check_names((group,), KINDS[group], [*known, *unexported], options)
+        _check_names((group,), KINDS[group], [*known, *unexported], spelt, files)
+        _check_class((group,), PACKAGE / folder, {}, options, spelt, files)
+    _check_environment(options, spelt, files)
+
+
+def _check_names(
+    place: tuple[str, ...], kind: str, known: Sequence[str], given: Sequence[_Given], files: Sequence[Path] = ()
+) -> None:
+    """Refuse the name of a class that is misspelled; what is like none of ours is left to the parser."""
+    for key, name in given:
+        if key != place or not isinstance(name, str) or not name.isidentifier() or name in known:
+            continue
+        near = nearest(name, known)
+        if near and all(item.value in OWN_PLUGINS for item in plugin_entry_points()):
+            path = ".".join(place)
+            raise ConfigurationError(
+                f"{path}: there is no {kind} {name!r}; did you mean {near!r}?{_place(place, files)}"
+            )
+
+
+def _exported(folder: Path) -> list[str]:
+    """The concrete classes that a package exports."""
+    tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
+    found = [item.value for item in tree.body if isinstance(item, ast.Assign) and _assigns(item, "__all__")]
+    return [name for value in found for name in ast.literal_eval(value)]
+
+
+def _assigns(item: ast.Assign, name: str) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == name for target in item.targets)
+
+
+def _check_environment(options: Sequence[_Given], spelt: Sequence[_Given], files: Sequence[Path]) -> None:
+    """Refuse an environment that does not exist, and a key that it does not have."""
+    found = importlib.util.find_spec(OWN_PLUGINS[0])
+    if found is None or not found.submodule_search_locations:
+        return
+    folder = Path(found.submodule_search_locations[0])
+    short: dict[str, str] = {}
+    for file in sorted(folder.glob("*.py")):
+        for cls in _classes(file).values():
+            short |= dict.fromkeys(_short_names(cls), cls.name)
+    place, known = ("data", "environment"), [*short, *_exported(folder), "RemoteEnvironment"]
+    _check_names(place, "environment", known, options)
+    _check_names(place, "environment", known, spelt, files)
+    _check_class(place, folder, short, options, spelt, files)
+
+
+def _short_names(cls: ast.ClassDef) -> list[str]:
+    values = [item.value for item in cls.body if isinstance(item, ast.Assign) and _assigns(item, "name")]
+    return [str(value.value) for value in values if isinstance(value, ast.Constant)]
 
 
 def _check_trainer(keys: Sequence[tuple[str, ...]], dashes: str, files: Sequence[Path] = ()) -> None:
@@ -61,20 +115,35 @@ def _check_trainer(keys: Sequence[tuple[str, ...]], dashes: str, files: Sequence
             raise ConfigurationError(f"there is no {kind} '{dashes}trainer.{key[1]}'; {hint}{_place(key, files)}")
 
 
-def _check_class(group: str, folder: str, name: str, keys: Sequence[tuple[str, ...]], files: Sequence[Path]) -> None:
-    if "." in name and not name.startswith("mrlm_pl."):
+def _check_class(
+    place: tuple[str, ...],
+    folder: Path,
+    short: Mapping[str, str],
+    options: Sequence[_Given],
+    spelt: Sequence[_Given],
+    files: Sequence[Path],
+) -> None:
+    """Refuse a key that the class at ``place`` does not have; ``short`` has class names by their short names."""
+    # A class that an option names takes the keys of options; those of a file may belong to the class named there.
+    given = options if any(key == place for key, _ in options) else [*spelt, *options]
+    classes = {str(value) for key, value in given if key == place and isinstance(value, str)}
+    if len(classes) != 1:
         return
-    name = name.rpartition(".")[2]
+    named = classes.pop()
+    if "." in named and named.partition(".")[0] not in ("mrlm_pl", OWN_PLUGINS[0]):
+        return
+    name = short.get(named, named).rpartition(".")[2]
     file = _file_of(folder, name)
     known = parameters(file, name) if file else None
-    for key in keys:
+    path = ".".join(place)
+    for key in [key[len(place) :] for key, _ in given if key[: len(place)] == place and len(key) > len(place)]:
         if known and key[0] not in known:
-            raise ConfigurationError(_unknown(f"{group}.{key[0]}", name, key[0], known) + _place((group, *key), files))
+            raise ConfigurationError(_unknown(f"{path}.{key[0]}", name, key[0], known) + _place((*place, *key), files))
         if key[0] == "policies" and len(key) == 3:
             fields = parameters(POLICY, "Policy")
             if fields and key[2] not in fields:
-                text = _unknown(f"{group}.policies.{key[1]}.{key[2]}", "Policy", key[2], fields)
-                raise ConfigurationError(text + _place((group, *key), files))
+                text = _unknown(f"{path}.policies.{key[1]}.{key[2]}", "Policy", key[2], fields)
+                raise ConfigurationError(text + _place((*place, *key), files))
 
 
 def _unknown(place: str, name: str, key: str, known: Sequence[str]) -> str:
@@ -103,7 +172,7 @@ def parameters(file: Path, name: str) -> tuple[str, ...] | None:
     bases = [base.id for base in found.bases if isinstance(base, ast.Name)]
     if len(bases) != len(found.bases) or not bases:
         return None
-    base_file = file if bases[0] in classes else _file_of(file.parent.name, bases[0])
+    base_file = file if bases[0] in classes else _file_of(file.parent, bases[0])
     inherited = parameters(base_file, bases[0]) if base_file else None
     if inherited is None:
         return None
@@ -125,23 +194,23 @@ def _classes(file: Path) -> dict[str, ast.ClassDef]:
 
 
 @cache
-def _file_of(folder: str, name: str) -> Path | None:
+def _file_of(folder: Path, name: str) -> Path | None:
     """The module of a package of ours that defines a class."""
     if not name.isidentifier():
         return None
     definition = re.compile(rf"^class {name}\b", re.MULTILINE)
-    files = sorted((PACKAGE / folder).glob("*.py"))
+    files = sorted(folder.glob("*.py"))
     return next((file for file in files if definition.search(file.read_text(encoding="utf-8"))), None)
 
 
-def _of_files(files: Sequence[Path]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _of_files(files: Sequence[Path]) -> Iterator[_Given]:
     for file in files:
         content = yaml.safe_load(file.read_text())
         for group in ("trainer", *FOLDERS):
             yield from _flattened((group,), content.get(group))
 
 
-def _flattened(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _flattened(path: tuple[str, ...], value: Any) -> Iterator[_Given]:
     """Keys as options have them, with their values; a class's own key has its name."""
     if not isinstance(value, Mapping):
         yield path, value
@@ -153,13 +222,13 @@ def _flattened(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, .
         value = value["init_args"] or {}
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if len(path) == 1 or (path[1] == "policies" and len(path) == 2):
+            if len(path) == 1 or (path[1] in ("policies", "environment") and len(path) == 2):
                 yield from _flattened((*path, str(key)), inner)
             else:
                 yield (*path, str(key)), inner
 
 
-def _of_options(arguments: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _of_options(arguments: Sequence[str]) -> Iterator[_Given]:
     for number, argument in enumerate(arguments):
         if not argument.startswith("--"):
             continue

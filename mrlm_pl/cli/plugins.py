@@ -32,6 +32,17 @@ ENVIRONMENTS = "environments"
 REMOTE = "mrlm_pl.remote"
 """Our own package of environments: that of servers. It has a class name and no short name, which is the server's."""
 
+SYNONYMS = {
+    "beta": "kl_coefficient",
+    "discount": "gamma",
+    "epsilon": "clip_low",
+    "gae_lambda": "lam",
+    "lr": "learning_rate",
+    "share": "reward",
+    "whiten": "whiten_advantages",
+}
+"""Names that other frameworks, or earlier versions, give to our settings."""
+
 _IN_FILE = re.compile(r"(.+\.py):([A-Za-z_]\w*)$")
 
 SCORERS = "mrlm_pl.verifier"
@@ -217,7 +228,7 @@ def class_path(cls: type) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that begins with ``name``, else one that looks like it, else one whose last words it is, or None.
+    """The known name that begins with ``name``, means the same, looks like it or ends with it, in this order, or None.
 
     Upper and lower case are alike.
 
@@ -225,11 +236,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     'MathEnvironment'
     >>> nearest("clip", ["value_clip", "lam"])
     'value_clip'
+    >>> nearest("discount", ["joint_mode", "gamma"])
+    'gamma'
     """
     folded = {item.lower(): item for item in known}
     longer = sorted((item for item in folded if name and item.startswith(name.lower())), key=len)
     ends = [item for item in folded if item.endswith(f"_{name.lower()}")]
-    found = longer or difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6) or ends
+    meant = [item for item in folded if item == SYNONYMS.get(name.lower())]
+    found = longer or meant or difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6) or ends
     return folded[found[0]] if found else None
 
 

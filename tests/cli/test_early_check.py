@@ -13,6 +13,13 @@ from mrlm_pl.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 TYPOS = {
+    "--model=GRPOO": "did you mean 'GRPO'?",
+    "--model=MAGRPO --model.discount": "did you mean 'gamma'?",
+    "--data=RolloutModule": "did you mean 'RolloutDataModule'?",
+    "--data.environment=mathh": "did you mean 'math'?",
+    "--data.environment.dificulty": "'difficulty'",
+    "--data.environment=code --data.environment.sandbx": "'sandbox'",
+    "--config=configs/quikstart.yaml": "did you mean 'configs/quickstart.yaml'?",
     "--model.clip_loww": "'clip_low'",
     "--model.policies.main.lerning_rate": "'learning_rate'",
     "--data.grups": "'groups'",
@@ -24,13 +31,41 @@ TYPOS = {
 def test_a_typo_is_answered_without_torch(option: str) -> None:
     code = (
         "import sys; from mrlm_pl.cli.main import main;"
-        f"status = main(['fit', '--config', 'configs/quickstart.yaml', '{option}', '1']);"
+        f"status = main(['fit', '--config', 'configs/quickstart.yaml', *'{option} 1'.split()]);"
         "print(status, sorted({'torch', 'transformers', 'lightning', 'jsonargparse'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert found.stdout.strip() == "2 []", found.stderr
     assert TYPOS[option] in found.stderr
     assert len(found.stderr.splitlines()) == 1
+
+
+def test_a_typo_in_a_file_has_its_line_and_one_in_an_option_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mrlm_pl.cli.early_check.plugin_entry_points", list)  # tests have a plugin of their own
+    file = tmp_path / "run.yaml"
+    file.write_text("data:\n  class_path: RolloutDataModule\n  init_args:\n    environment: mathh\n")
+    with pytest.raises(ConfigurationError, match=r"did you mean 'math'\? \(.*run.yaml, line 4\)"):
+        check(["--config", str(file)])
+    file.write_text("data:\n  class_path: RolloutDataModule\n  init_args:\n    environment: math\n")
+    with pytest.raises(ConfigurationError, match=r"did you mean 'code'\?$"):
+        check(["--config", str(file), "--data.environment", "coode"])
+
+
+def test_the_source_has_the_parameters_of_environments() -> None:
+    import mrlm_environments
+
+    from mrlm_pl.environment import Environment
+
+    seen = 0
+    for name in mrlm_environments.__all__:
+        cls = getattr(mrlm_environments, name)
+        if isinstance(cls, type) and issubclass(cls, Environment):
+            read = parameters(Path(inspect.getfile(cls)), name)
+            seen += read is not None
+            assert read is None or set(read) == {item.name for item in get_signature_parameters(cls, None)}, name
+    assert seen >= 10
 
 
 @pytest.mark.parametrize("group", FOLDERS)
@@ -65,6 +100,7 @@ def test_every_configuration_of_ours_passes(file: Path) -> None:
 def test_what_cannot_be_told_is_left_to_the_parser(tmp_path: Path) -> None:
     check(["--model", "some.where.Else", "--model.anything", "1", "--data", "Unknown", "--data.anything", "1"])
     check(["--model", "GRPO", "--model", "PPO", "--model.critic", "1"])
+    check(["--data.environment", "parrot", "--data.environment.anything", "1"])
     check(["--model.help", "GRPO", "--model.nothing", "1"])
     check(["--model={class_path: GRPO, init_args: {}}", "--model.nothing", "1"])
 
