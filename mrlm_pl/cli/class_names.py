@@ -45,12 +45,15 @@ def known_names(base: type) -> list[str]:
 
 @contextmanager
 def short_class_names() -> Iterator[list[UnknownName]]:
-    """While it is open, parsers also resolve the short names of environments; yields the names that nothing has.
+    """While it is open, parsers resolve short names of environments and policies that are a model's name alone.
+
+    Yields the names that nothing has.
 
     The parser library looks up class names in one function and offers no hook, so that function is replaced. It alone
     knows which class a value is expected to be: a string parameter called ``environment`` stays a string.
     """
     library_lookup = jsonargparse_types.resolve_class_path_by_name
+    library_file = jsonargparse_types.adapt_subconfig_path
     unknown: list[UnknownName] = []
 
     def resolve(base: type | tuple[type, ...], name: str) -> str:
@@ -70,11 +73,25 @@ def short_class_names() -> Iterator[list[UnknownName]]:
         unknown.extend(UnknownName(item, name) for item in bases if isinstance(item, type) and item.__subclasses__())
         return path
 
+    def from_file(value: Any, typehint: Any, options: Any) -> Any:
+        found = library_file(value, typehint, options)
+        if found is not jsonargparse_types.not_a_subconfig_path or not _is_model(value, typehint):
+            return found
+        return jsonargparse_types.adapt_typehints({"model": value}, typehint, **options)
+
     jsonargparse_types.resolve_class_path_by_name = resolve  # type: ignore[assignment]
+    jsonargparse_types.adapt_subconfig_path = from_file
     try:
         yield unknown
     finally:
         jsonargparse_types.resolve_class_path_by_name = library_lookup
+        jsonargparse_types.adapt_subconfig_path = library_file
+
+
+def _is_model(value: Any, typehint: Any) -> bool:
+    """Whether a policy is given by its model alone: a hub id, a folder or ``builtin:...``, none of which is a class."""
+    wanted = getattr(typehint, "__name__", "") == "Policy" and isinstance(value, str)
+    return wanted and ("/" in value or value.startswith("builtin:")) and ".py:" not in value
 
 
 def _kind(base: type) -> str:

@@ -64,6 +64,20 @@ def test_short_names_in_lists_and_inside_environments(parsed):
     assert second["init_args"]["environment"] == "parrot"  # a text stays a text
 
 
+@pytest.mark.parametrize("model", ["builtin:tiny", "Qwen/Qwen2.5-0.5B", "./runs/x"])
+def test_a_policy_may_be_its_model_alone(mrlm, model):
+    Path("run.yaml").write_text(f"model: {{class_path: GRPO, init_args: {{policies: {{main: '{model}', b: {{}}}}}}}}\n")
+    data = ("--data", "RolloutDataModule", "--data.environment", "parrot")
+    option = ("--model", "GRPO", "--model.policies.main", model)
+    for arguments in (("--config", "run.yaml"), option):
+        status, out, err = mrlm(
+            "fit", *arguments, *data, "--model.policies.main.learning_rate", "0.5", "--print_config"
+        )
+        assert status == 0, err
+        policy = yaml.safe_load(out)["model"]["init_args"]["policies"]["main"]
+        assert (policy["model"], policy["learning_rate"], policy["trained"]) == (model, 0.5, True)
+
+
 def test_later_files_and_options_override(parsed):
     Path("faster.yaml").write_text("model: {init_args: {rate: 0.75}}\ntrainer: {max_epochs: 7}\n")
     result = parsed("--config", "faster.yaml", "--trainer.max_epochs", "9")
