@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -101,6 +102,13 @@ def read_with_run(parser: CommandParser, arguments: Sequence[str]) -> RunOptions
         words = [f"{_OPTION}={json.dumps(recorded.config)}", *words]
     elif named is None:
         raise ConfigurationError(f"environment missing, and {model!r} is no run with one; give it as `{_OPTION} NAME`")
+    elif run.environments:
+        own = ", ".join(item.name or item.class_name for item in run.environments)
+        print(
+            f"mrlm: warning: {named!r} is no environment of {model!r}, which was trained in {own}; its settings are "
+            "the defaults and its agents may be others",
+            file=sys.stderr,
+        )
     return RunOptions(read(parser, words), run, recorded)
 
 

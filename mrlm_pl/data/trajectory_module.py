@@ -157,6 +157,8 @@ def _fault(row: Mapping[str, Any]) -> str | None:
     elif "prompt" in row and "completion" in row:
         if isinstance(row["prompt"], str) and isinstance(row["completion"], str):
             return None if row["prompt"] else "the prompt is empty"
+        if isinstance(row["prompt"], str) or isinstance(row["completion"], str):
+            return "prompt and completion must both be text, or both lists of {role, content}"
         lists = [row["prompt"], row["completion"]]
     else:
         return "it lacks the field 'messages'" if "prompt" not in row else "it lacks the field 'completion'"

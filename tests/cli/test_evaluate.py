@@ -1,6 +1,7 @@
 """``mrlm eval``."""
 
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -360,6 +361,28 @@ def test_agents_and_policies_that_do_not_play_are_named(mrlm, recorded):
     _, _, err = evaluated(mrlm)
     assert "warning: the agents critic, judge of 'run' do not play: 'parrot' has the agents agent" in err
     assert "warning: the policies other of 'run' do not play" in err
+
+
+def test_an_environment_that_the_run_does_not_have_is_named(mrlm, recorded):
+    recorded(({}, {"environment": {"class_path": "mrlm_environments.WordEmission", "init_args": {"num_agents": 3}}}))
+    _, _, err = evaluated(mrlm, "--environment", "parrot")
+    assert "warning: 'parrot' is no environment of 'run', which was trained in WordEmission" in err
+
+
+@pytest.mark.parametrize(("number", "status", "name"), [(2, 130, "Ctrl-C"), (15, 143, "SIGTERM")])
+def test_a_signal_ends_it_in_order_and_tells_the_command(mrlm, model_folder, monkeypatch, number, status, name):
+    def interrupted(*_, **__):
+        signal.raise_signal(number)
+
+    monkeypatch.setattr("mrlm_pl.evaluation.evaluate", interrupted)
+    found, out, err = mrlm(
+        "eval", "--model", str(model_folder), "--environment", "parrot", "-n", "4", "--output", "e.json"
+    )
+    assert (found, out) == (status, "")
+    assert f"{name} has ended eval; nothing was written; start again with `mrlm eval --model" in err
+    assert "Traceback" not in err
+    assert not list(Path().glob("*e.json*"))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_agents_and_policies_are_reported(mrlm, recorded):

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from mrlm_pl.algorithms import SFT
 from mrlm_pl.data import TrajectoryDataModule
 from mrlm_pl.data.fixed_data import EpochStream, FixedDataModule
-from mrlm_pl.data.trajectory_module import demonstration_rows
+from mrlm_pl.data.trajectory_module import _read, demonstration_rows
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import ChatFormat, Policy
@@ -36,6 +36,15 @@ def test_a_chat_trains_on_the_assistants_words_and_the_end_token() -> None:
     assert TOKENIZER.decode(row.token_ids) == "<|user|>2+2?<|end|><|assistant|>4<|end|>"
     trained = [token for token, action in zip(row.token_ids, row.action_mask, strict=True) if action]
     assert TOKENIZER.decode(trained) == "4<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"), [("2+2?", chat("a", "b")["messages"]), (chat("a", "b")["messages"], "4")]
+)
+def test_text_beside_messages_is_named_as_such(tmp_path: Path, prompt: Any, completion: Any) -> None:
+    file = write(tmp_path / "rows.jsonl", [{"prompt": prompt, "completion": completion}])
+    with pytest.raises(DataError, match="row 1: prompt and completion must both be text, or both lists"):
+        _read(file, "train", None)
 
 
 def test_every_assistant_turn_of_a_chat_counts_once() -> None:
