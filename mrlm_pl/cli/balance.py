@@ -15,7 +15,7 @@ from mrlm_pl.cli.parser import CommandParser
 from mrlm_pl.cli.unfinished import unfinished
 from mrlm_pl.data.answer_rows import Answer, read_answers
 from mrlm_pl.data.balancing import BalancedAnswers, balance
-from mrlm_pl.data.rows import read_rows
+from mrlm_pl.data.rows import numbered_rows
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.whole_files import replacing, write_json
 
@@ -119,7 +119,7 @@ def _read(sources: Sequence[str], references: Sequence[str]) -> tuple[list[Answe
     answers = [answer for some, _ in found for answer in some]
     tasks = {answer.question: answer.task for answer in answers}
     for source in references:
-        for number, row in enumerate(read_rows(source, "train", ("question", "answer")), start=1):
+        for number, row in numbered_rows(source, "train", ("question", "answer")):
             if not isinstance(row["question"], str) or not isinstance(row["answer"], str):
                 raise DataError(f"{source}, row {number}: 'question' and 'answer' must be texts")
             if row["question"] in tasks:

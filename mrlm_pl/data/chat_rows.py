@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.data.episode_files import read_episodes
-from mrlm_pl.data.rows import read_rows
+from mrlm_pl.data.rows import numbered_rows
 from mrlm_pl.episode import ROLES, Episode, Message, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.policy import ChatFormat, Conversation
@@ -17,8 +17,8 @@ DEMONSTRATOR = "demonstrator"
 """Agent of the rows that nobody played."""
 
 
-def read_examples(source: str, split: str) -> tuple[list[dict[str, Any]], list[Episode]]:
-    """The data rows of a source, or else the episodes that it holds; failed episodes are left out.
+def read_examples(source: str, split: str) -> tuple[list[tuple[int, dict[str, Any]]], list[Episode]]:
+    """The data rows of a source with their numbers, or else the episodes that it holds; failed episodes are left out.
 
     Args:
         source: what :func:`mrlm_pl.data.read_rows` reads, or a run's folder of episodes.
@@ -30,10 +30,10 @@ def read_examples(source: str, split: str) -> tuple[list[dict[str, Any]], list[E
     if Path(source).expanduser().is_dir():
         episodes = list(read_episodes(Path(source).expanduser()))
     else:
-        rows = read_rows(source, split, ())
-        if not any("trajectories" in row for row in rows):
+        rows = numbered_rows(source, split, ())
+        if not any("trajectories" in row for _, row in rows):
             return rows, []
-        episodes = [_episode(source, number, row) for number, row in enumerate(rows, start=1)]
+        episodes = [_episode(source, number, row) for number, row in rows]
     found = [episode for episode in episodes if not episode.failed]
     if not found:
         raise DataError(f"all {len(episodes)} episodes of {source} failed; there is nothing to learn from")

@@ -59,7 +59,7 @@ class JointPreferenceDataModule(PreferenceDataModule):
                     "data.reward_gap"
                 )
             return list(pairs)
-        return [_parts(row, f"{source}, row {number}") for number, row in enumerate(rows, start=1)]
+        return [_parts(row, f"{source}, row {number}") for number, row in rows]
 
     def row_pair(self, example: Any, where: str) -> RowPair:
         chosen: list[Trajectory] = []

@@ -351,7 +351,7 @@ def _read_pairs(source: str, split: str, reward_gap: float) -> list[Mapping[str,
             )
         return list(pairs)
     made: list[Mapping[str, Any] | PlayedPair] = []
-    for number, row in enumerate(rows, start=1):
+    for number, row in rows:
         fault = pair_fault(row)
         if fault:
             raise DataError(

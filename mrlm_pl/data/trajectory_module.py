@@ -137,7 +137,7 @@ def demonstration_rows(example: Mapping[str, Any] | Episode, chat: ChatFormat, p
 
 def _read(source: str, split: str, filter_reward: float | None) -> Sequence[Mapping[str, Any] | Episode]:
     rows, episodes = read_examples(source, split)
-    for number, row in enumerate(rows, start=1):
+    for number, row in rows:
         fault = _fault(row)
         if fault:
             raise DataError(
@@ -147,7 +147,7 @@ def _read(source: str, split: str, filter_reward: float | None) -> Sequence[Mapp
     kept = [episode for episode in episodes if filter_reward is None or episode.reward >= filter_reward]
     if episodes and not kept:
         raise DataError(f"{source}: no episode has a reward of {filter_reward} or more; lower data.filter_reward")
-    return kept or rows
+    return kept or [row for _, row in rows]
 
 
 def _fault(row: Mapping[str, Any]) -> str | None:

@@ -10,8 +10,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from mrlm_pl.algorithms import SFT
-from mrlm_pl.data import TrajectoryDataModule
+from mrlm_pl.data import JointPreferenceDataModule, TrajectoryDataModule
 from mrlm_pl.data.fixed_data import EpochStream, FixedDataModule
+from mrlm_pl.data.preference_module import _read_pairs
 from mrlm_pl.data.trajectory_module import _read, demonstration_rows
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.losses import BatchTotals
@@ -45,6 +46,18 @@ def test_text_beside_messages_is_named_as_such(tmp_path: Path, prompt: Any, comp
     file = write(tmp_path / "rows.jsonl", [{"prompt": prompt, "completion": completion}])
     with pytest.raises(DataError, match="row 1: prompt and completion must both be text, or both lists"):
         _read(file, "train", None)
+
+
+def test_a_bad_row_after_empty_lines_has_the_number_of_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n" + json.dumps(chat("a", "b")) + "\n\n" + json.dumps({"prompt": "", "completion": "b"}) + "\n")
+    with pytest.raises(DataError, match="row 4: the prompt is empty"):
+        _read(str(file), "train", None)
+    file.write_text("\n" + json.dumps({"prompt": "a", "chosen": "b"}) + "\n")
+    with pytest.raises(DataError, match="row 2: it lacks the field 'rejected'"):
+        _read_pairs(str(file), "train", 0.0)
+    with pytest.raises(DataError, match="row 2"):
+        JointPreferenceDataModule(str(file)).read_pairs(str(file), "train")
 
 
 def test_every_assistant_turn_of_a_chat_counts_once() -> None:
