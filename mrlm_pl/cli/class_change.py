@@ -14,6 +14,9 @@ from jsonargparse import Namespace
 from mrlm_pl.cli.plugins import nearest
 from mrlm_pl.errors import ConfigurationError
 
+OWN_PACKAGES = ("mrlm_pl.", "mrlm_environments.", "mrlm_callbacks.")
+"""Packages whose classes a configuration may name without a path."""
+
 
 @dataclass(frozen=True)
 class LostSetting:
@@ -40,9 +43,11 @@ class LostSetting:
             fault = f"{new} does not accept {_shown(self.value)}, which was set for {old}"
         else:
             near = nearest(self.key, self.accepted)
-            hint = f" (did you mean {near!r}?)" if near else f" (it accepts: {', '.join(self.accepted)})"
+            accepted = f" (it accepts: {', '.join(self.accepted)})" if self.accepted else " (it has no settings)"
+            hint = f" (did you mean {near!r}?)" if near else accepted
             fault = f"{new} has no {self.key!r}{hint}, which was set to {_shown(self.value)} for {old}"
-        option = f"--{place or 'KEY'} '{{class_path: {new}, init_args: {{}}}}'"
+        named = new if self.new.startswith(OWN_PACKAGES) else self.new  # other classes are found by their path alone
+        option = f"--{place or 'KEY'} '{{class_path: {named}, init_args: {{}}}}'"
         return f"{key}: {fault}; remove it, or drop what {new} does not take of {old}'s settings with `{option}`"
 
 

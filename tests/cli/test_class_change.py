@@ -98,3 +98,23 @@ def test_the_defaults_in_a_run_s_own_configuration_do_not_bind_another_class(fit
     assert status == 0, err
     assert "GRPO does not take" in err
     assert "gamma" in err
+
+
+def test_the_advice_names_a_class_of_the_working_folder_by_its_path(fit, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    Path("own_plain.py").write_text(
+        "from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment\n\n\n"
+        "class Plain(SingleAgentEnvironment):\n"
+        "    name = 'plain'\n\n"
+        "    def tasks(self, split):\n        return DatasetTasks(self.name, split, [{'q': split}])\n\n"
+        "    def begin(self, task):\n        return task.data['q']\n\n"
+        "    def reply(self, message):\n        return Outcome({'right': 1.0})\n"
+    )
+    status, _, err = fit("--data.environment", "own_plain.Plain")
+    assert status == 2
+    assert "Plain has no 'kinds' (it has no settings)" in err
+    advised = "--data.environment={class_path: own_plain.Plain, init_args: {}}"
+    assert f"`{advised.replace('=', ' ' + chr(39), 1)}'`" in err
+    status, out, err = fit(advised)
+    assert status == 0, err
+    assert yaml.safe_load(out)["data"]["init_args"]["environment"] == {"class_path": "own_plain.Plain"}
