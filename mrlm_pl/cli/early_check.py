@@ -25,6 +25,12 @@ FOLDERS = {"model": "algorithms", "data": "data"}
 KINDS = {"model": "algorithm", "data": "data module"}
 OWN_PLUGINS = ("mrlm_environments", "mrlm_callbacks")
 POLICY = PACKAGE / "policy" / "hf.py"
+NESTED = {
+    "policies": ("Policy", POLICY, 3),
+    "sampling": ("Sampling", PACKAGE / "engines" / "base.py", 2),
+    "validation_sampling": ("Sampling", PACKAGE / "engines" / "base.py", 2),
+}
+"""Settings that hold settings: their class, its file and how many parts its keys have, these settings' own included."""
 TRAINER = "pytorch/trainer/trainer.py"
 _Given = tuple[tuple[str, ...], Any]
 _STRUCTURE = ("class_path", "init_args", "dict_kwargs")
@@ -139,11 +145,11 @@ def _check_class(
     for key in [key[len(place) :] for key, _ in given if key[: len(place)] == place and len(key) > len(place)]:
         if known and key[0] not in known:
             raise ConfigurationError(_unknown(f"{path}.{key[0]}", name, key[0], known) + _place((*place, *key), files))
-        if key[0] == "policies" and len(key) == 3:
-            fields = parameters(POLICY, "Policy")
-            if fields and key[2] not in fields:
-                text = _unknown(f"{path}.policies.{key[1]}.{key[2]}", "Policy", key[2], fields)
-                raise ConfigurationError(text + _place((*place, *key), files))
+        inner, inner_file, depth = NESTED.get(key[0] if len(place) == 1 else "", ("", POLICY, 0))
+        fields = parameters(inner_file, inner) if len(key) == depth else None
+        if fields and key[-1] not in fields:
+            text = _unknown(".".join((*place, *key)), inner, key[-1], fields)
+            raise ConfigurationError(text + _place((*place, *key), files))
 
 
 def _unknown(place: str, name: str, key: str, known: Sequence[str]) -> str:
@@ -169,6 +175,8 @@ def parameters(file: Path, name: str) -> tuple[str, ...] | None:
         own = [item.arg for item in (*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs)][1:]
         if made.args.kwarg is None:
             return tuple(own)
+    if made is None and any("dataclass" in ast.unparse(item) for item in found.decorator_list) and not found.bases:
+        return tuple(str(ast.unparse(item.target)) for item in found.body if isinstance(item, ast.AnnAssign))
     bases = [base.id for base in found.bases if isinstance(base, ast.Name)]
     if len(bases) != len(found.bases) or not bases:
         return None
@@ -222,7 +230,7 @@ def _flattened(path: tuple[str, ...], value: Any) -> Iterator[_Given]:
         value = value["init_args"] or {}
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if len(path) == 1 or (path[1] in ("policies", "environment") and len(path) == 2):
+            if len(path) == 1 or (path[1] in (*NESTED, "environment") and len(path) == 2):
                 yield from _flattened((*path, str(key)), inner)
             else:
                 yield (*path, str(key)), inner

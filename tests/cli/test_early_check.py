@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
-from mrlm_pl.cli.early_check import FOLDERS, PACKAGE, POLICY, check, parameters
+from mrlm_pl.cli.early_check import FOLDERS, NESTED, PACKAGE, POLICY, check, parameters
 from mrlm_pl.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +22,7 @@ TYPOS = {
     "--config=configs/quikstart.yaml": "did you mean 'configs/quickstart.yaml'?",
     "--model.clip_loww": "'clip_low'",
     "--model.policies.main.lerning_rate": "'learning_rate'",
+    "--data.sampling.temprature": "'temperature'",
     "--data.grups": "'groups'",
     "--trainer.max_epoch": "'--trainer.max_epochs'",
 }
@@ -90,6 +91,13 @@ def test_the_source_has_a_policy_s_parameters() -> None:
     from mrlm_pl.policy import Policy
 
     assert parameters(POLICY, "Policy") == tuple(inspect.signature(Policy).parameters)
+
+
+def test_the_source_has_the_fields_of_sampling() -> None:
+    from mrlm_pl.engines import Sampling
+
+    name, file, _ = NESTED["sampling"]
+    assert parameters(file, name) == tuple(inspect.signature(Sampling).parameters)
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.stem)
