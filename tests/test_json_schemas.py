@@ -58,7 +58,6 @@ def test_the_check_of_a_schema_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_schemas, "SCHEMA_SECONDS", 0.05)
     large = {"anyOf": [{"prefixItems": [{}] * 50}] * 200}
     assert "could not be checked within 0.05 s" in (schema_fault(large) or "")
-    assert "could not be checked" in (schema_fault(of({"pattern": "a"}) | {"$defs": large}) or "")
 
 
 @pytest.mark.parametrize(
