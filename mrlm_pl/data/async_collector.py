@@ -139,7 +139,6 @@ class AsyncCollector:
         Raises:
             RolloutError: no episode has moved for a long time.
         """
-        self.players.begin(self.algorithm, iteration, version)
         self.players.publish(self.algorithm, version)
         self.lags.published(iteration, version)
         if self._training is None:  # an engine with weights knows whether it takes pieces

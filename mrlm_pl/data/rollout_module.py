@@ -364,6 +364,8 @@ class RolloutDataModule(LightningDataModule):
         started = time.perf_counter()
         own = self._own_groups()
         self.tasks.plan_until(self.iteration, self._furthest(), self.groups)
+        # Outside of what SIGTERM interrupts: a checkpoint has all snapshots that are due, or none.
+        self.players.begin(self._algorithm(), self.iteration, self._version())
         with ended_by_sigterm(self._trainer()):
             collected = self._ready_collector(own).collect(self.iteration, self._version(), own)
         seconds = collected.seconds or time.perf_counter() - started

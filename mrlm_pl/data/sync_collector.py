@@ -100,7 +100,6 @@ class SyncCollector:
             SIGTERMException: on all ranks, when SIGTERM has interrupted one of them.
         """
         collected, stopped = Collected(), False
-        self.players.begin(self.algorithm, iteration, version)
         if self.algorithm.uses_greedy_baseline:
             specs = [greedy_spec(self.plan, iteration, group) for group in groups]
             try:

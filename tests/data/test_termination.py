@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.algorithms import REINFORCE
 from mrlm_pl.cli.run_outputs import LastCheckpoint
+from mrlm_pl.cross_policy import CrossPolicy
 from mrlm_pl.data import RolloutDataModule, sync_collector
 from mrlm_pl.data.sync_collector import SyncCollector
 from mrlm_pl.data.termination import EndTogether, ended_by_sigterm, leaving_at_sigterm
@@ -28,6 +29,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Observations, Step
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.snapshot import Snapshot
 from tests.conftest import EchoEnvironment
 from tests.data.test_rollout_module import fingerprint, make
 
@@ -131,6 +133,24 @@ def test_credit_that_is_interrupted_leaves_no_trace(model_folder: Path, quiet_tr
     quiet_trainer().fit(resumed, data, ckpt_path=tmp_path / "last.ckpt")
     assert resumed.progress() == whole.progress()
     assert fingerprint(resumed) == fingerprint(whole)
+
+
+def test_snapshots_are_taken_together(model_folder: Path, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = Snapshot.take
+
+    def interrupted(snapshot: Snapshot, policy: Policy, version: int) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        take(snapshot, policy, version)
+
+    monkeypatch.setattr(Snapshot, "take", interrupted)
+    stale = CrossPolicy(snapshots=1, refresh=2)
+    grpo = {"recompute_old_logp": False}
+    algorithm, data = make(model_folder, EchoEnvironment(), grpo, iterations=3, cross_policy=stale)
+    with pytest.raises(SIGTERMException):
+        quiet_trainer().fit(algorithm, data)
+    state = data.state_dict()["stale"]
+    assert state["iteration"] == data.iteration == 2
+    assert [slot["version"] for slot in state["slots"]["main"]] == [2]
 
 
 class EndsInsideAnUpdate(Callback):
@@ -326,7 +346,6 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
             return []
 
         players = SimpleNamespace(
-            begin=lambda *arguments: None,
             player=lambda *arguments: SimpleNamespace(play_blocking=play_blocking),
             with_current_weights=with_current_weights,
         )
