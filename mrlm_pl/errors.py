@@ -7,7 +7,7 @@ mean that the user's input is at fault: the command line answers them with exit 
 from __future__ import annotations
 
 DEBUG_VARIABLE = "MRLM_DEBUG"
-"""Environment variable: set to anything, errors that are otherwise told in one message come with their traceback."""
+"""Environment variable: set to anything, errors that are otherwise reported in one line come with their traceback."""
 
 
 class MRLMError(Exception):

@@ -1,10 +1,10 @@
-"""Settings given in Python as a mapping, as a configuration file has them."""
+"""Settings given in Python as a mapping, as a configuration file has them, and the rule that seats agents."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from mrlm_pl.errors import ConfigurationError
@@ -38,3 +38,16 @@ def as_settings(cls: type[T], value: Any, name: str) -> T:
             hint = f"did you mean {near[0]!r}? It" if near else "it"
             raise ConfigurationError(f"{name}.{key}: {cls.__name__} has no {key!r}; {hint} accepts: {', '.join(known)}")
     return cls(**value)
+
+
+def seated_policy(agent: str, seats: Mapping[str, str], policies: Collection[str]) -> str | None:
+    """Return the policy that decides for an agent: its seat's, else the only one, else that of its name; else None.
+
+    >>> seated_policy("critic", {}, ["main"]), seated_policy("critic", {}, ["solver", "main"])
+    ('main', None)
+    """
+    if agent in seats:
+        return seats[agent]
+    if len(policies) == 1:
+        return next(iter(policies))
+    return agent if agent in policies else None

@@ -29,7 +29,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.held_passes import bounded_together
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
 from mrlm_pl.resume import ExactResume
-from mrlm_pl.settings import as_settings
+from mrlm_pl.settings import as_settings, seated_policy
 from mrlm_pl.strategies import data_parallel_rank
 from mrlm_pl.turn_tree import TurnTree
 
@@ -243,12 +243,9 @@ class Algorithm(ReferenceUse, ABC):
         Raises:
             ConfigurationError: the agent has no seat and there are several policies to choose from.
         """
-        if agent in self.seats:
-            return self.seats[agent]
-        if len(self.policies) == 1:
-            return next(iter(self.policies))
-        if agent in self.policies:
-            return agent
+        policy = seated_policy(agent, self.seats, self.policies)
+        if policy is not None:
+            return policy
         alike = [
             f"{name!r} and {near[0]!r} may be one name, misspelled; otherwise "
             for name in self.policies

@@ -102,7 +102,7 @@ class MAPoRL(IPPO):
             raise ConfigurationError(f"gamma is {gamma!r}; it must be between 0 and 1")
         amounts = dict(zip(INCENTIVES, (alpha0, alpha1, beta0, beta1), strict=True))
         probe = [{"a": 1.0}]
-        influence_rewards(probe, gamma, reward, horizon)  # a mistake is told now
+        influence_rewards(probe, gamma, reward, horizon)  # a mistake raises now
         incentives(probe, **amounts)
         if critic_reads not in ("debate", "answer"):
             raise ConfigurationError(f"critic_reads is {critic_reads!r}; it must be debate or answer")

@@ -59,7 +59,7 @@ def short_class_names() -> Iterator[list[UnknownName]]:
     def resolve(base: type | tuple[type, ...], name: str) -> str:
         name = dotted_path(name)
         if "." in name:
-            found = imported(name)  # what is wrong is told with its place, which the library drops
+            found = imported(name)  # the message has the place, which the library drops
             missing = sorted(getattr(found, "__abstractmethods__", ()))
             if missing:
                 raise ImportError(f"{name} does not define {', '.join(missing)}; add what is missing{place_of(found)}")

@@ -1,4 +1,4 @@
-"""The YAML files of ``--config``, read once before the parser: what is wrong with them is told with file and line."""
+"""The YAML files of ``--config``, read once before the parser; mistakes are reported with file and line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Answers the commonest typos before torch is imported: names and keys of trainer, algorithm, data and policies.
 
 Class signatures are read from their source, which takes a tenth of the time that importing them does. What cannot be
-told for certain from the source (a class from elsewhere, ``**kwargs`` without a known base) is left to the parser.
+known for certain from the source (a class from elsewhere, ``**kwargs`` without a known base) is left to the parser.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _place(key: Sequence[str], files: Sequence[Path]) -> str:
 
 
 def parameters(file: Path, name: str) -> tuple[str, ...] | None:
-    """The names of a class's parameters, those that it passes on to its bases included; None if they cannot be told."""
+    """Return the parameters of a class, with those that it passes on to its bases; None if the source does not say."""
     classes = _classes(file)
     found = classes.get(name)
     if found is None:

@@ -12,6 +12,7 @@ import yaml
 
 from mrlm_pl.cli.plugins import environments_by_name, import_environment
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import seated_policy
 
 SINGLE = "main"
 """Name of the policy when a model, rather than a run, is evaluated."""
@@ -85,12 +86,9 @@ class RecordedRun:
         Raises:
             ConfigurationError: several policies could.
         """
-        if agent in self.seats:
-            return self.seats[agent]
-        if len(self.policies) == 1:
-            return next(iter(self.policies))
-        if agent in self.policies:
-            return agent
+        policy = seated_policy(agent, self.seats, self.policies)
+        if policy is not None:
+            return policy
         raise ConfigurationError(
             f"agent {agent!r} has no seat among the policies {sorted(self.policies)}; "
             f'bind it with `--seats \'{{"{agent}": "POLICY"}}\'`'

@@ -101,7 +101,7 @@ class Policy(nn.Module):
         if served_by is not None:
             from mrlm_pl.remote.served_policies import check_place
 
-            check_place(served_by)  # a mistake is told now
+            check_place(served_by)  # a mistake raises now
         self.served_by = served_by
         self.max_forward_tokens, self.lora, self.gradient_checkpointing = (
             max_forward_tokens,
