@@ -170,8 +170,8 @@ FILES = {
     ),
     "algorithm key": ("model:\n  class_path: GRPO\n  init_args:\n    clip_loww: 3\n", "(wrong.yaml, line 4)"),
     "policy as text": (
-        "model:\n  class_path: GRPO\n  init_args:\n    policies:\n      main: builtin:tiny\n",
-        "write `{model: builtin:tiny}` for 'builtin:tiny' (wrong.yaml, line 4)",
+        "model:\n  class_path: GRPO\n  init_args:\n    policies:\n      main: gpt2\n",
+        "write `{model: gpt2}` for 'gpt2' (wrong.yaml, line 4)",
     ),
     "number for settings": (
         "model:\n  class_path: GRPO\n  init_args:\n    correction: 1.0e9\n",
