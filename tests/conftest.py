@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,12 @@ import pytest
 
 from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment, TaskSource
 from mrlm_pl.episode import Message, Task
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C be heard: what a shell starts in its background ignores it, and so would all that is tested."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class EchoEnvironment(SingleAgentEnvironment):

@@ -50,7 +50,7 @@ from mrlm_pl.cli.run_outputs import (
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.termination import EndTogether
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs import PolicySummary, RunProgress, run_summary
+from mrlm_pl.runs import BatchCount, PolicySummary, RunProgress, run_summary
 
 FSDP_CLASS = "mrlm_pl.strategies.FSDP"
 OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines", "mrlm_pl.remote")
@@ -206,6 +206,8 @@ class RunCommand(LightningCLI):
         """Say where the run is and what to do next."""
         if self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             assert self.folder is not None
+            if self.folder.checkpoint is not None and not self.batches.count:
+                print("mrlm: nothing was trained: the run was complete; raise trainer.max_epochs to train further")
             print(run_summary(self.folder.path, played=isinstance(self.datamodule, RolloutDataModule)))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -227,7 +229,8 @@ class RunCommand(LightningCLI):
             everything.append(PredictedEpisodes())
         if self.stage == "fit":
             everything.append(EndTogether())  # checkpoint callbacks come after it, wherever they are
-            everything += own_displays(config, everything)
+            self.batches = BatchCount()
+            everything += [self.batches, *own_displays(config, everything)]
         if config["barebones"]:
             config = {**config, "log_every_n_steps": None}  # the trainer refuses to be told how often not to log
         if config["enable_checkpointing"] is False or config["barebones"]:

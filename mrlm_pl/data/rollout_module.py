@@ -262,6 +262,7 @@ class RolloutDataModule(LightningDataModule):
             "ahead": at_first_rank(ahead),
             "stale": None if self.stale is None else self.stale.state(),
             "shape": self._shape(),
+            "iterations": self.iterations,
             "tasks": self.tasks.state(),
             "totals": self.totals.state(),
             "verifiers": self._verifiers.state(),
@@ -269,6 +270,13 @@ class RolloutDataModule(LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.iteration, self.position = state_dict["iteration"], state_dict["position"]
+        before = state_dict.get("iterations", self.iterations)
+        if self.iterations != before and self.iteration >= before:
+            raise ConfigurationError(
+                f"data.iterations is {self.iterations}, but the checkpoint has completed an epoch of {before} "
+                f"iterations, which the trainer counts by; resume with data.iterations {before}, and raise "
+                "trainer.max_epochs to train further"
+            )
         self.tasks.load(state_dict.get("tasks"))
         self.totals.load(state_dict.get("totals"))
         self._verifiers.load(state_dict.get("verifiers"))

@@ -2,6 +2,6 @@
 
 from mrlm_pl.runs.model_summary import PolicySummary
 from mrlm_pl.runs.progress import RunProgress
-from mrlm_pl.runs.summary import run_summary
+from mrlm_pl.runs.summary import BatchCount, run_summary
 
-__all__ = ["PolicySummary", "RunProgress", "run_summary"]
+__all__ = ["BatchCount", "PolicySummary", "RunProgress", "run_summary"]

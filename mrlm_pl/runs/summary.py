@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback
 
 _FILES = {
     "policies": "trained models, each a Hugging Face folder",
@@ -12,6 +15,16 @@ _FILES = {
     "tensorboard": "the same for TensorBoard",
     "config.yaml": "the whole configuration",
 }
+
+
+class BatchCount(Callback):
+    """Counts the batches that this process trains on: none where a complete run is resumed."""
+
+    count = 0
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Count a batch."""
+        self.count += 1
 
 
 def run_summary(folder: str | Path, played: bool = True) -> str:

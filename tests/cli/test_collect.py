@@ -198,8 +198,6 @@ def test_temperatures_that_say_nothing_clear_are_refused(collect):
 def test_a_signal_ends_it_in_order_and_the_same_command_continues(collect, monkeypatch, number, status, name):
     import signal
 
-    # What runs in the background of a shell ignores SIGINT, and so do the tests there.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     add = command.Progress.add
 
     def interrupted(self, episodes, kept):
@@ -214,7 +212,7 @@ def test_a_signal_ends_it_in_order_and_the_same_command_continues(collect, monke
     monkeypatch.setattr(command.Progress, "add", add)
     collect("-n", "12", "--output", "a.jsonl")
     assert len(Path("a.jsonl").read_text().splitlines()) == 12
-    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_second_interrupt_ends_the_process_at_once():

@@ -73,6 +73,16 @@ def test_the_loggers_have_the_hyper_parameters(mrlm) -> None:
     assert "mrlm: the run is in runs/toy" in out
 
 
+def test_a_complete_run_that_is_resumed_says_that_nothing_was_trained(mrlm) -> None:
+    Path("toy.yaml").write_text(yaml.safe_dump(TOY))
+    status, out, err = mrlm("fit", "--config", "toy.yaml")
+    assert (status, "nothing was trained" in out) == (0, False), err
+    status, out, err = mrlm("train", "--output", "runs/toy", "--resume")
+    assert (status, "nothing was trained" in out) == (0, True), err
+    status, out, err = mrlm("train", "--output", "runs/toy", "--resume", "--trainer.max_epochs", "2")
+    assert (status, "nothing was trained" in out) == (0, False), err
+
+
 def test_bars_and_summaries_can_be_switched_off(mrlm) -> None:
     Path("toy.yaml").write_text(yaml.safe_dump(TOY))
     off = ("--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false")
