@@ -372,6 +372,7 @@ class Algorithm(ReferenceUse, ABC):
                 )
             part = group["name"].removeprefix(group["policy"]).replace("/", "_")
             self.log(self.metric_name(f"grad_norm{part}", group["policy"]), norm, batch_size=1)
+            self.log(self.metric_name(f"learning_rate{part}", group["policy"]), group["lr"], batch_size=1)
 
     def configure_gradient_clipping(
         self,
