@@ -94,7 +94,7 @@ RANDOM = {
         "echo $RANDOM > ~/number; chmod 400 ~/number; ln -s number ~/link\n"
         "mkfifo ~/pipe; chmod 700 ~/d; touch -d 2020-01-02 ~/d"
     },
-    "start": "sleep 60 &",
+    "start": "sleep 60 & until pgrep sleep; do :; done",
     "evaluation": {
         "check": [None, {"file": "check/string-match.py"}],
         "example": "ls ~/d | wc -l; cat ~/link; stat -c '%a %Y' ~/number ~/d; ls ~; touch ~/d/late; pgrep -c sleep",
