@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.nearest import nearest
 
 T = TypeVar("T")
 
@@ -34,8 +34,8 @@ def as_settings(cls: type[T], value: Any, name: str) -> T:
     known = list(inspect.signature(cls).parameters)
     for key in value:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]!r}? It" if near else "it"
+            near = nearest(str(key), known)
+            hint = f"did you mean {near!r}? It" if near else "it"
             raise ConfigurationError(f"{name}.{key}: {cls.__name__} has no {key!r}; {hint} accepts: {', '.join(known)}")
     return cls(**value)
 

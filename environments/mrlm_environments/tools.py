@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 import unicodedata
@@ -28,6 +27,7 @@ from mrlm_pl.environment import (
 )
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.nearest import nearest
 from mrlm_pl.number_answers import equal_answers, number_value
 from mrlm_pl.tools import (
     MalformedCall,
@@ -279,8 +279,8 @@ def _built(item: Tool | ToolSet | str) -> Tool | ToolSet:
     if not isinstance(item, str):
         return item
     if item not in BUILT_IN:
-        near = difflib.get_close_matches(item, BUILT_IN, n=1)
-        hint = f"did you mean {near[0]!r}? Known are" if near else "known are"
+        near = nearest(item, BUILT_IN)
+        hint = f"did you mean {near!r}? Known are" if near else "known are"
         raise ConfigurationError(f"tools: there is no tool {item!r}; {hint}: {', '.join(BUILT_IN)}")
     module, _, name = BUILT_IN[item].rpartition(".")
     made: Tool = getattr(importlib.import_module(module), name)()

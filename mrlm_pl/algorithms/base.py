@@ -25,6 +25,7 @@ from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError
+from mrlm_pl.nearest import nearest
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.held_passes import bounded_together
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
@@ -81,8 +82,8 @@ class Algorithm(ReferenceUse, ABC):
             raise ConfigurationError(f"none of the policies {sorted(policies)} is trained; set `trained: true` for one")
         for agent, policy in (seats or {}).items():
             if policy not in policies:
-                near = difflib.get_close_matches(policy, policies, n=1)
-                hint = f"did you mean {near[0]!r}? The policies" if near else "policies"
+                near = nearest(policy, policies)
+                hint = f"did you mean {near!r}? The policies" if near else "policies"
                 raise ConfigurationError(
                     f"seat {agent!r} names policy {policy!r}, which does not exist; {hint} are {sorted(policies)}"
                 )
@@ -166,8 +167,8 @@ class Algorithm(ReferenceUse, ABC):
         """
         for agent in self.seats:
             if agent not in agents:
-                near = difflib.get_close_matches(agent, agents, n=1)
-                hint = f"did you mean {near[0]!r}? The" if near else "the"
+                near = nearest(agent, agents)
+                hint = f"did you mean {near!r}? The" if near else "the"
                 raise ConfigurationError(
                     f"seats: {agent!r} is no agent of this run; {hint} agents are {sorted(agents)}"
                 )
@@ -178,8 +179,8 @@ class Algorithm(ReferenceUse, ABC):
             if not self.policy(name).trained:
                 logger.warning("policy %r decides for no agent; name it in `seats`, or leave it out", name)
                 continue
-            near = difflib.get_close_matches(name, used, n=1)
-            hint = f"did you mean {near[0]!r}? Otherwise name" if near else "name"
+            near = nearest(name, used)
+            hint = f"did you mean {near!r}? Otherwise name" if near else "name"
             raise ConfigurationError(
                 f"policies: {name!r} decides for no agent, so nothing would train it; {hint} it in `seats`, or leave "
                 f"it out; the policies in seats are {sorted(used)}"

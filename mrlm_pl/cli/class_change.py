@@ -11,8 +11,8 @@ from typing import Any
 import jsonargparse._typehints as jsonargparse_types
 from jsonargparse import Namespace
 
-from mrlm_pl.cli.plugins import nearest
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.nearest import nearest
 
 OWN_PACKAGES = ("mrlm_pl.", "mrlm_environments.", "mrlm_callbacks.")
 """Packages whose classes a configuration may name without a path."""

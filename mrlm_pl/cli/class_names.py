@@ -9,8 +9,9 @@ from typing import Any
 
 import jsonargparse._typehints as jsonargparse_types
 
-from mrlm_pl.cli.plugins import class_path, dotted_path, environments_by_name, imported, nearest, subclasses
+from mrlm_pl.cli.plugins import class_path, dotted_path, environments_by_name, imported, subclasses
 from mrlm_pl.environment import Environment, place_of
+from mrlm_pl.nearest import nearest
 
 MOST_NAMES = 20
 """More names than this are not listed when one of them is near."""

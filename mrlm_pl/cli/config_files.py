@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from mrlm_pl.cli.plugins import nearest
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.nearest import nearest
 
 _OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")

@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 from mrlm_pl.cli.config_files import check_exist, check_files, config_files, place_of_key
-from mrlm_pl.cli.plugins import nearest, plugin_entry_points
+from mrlm_pl.cli.plugins import plugin_entry_points
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.nearest import nearest
 
 PACKAGE = Path(__file__).parents[1]
 FOLDERS = {"model": "algorithms", "data": "data"}

@@ -26,7 +26,7 @@ from mrlm_pl.cli.changed_settings import changed_settings, check_resumable, read
 from mrlm_pl.cli.consolidate import METADATA
 from mrlm_pl.cli.interrupts import ending_in_order
 from mrlm_pl.cli.parser import ShortErrors
-from mrlm_pl.cli.plugins import load_package, load_plugins, nearest
+from mrlm_pl.cli.plugins import load_package, load_plugins
 from mrlm_pl.cli.policy_options import declare_policies
 from mrlm_pl.cli.recorded_run import latest_configuration
 from mrlm_pl.cli.run_folder import (
@@ -50,6 +50,7 @@ from mrlm_pl.cli.run_outputs import (
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.termination import EndTogether
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.nearest import nearest
 from mrlm_pl.runs import BatchCount, PolicySummary, RunProgress, run_summary
 
 FSDP_CLASS = "mrlm_pl.strategies.FSDP"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import os
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 
 from mrlm_pl.cli.interrupts import ending_in_order
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError
+from mrlm_pl.nearest import nearest
 
 COMMANDS = {
     "fit": ("mrlm_pl.cli.lightning_cli:fit", "train policies as a configuration file says"),
@@ -136,8 +136,8 @@ def _interruptible(command: str, module: str, function: str, arguments: Sequence
 def _unknown_command(command: str) -> str:
     if command.startswith("-"):
         return f"option {command!r} must follow a command, as in `mrlm fit {command} ...`"
-    near = difflib.get_close_matches(command, COMMANDS, n=1)
-    hint = f"did you mean {near[0]!r}? Commands" if near else "commands"
+    near = nearest(command, COMMANDS)
+    hint = f"did you mean {near!r}? Commands" if near else "commands"
     return f"there is no command {command!r}; {hint} are: {', '.join(COMMANDS)}"
 
 

@@ -18,9 +18,10 @@ from jsonargparse._typehints import NestedArg
 from mrlm_pl.cli.class_change import lost_settings, option_key, refuse_lost
 from mrlm_pl.cli.class_names import UnknownName, short_class_names
 from mrlm_pl.cli.config_files import check_files, config_files, place_of_key
-from mrlm_pl.cli.plugins import imported, nearest
+from mrlm_pl.cli.plugins import imported
 from mrlm_pl.environment import place_of, place_of_error
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError
+from mrlm_pl.nearest import nearest
 
 _NOISE = re.compile(
     r"Does not validate against any|Subtypes: |Errors:$|Given value|Subclass types expect|- a (class path|dict)|"

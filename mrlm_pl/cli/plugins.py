@@ -8,14 +8,13 @@ their path. Ours are found in the same way. A class of the working folder is nam
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 from mrlm_pl.environment import Environment, place_of_error
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.nearest import nearest
 
 GROUP = "mrlm_pl.plugins"
 ENVIRONMENTS = "environments"
@@ -31,17 +31,6 @@ ENVIRONMENTS = "environments"
 
 REMOTE = "mrlm_pl.remote"
 """Our own package of environments: that of servers. It has a class name and no short name, which is the server's."""
-
-SYNONYMS = {
-    "beta": "kl_coefficient",
-    "discount": "gamma",
-    "epsilon": "clip_low",
-    "gae_lambda": "lam",
-    "lr": "learning_rate",
-    "share": "reward",
-    "whiten": "whiten_advantages",
-}
-"""Names that other frameworks, or earlier versions, give to our settings."""
 
 _IN_FILE = re.compile(r"(.+\.py):([A-Za-z_]\w*)$")
 
@@ -225,26 +214,6 @@ def class_path(cls: type) -> str:
         if cls.__name__ in getattr(package, "__all__", ()):
             return f"{package.__name__}.{cls.__name__}"
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that begins with ``name``, means the same, looks like it or ends with it, in this order, or None.
-
-    Upper and lower case are alike.
-
-    >>> nearest("mathenvironmet", ["MathEnvironment", "math", "code"])
-    'MathEnvironment'
-    >>> nearest("clip", ["value_clip", "lam"])
-    'value_clip'
-    >>> nearest("discount", ["joint_mode", "gamma"])
-    'gamma'
-    """
-    folded = {item.lower(): item for item in known}
-    longer = sorted((item for item in folded if name and item.startswith(name.lower())), key=len)
-    ends = [item for item in folded if item.endswith(f"_{name.lower()}")]
-    meant = [item for item in folded if item == SYNONYMS.get(name.lower())]
-    found = longer or meant or difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6) or ends
-    return folded[found[0]] if found else None
 
 
 def _exported_classes() -> Iterator[type]:

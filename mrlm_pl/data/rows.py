@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import io
 import json
@@ -14,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from mrlm_pl.environment import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.nearest import nearest_path
 
 __all__ = ["BadRows", "all_rows", "numbered_rows", "read_rows", "read_split"]
 
@@ -242,9 +242,8 @@ def _missing(path: Path) -> str:
         return f"{path} is a folder; name one file in it, such as {next(iter(sorted(_names(path))), 'rows.jsonl')}"
     if not path.parent.is_dir():
         return f"data file {path} does not exist, nor does its folder {path.parent}"
-    nearest = difflib.get_close_matches(path.name, _names(path.parent), n=1)
-    if nearest:
-        return f"data file {path} does not exist; did you mean {path.parent / nearest[0]}?"
+    if near := nearest_path(path):
+        return f"data file {path} does not exist; did you mean {near}?"
     return f"data file {path} does not exist; it is looked for in the folder {path.parent.resolve()}, check the path"
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.nearest import nearest
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def check_names(what: str, given: Sequence[str], names: Sequence[str]) -> None:
     """
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}? The" if near else "the"
+            near = nearest(name, names)
+            hint = f"did you mean {near!r}? The" if near else "the"
             raise ConfigurationError(
                 f"{what} names the environment {name!r}, which this run does not have; {hint} environments are "
                 f"{list(names)}"

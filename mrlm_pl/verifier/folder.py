@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
 from mrlm_pl.errors import PolicyError
+from mrlm_pl.nearest import nearest_path
 
 HUB_SECONDS = 5.0
 """Time for the hub to say whether it has a model."""
@@ -71,5 +71,5 @@ def _advice(folder: Path) -> str:
         return f"did you mean {str(Path('runs') / folder)!r}?"
     if not folder.parent.is_dir():
         return f"there is no folder {str(folder.parent)!r} either; check the path"
-    near = get_close_matches(folder.name, [path.name for path in folder.parent.iterdir() if path.is_dir()], n=1)
-    return f"did you mean {str(folder.parent / near[0])!r}?" if near else "check the path"
+    near = nearest_path(folder, folders=True)
+    return f"did you mean {str(near)!r}?" if near else "check the path"

@@ -16,6 +16,7 @@ LAYERS = {
     "errors": 0,
     "seeding": 0,
     "settings": 0,
+    "nearest": 0,
     "intervals": 0,
     "number_answers": 0,
     "agent_measures": 1,
