@@ -12,6 +12,7 @@ from typing import Any
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.intervals import mean_interval
+from mrlm_pl.nearest import nearest_path
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        near = nearest_path(Path(path))
+        hint = f"did you mean {str(near)!r}?" if near else "check the path"
+        raise ConfigurationError(f"report: there is no file {str(path)!r}; {hint}") from error
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"report {str(path)!r} cannot be read: {error}") from error
     if not _is_report(data) and isinstance(data, dict) and data and all(map(_is_report, data.values())):

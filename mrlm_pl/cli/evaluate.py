@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +52,8 @@ def run(arguments: Sequence[str]) -> int:
     from mrlm_pl.evaluation_comparison import compare, read_report
 
     other = read_report(options.compare, name) if options.compare else None
+    if other is not None:
+        tell_of_other_settings(read.environment_settings(), other.get("settings"), options.compare)
     sampling = sampling_of(options, model.validation_sampling)
     report = _evaluate(model, environment, name, options, sampling)
     written = {**report.to_dict(), "settings": read.environment_settings(), "sampling": asdict(sampling)}
@@ -59,7 +62,13 @@ def run(arguments: Sequence[str]) -> int:
         write_json(output, written)
     if other is not None and report.episodes:
         comparison = compare(written, other)
-        print(_comparison(comparison, options.compare))
+        print(_comparison(comparison, len(written["tasks"]), options.compare))
+        if 2 * comparison.tasks < len(written["tasks"]):
+            print(
+                f"mrlm: warning: {options.compare} has only {comparison.tasks} of the {len(written['tasks'])} tasks of "
+                "this evaluation; the comparison is of these alone",
+                file=sys.stderr,
+            )
         if output is not None:
             write_json(output, {**written, "comparison": comparison.to_dict()})
     if output is not None:
@@ -164,6 +173,24 @@ def tell_of_few(episodes: int, options: Any) -> None:
             f"{episodes}; play each task several times with --samples-per-task",
             file=sys.stderr,
         )
+
+
+def tell_of_other_settings(own: Mapping[str, Any], other: Mapping[str, Any] | None, path: str) -> None:
+    """Warn on stderr if an evaluation to compare with was played with other settings of the environment.
+
+    Args:
+        own: the environment's arguments.
+        other: those of the report at ``path``; None where it does not say.
+    """
+    own = json.loads(json.dumps(own, default=str))
+    names = sorted(own.keys() | other.keys()) if other is not None else []
+    changed = [
+        f"{name} is {json.dumps(own.get(name))} here and {json.dumps(other.get(name))} there"
+        for name in names
+        if other is not None and own.get(name) != other.get(name)
+    ]
+    if changed:
+        print(f"mrlm: warning: {path} has other environment settings: {'; '.join(changed)}", file=sys.stderr)
 
 
 @contextmanager
@@ -297,12 +324,17 @@ def _measured(measured: Measured, episodes: int) -> str:
     )
 
 
-def _comparison(found: Comparison, path: str) -> str:
+def _comparison(found: Comparison, tasks: int, path: str) -> str:
+    common = f"{found.tasks} of {tasks}" if found.tasks < tasks else f"{tasks}"
     return (
-        f"gain {found.gain:+.4f}{_interval(found.ci95)} over {path}, in {found.tasks} tasks: "
-        f"{found.own_measure} {found.own:.4f} with {found.own_decisions:g} decisions for a task, "
-        f"{found.other_measure} {found.other:.4f} with {found.other_decisions:g}"
+        f"gain {found.gain:+.4f}{_interval(found.ci95)} over {path}, in {common} tasks: "
+        f"{found.own_measure} {found.own:.4f} ({_decisions(found.own_decisions)}) against "
+        f"{found.other_measure} {found.other:.4f} ({_decisions(found.other_decisions)})"
     )
+
+
+def _decisions(number: float) -> str:
+    return f"{number:g} decision{'' if number == 1 else 's'} per task"
 
 
 def _interval(bounds: tuple[float, float] | None) -> str:

@@ -12,6 +12,7 @@ import yaml
 
 from mrlm_pl.cli.plugins import environments_by_name, import_environment
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.nearest import missing_folder
 from mrlm_pl.settings import seated_policy
 
 SINGLE = "main"
@@ -128,8 +129,11 @@ def read_run(name: str) -> RecordedRun:
     """Return what a run folder, a model folder or a hub id holds; no weights are read.
 
     Raises:
-        ConfigurationError: the run has not written its policies yet, or its configuration cannot be read.
+        ConfigurationError: there is no such folder, the run has not written its policies yet, or its configuration
+            cannot be read.
     """
+    if missing := missing_folder(name):
+        raise ConfigurationError(f"model: {missing}")
     folder = Path(name)
     if (folder / "config.json").is_file() or not folder.is_dir():
         return RecordedRun({SINGLE: {"model": name}})

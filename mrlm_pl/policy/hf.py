@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mrlm_pl.errors import PolicyError
+from mrlm_pl.nearest import missing_folder
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template
 from mrlm_pl.policy.export import write_model
 from mrlm_pl.policy.lora import (
@@ -403,8 +403,8 @@ def _resolve(model: str) -> str:
     path = Path(model).expanduser()
     if path.is_dir():
         return str(path if (path / "config.json").is_file() else _exported(model, path))
-    if model.startswith((".", "~", os.sep)) or model.count("/") > 1:
-        raise PolicyError(f"policy model folder {model!r} does not exist; check the path")
+    if missing := missing_folder(model):
+        raise PolicyError(f"policy model: {missing}")
     return model
 
 

@@ -12,6 +12,7 @@ from mrlm_pl.cli.evaluate import sampling_of
 from mrlm_pl.cli.recorded_run import RecordedRun, read_run
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.nearest import missing_folder
 
 FIELDS = {"environment", "model", "split", "seed", "episodes", "mean_reward", "ci95", "accuracy", "pass_at_k"}
 
@@ -183,12 +184,35 @@ def test_metrics_and_the_gain_over_another_evaluation_are_told(mrlm, model_folde
     assert status == 0, err
     assert "solver_2_turn_2_accuracy" in out
     gain = next(line for line in out.splitlines() if line.startswith("gain"))
-    assert "over one.json, in 4 tasks: accuracy" in gain
-    assert "with 4 decisions for a task, majority@4" in gain
+    assert "over one.json, in 4 of 6 tasks: accuracy" in gain
+    assert "(4 decisions per task) against majority@4" in gain
+    assert gain.endswith("(4 decisions per task)")
+    assert "one.json has other environment settings: max_turns is 2 here and 1 there; solvers is 2 here and 1" in err
     report = json.loads(Path("team.json").read_text())
     assert report["comparison"]["tasks"] == 4
     assert report["metrics"]["turn_2_improved"]["of"] + report["metrics"]["turn_2_declined"]["of"] == 12
-    assert "cannot be read" in mrlm("eval", *team, "--compare", "absent.json")[2]
+    other = json.loads(Path("one.json").read_text())
+    Path("few.json").write_text(json.dumps({**other, "tasks": other["tasks"][:1]}))
+    options = ("--num-episodes", "3", "--compare", "few.json")
+    assert "few.json has only 1 of the 3 tasks of this evaluation" in mrlm("eval", *team, *one[:4], *options)[2]
+
+
+def test_a_report_or_a_folder_that_does_not_exist_is_told_at_once(mrlm, evaluate, monkeypatch):
+    Path("base.json").write_text("{}")
+    for option, words in (("bsae.json", "did you mean 'base.json'?"), ("absent/x.json", "check the path")):
+        error = evaluate("--compare", option, status=2)
+        assert error == f"mrlm: error: report: there is no file {option!r}; {words}\n"
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
+    Path("runs/quickstart").mkdir(parents=True)
+    meant = "mrlm: error: model: there is no folder 'runs/quickstat'; did you mean 'runs/quickstart'?\n"
+    assert evaluate(model="runs/quickstat", status=2) == meant
+    assert mrlm("eval", "--model", "runs/quickstat")[2] == meant
+    assert missing_folder("owner/model") is None, "without a folder of the owner it may be a hub id"
+    assert missing_folder("gpt2") is None
+    assert "nor 'nowhere'" in missing_folder("./nowhere/run")
+    assert "hf download runs/xyz" in missing_folder("runs/xyz")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "cache/config.json")
+    assert missing_folder("runs/quickstat") is None
 
 
 def test_an_evaluation_of_failures_alone_ends_with_a_report(evaluate, monkeypatch, caplog):

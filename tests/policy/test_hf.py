@@ -93,9 +93,9 @@ def test_a_folder_without_tokenizer_is_refused_before_any_weights_are_read(model
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("./nowhere", "does not exist"),
+        ("./nowhere", "there is no folder"),
         ("builtin:huge", "builtin:tiny"),
-        ("/a/b/c", "does not exist"),
+        ("/a/b/c", "there is no folder"),
         ("a" * 5_000, "has 5000 characters; give a folder or a hub id"),
         ("a\0b", "is neither a folder here nor"),
     ],
