@@ -304,10 +304,20 @@ def _wrong_value(message: str, findings: Sequence[_Finding]) -> str:
     if value and "Got value" not in deepest.text:
         nested = re.match(r"NestedArg\(key='[^']*', val=(.*)\)$", value[0])
         given = f" (the value is {nested.group(1) if nested else repr(value[0])})"
-    prefix = f"{deepest.key}: " if deepest.key else ""
+    key = _with_names(deepest.key, message)
+    prefix = f"{key}: " if key else ""
     first, *others = wanted
     text = " or ".join([first, *(text.removeprefix("expected ") for text in others)])
     return f"{prefix}{text}{given}{_nearest_value(same[0])}"
+
+
+def _with_names(key: str, message: str) -> str:
+    """The key of a value, with the names in mappings, such as that of a policy, where an option gives them."""
+    nested = re.findall(r"Given value: NestedArg\(key='([^']+)'", message)  # the outermost comes last
+    group, _, name = key.partition(".")
+    if not nested or name.rpartition(".")[2] != nested[-1].rpartition(".")[2]:
+        return key
+    return f"{group}.{nested[-1].removeprefix('init_args.')}"
 
 
 def _nearest_value(text: str) -> str:
