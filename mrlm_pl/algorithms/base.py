@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
 import shutil
 from abc import ABC, abstractmethod
@@ -140,9 +141,19 @@ class Algorithm(ReferenceUse, ABC):
         Raises:
             ConfigurationError: the algorithm does not learn from episodes.
         """
-        raise ConfigurationError(
-            f"{type(self).__name__} does not learn from rollouts; give it `--data {self.data_module}`"
+        raise ConfigurationError(f"{type(self).__name__} does not learn from rollouts; give it {self.data_option()}")
+
+    def data_option(self) -> str:
+        """Return the option that names its data module, with the arguments that this needs, for messages."""
+        from mrlm_pl import data
+
+        found = (
+            inspect.signature(getattr(data, self.data_module)).parameters if self.data_module in data.__all__ else {}
         )
+        needed = [name for name, item in found.items() if item.default is item.empty]
+        # The settings of another data module would be refused, hence the empty `init_args`.
+        given = "".join(f" --data.{name} {name.upper()}" for name in needed)
+        return f"`--data '{{class_path: {self.data_module}, init_args: {{}}}}'{given}`"
 
     def check_demonstrations(self, rows: Mapping[str, Sequence[Trajectory]]) -> None:
         """Nothing when the algorithm can learn from these rows, given by split.

@@ -60,8 +60,8 @@ class AnswerDataModule(FixedDataModule):
         algorithm = self.algorithm()
         if not isinstance(algorithm, CorrectnessModel):
             raise ConfigurationError(
-                f"AnswerDataModule is for CorrectnessModel, not for {type(algorithm).__name__}; give that one `--data "
-                f"{algorithm.data_module}`"
+                f"AnswerDataModule is for CorrectnessModel, not for {type(algorithm).__name__}; give that one "
+                f"{algorithm.data_option()}"
             )
         name, policy = self.learner()
         limit = self.max_tokens or policy.context_window

@@ -111,8 +111,8 @@ class PreferenceDataModule(FixedDataModule):
         if not isinstance(algorithm, self.algorithm_classes):
             names = " and ".join(cls.__name__ for cls in self.algorithm_classes)
             raise ConfigurationError(
-                f"{type(self).__name__} is for {names}, not for {type(algorithm).__name__}; give that one `--data "
-                f"{algorithm.data_module}`"
+                f"{type(self).__name__} is for {names}, not for {type(algorithm).__name__}; give that one "
+                f"{algorithm.data_option()}"
             )
         for split in self._examples.keys() - self.pairs.keys():
             source = self.sources[split]

@@ -117,7 +117,7 @@ def check_learns(algorithm: Algorithm) -> None:
     """
     if type(algorithm).prepare is Algorithm.prepare:
         raise ConfigurationError(
-            f"{type(algorithm).__name__} does not learn from rollouts; give it `--data {algorithm.data_module}`"
+            f"{type(algorithm).__name__} does not learn from rollouts; give it {algorithm.data_option()}"
         )
 
 

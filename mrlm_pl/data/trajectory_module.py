@@ -76,8 +76,8 @@ class TrajectoryDataModule(FixedDataModule):
         algorithm = self.algorithm()
         if algorithm.data_module != SFT.data_module:
             raise ConfigurationError(
-                f"{type(algorithm).__name__} does not learn from demonstrations; give it `--data "
-                f"{algorithm.data_module}`, or train on {type(self).__name__} with `--model SFT`"
+                f"{type(algorithm).__name__} does not learn from demonstrations; give it "
+                f"{algorithm.data_option()}, or train on {type(self).__name__} with `--model SFT`"
             )
         name, policy = self.learner()
         limit = self.max_tokens or policy.context_window

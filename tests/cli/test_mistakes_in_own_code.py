@@ -146,7 +146,8 @@ def test_an_algorithm_with_the_data_of_another_is_told_its_own(mrlm, arguments, 
     status, _, err = mrlm("fit", *arguments)
     assert status == 2
     assert "does not learn from" in err
-    assert f"give it `--data {advised}`" in err
+    needed = "environment ENVIRONMENT" if advised == "RolloutDataModule" else "train TRAIN"
+    assert f"give it `--data '{{class_path: {advised}, init_args: {{}}}}' --data.{needed}`" in err
     assert advised in data.__all__
 
 
