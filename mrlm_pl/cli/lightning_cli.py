@@ -14,7 +14,7 @@ from jsonargparse import Namespace
 from jsonargparse.typing import restricted_number_type
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
-from lightning.pytorch.callbacks import ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import LambdaCallback, ModelSummary, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import StrategyRegistry
@@ -226,6 +226,8 @@ class RunCommand(LightningCLI):
         assert self.folder is not None
         given = config["callbacks"] or []
         everything = [*(given if isinstance(given, list) else [given]), *callbacks]
+        if self.folder.notice is not None:
+            everything.insert(0, LambdaCallback(setup=self._tell_of_folder))  # the data module's setup comes before
         if self.stage == "predict":
             everything.append(PredictedEpisodes())
         if self.stage == "fit":
@@ -242,6 +244,11 @@ class RunCommand(LightningCLI):
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             config = {**config, "plugins": [*plugins, DurableCheckpointIO()]}
         return super()._instantiate_trainer({**config, "callbacks": everything}, [])
+
+    @rank_zero_only
+    def _tell_of_folder(self, *_: object, **__: object) -> None:
+        assert self.folder is not None
+        print(f"mrlm: {self.folder.notice}", file=sys.stderr)
 
 
 def own_displays(config: dict[str, Any], callbacks: Sequence[Callback]) -> list[Callback]:

@@ -9,7 +9,7 @@ import shutil
 import sys
 import zipfile
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -56,14 +56,16 @@ class RunFolder:
     Args:
         path: the folder.
         checkpoint: the checkpoint that the run starts from, or None.
+        notice: what the user is told of the folder once the run begins, or None.
     """
 
     path: str
     checkpoint: str | None = None
+    notice: str | None = field(default=None, compare=False)
 
 
 def agree_on_run_folder(request: FolderRequest) -> RunFolder:
-    """The folder that all processes of this run use; decided by the first one, created, and told on stderr.
+    """The folder that all processes of this run use; decided and created by the first one.
 
     Processes that the first one starts read an environment variable; those of ``torchrun`` read its store. Other
     launchers give the processes no way to talk before the run, so there the folder must not hold a run yet.
@@ -127,9 +129,8 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
     while not _claim(folder, named=request.root is not None and number == 1):
         number += 1
         folder = base.with_name(f"{base.name}-{number}")
-    if number > 1:
-        print(f"mrlm: {base} holds an earlier run, so this one writes to {folder}", file=sys.stderr)
-    return RunFolder(str(folder), checkpoint)
+    notice = f"{base} holds an earlier run, so this one writes to {folder}" if number > 1 else None
+    return RunFolder(str(folder), checkpoint, notice)
 
 
 def _exact(request: FolderRequest, base: Path, first: bool) -> RunFolder:

@@ -143,8 +143,12 @@ def test_an_algorithm_with_the_data_of_another_is_told_its_own(mrlm, arguments, 
     from mrlm_pl import data
 
     Path("x.jsonl").write_text('{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n')
+    Path("runs/run").mkdir(parents=True)
+    Path("runs/run/config.yaml").touch()
     status, _, err = mrlm("fit", *arguments)
     assert status == 2
+    assert "earlier run" not in err, "a run that did not begin says nothing of its folder"
+    assert [path.name for path in Path("runs").iterdir()] == ["run"]
     assert "does not learn from" in err
     needed = "environment ENVIRONMENT" if advised == "RolloutDataModule" else "train TRAIN"
     assert f"give it `--data '{{class_path: {advised}, init_args: {{}}}}' --data.{needed}`" in err

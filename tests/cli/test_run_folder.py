@@ -41,12 +41,13 @@ def test_two_runs_that_start_at_once_get_two_folders():
     assert [agree().path, agree().path] == ["runs/toy", "runs/toy-2"]  # neither has written yet
 
 
-def test_named_folder_is_used_when_free_and_numbered_when_not(capsys):
+def test_named_folder_is_used_when_free_and_numbered_when_not():
     Path("mine").mkdir()
     assert agree(root="mine") == RunFolder("mine")
     hold_run("mine")
-    assert agree(root="mine") == RunFolder("mine-2")
-    assert "mine holds an earlier run, so this one writes to mine-2" in capsys.readouterr().err
+    numbered = agree(root="mine")
+    assert numbered == RunFolder("mine-2")
+    assert numbered.notice == "mine holds an earlier run, so this one writes to mine-2"
 
 
 def test_last_continues_the_latest_run_of_a_file():
@@ -111,7 +112,7 @@ def test_processes_started_by_the_first_one_follow_it(monkeypatch):
 
 def test_folder_in_which_nothing_was_written_disappears():
     folder = agree_on_run_folder(request())
-    assert json.loads(os.environ[RUN_VARIABLE]) == {"path": "runs/toy", "checkpoint": None}
+    assert json.loads(os.environ[RUN_VARIABLE]) == {"path": "runs/toy", "checkpoint": None, "notice": None}
     discard_if_empty(folder)
     assert not Path("runs/toy").exists()
 

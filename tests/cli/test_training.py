@@ -81,7 +81,8 @@ def test_run_folder_holds_metrics_checkpoint_and_configuration(fit):
 def test_second_run_does_not_touch_the_first(fit):
     fit()
     before = {path: path.read_bytes() for path in Path("runs/toy").rglob("*") if path.is_file()}
-    fit("--model.rate", "0.5")
+    told = fit("--model.rate", "0.5")
+    assert "mrlm: runs/toy holds an earlier run, so this one writes to runs/toy-2\n" in told
     assert {path: path.read_bytes() for path in Path("runs/toy").rglob("*") if path.is_file()} == before
     assert outcome("runs/toy-2")["weight"] == 3.0
 
