@@ -270,6 +270,7 @@ class RolloutDataModule(LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.iteration, self.position = state_dict["iteration"], state_dict["position"]
+        self.tasks.load(state_dict.get("tasks"))
         before = state_dict.get("iterations", self.iterations)
         if self.iterations != before and self.iteration >= before:
             raise ConfigurationError(
@@ -277,7 +278,6 @@ class RolloutDataModule(LightningDataModule):
                 f"iterations, which the trainer counts by; resume with data.iterations {before}, and raise "
                 "trainer.max_epochs to train further"
             )
-        self.tasks.load(state_dict.get("tasks"))
         self.totals.load(state_dict.get("totals"))
         self._verifiers.load(state_dict.get("verifiers"))
         ranks, trainer = state_dict["rows"], self._trainer()

@@ -128,7 +128,7 @@ def test_a_checkpoint_of_other_environments_is_refused(
     algorithm, data = run(model_folder, names=["easy", "fitting", "harder"])
     with pytest.raises(ConfigurationError, match="resume with the same environments"):
         quiet_trainer(max_epochs=2).fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
-    algorithm, data = run(model_folder, curriculum=None, iterations=2)
+    algorithm, data = run(model_folder, curriculum=None, iterations=1)
     quiet_trainer(max_epochs=2).fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
     assert "the checkpoint has a curriculum and this run has none" in caplog.text
 
