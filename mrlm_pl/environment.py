@@ -491,7 +491,7 @@ def _with_order(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _carried(environment: Environment, made: Environment) -> Environment:
-    """The copy, with the order of the episode that it goes on with."""
+    """Return a copy that keeps the position in the order of calls."""
     made.__dict__["_inside"] = False
     if environment.forks:
         made.__dict__["_order"] = copy.copy(environment.__dict__.get("_order"))

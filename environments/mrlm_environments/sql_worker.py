@@ -185,7 +185,7 @@ class _Worker:
     def stop(self) -> int:
         """Kill the process if it runs; the status with which it ended."""
         try:
-            self._process.wait(0.2)  # one that has closed its pipe is about to end by itself
+            self._process.wait(0.2)  # a worker that has closed its pipe is about to exit
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._pipe.close()

@@ -61,7 +61,7 @@ class RecordedEnvironment:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run, or a model by itself, which has a policy and nothing else.
+    """A run, or a plain model, which has a policy and nothing else.
 
     Args:
         policies: constructor arguments of each policy.

@@ -56,7 +56,7 @@ class RunFolder:
     Args:
         path: the folder.
         checkpoint: the checkpoint that the run starts from, or None.
-        notice: what the user is told of the folder once the run begins, or None.
+        notice: message about the folder to print once the run begins, or None.
     """
 
     path: str

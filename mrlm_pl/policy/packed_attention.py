@@ -197,7 +197,7 @@ class ForwardSwitches:
                 continue
             if vars(module).get("gradient_checkpointing"):
                 self._values.append((module, "_gradient_checkpointing_func", self._within_switches(module)))
-                if not noise:  # what it does by itself, such as leaving out whole layers
+                if not noise:  # training-only noise of the layer itself, such as layer drop
                     rates = [
                         name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)
                     ]

@@ -30,7 +30,7 @@ class SmallDisk:
         self.path, self._ballast = path, path / "ballast"
 
     def leave(self, free: int) -> None:
-        """Fill the disk up to so many free bytes."""
+        """Fill the disk until only this number of bytes is free."""
         with self._ballast.open("wb", buffering=0) as file:
             try:
                 while True:

@@ -341,7 +341,7 @@ class Killed(BaseException):
 def test_kills_around_the_ends_of_epochs_add_no_batch(
     module: str, kills: tuple[int, ...], model_folder: Path, tmp_path: Path
 ) -> None:
-    """Each run is killed when its checkpoint has so many updates; an epoch has 4."""
+    """Each run is killed when its checkpoint has reached that number of updates; an epoch has 4."""
     case = Case(
         MODULES[module], SETTINGS["validated inside an epoch"], CHECKPOINTS["every step"], model_folder, tmp_path
     )

@@ -4,7 +4,7 @@ A line of a heading gives the answers to a Python program and a script at level 
 ``landlock``: ``+`` the kernel's own answer, ``?`` it depends on arguments, 0 a success that does nothing, or an error.
 ``owner``: ``+`` where the program has a user of its own, else EPERM; ``quiet``: the same, else 0; ``truncate``: ``+``
 where Landlock governs it. Every number that is not here is answered with ENOSYS. The last two serve the kernel's own
-tracing; it does not ask filters about them and ends whoever calls them.
+tracing; it does not ask filters about them and kills their caller.
 """
 
 from __future__ import annotations
