@@ -52,8 +52,8 @@ peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with
 tiny-model: export OMP_NUM_THREADS = 1
 tiny-model: $(VENV)/.installed  ## make the weights of builtin:tiny again, in runs/tiny-model/policies/main (about five minutes)
 	$(BIN)/python examples/tiny_model/make_demonstrations.py --output runs/tiny-data
-	$(BIN)/mrlm train --config configs/tiny_recipe_worked.yaml --output runs/tiny-worked
-	$(BIN)/mrlm train --config configs/tiny_recipe.yaml --output runs/tiny-model
+	$(BIN)/mrlm train --config configs/recipes/tiny_worked.yaml --output runs/tiny-worked
+	$(BIN)/mrlm train --config configs/recipes/tiny.yaml --output runs/tiny-model
 
 clean:
 	rm -rf $(VENV) .venv-peers .venv-peers-multi build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,7 +2,7 @@
 is learnt here. It is taught to answer the coordination game with C at a given rate, and can then be any agent's policy.
 
 python examples/other_family.py --output runs/other-family --collaborates 0.5
-mrlm fit --config configs/two_families.yaml
+mrlm fit --config configs/models/two_families.yaml
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Any
 from mrlm_environments import ToolEnvironment
 
 from mrlm_pl.environment import SeededTasks, TaskSource, ToolSchema
+from mrlm_pl.environment.tools import Tool, ToolError
 from mrlm_pl.episode import Message
-from mrlm_pl.tools import Tool, ToolError
 
 LETTERS = (
     *((1000, "M"), (900, "CM"), (500, "D"), (400, "CD"), (100, "C"), (90, "XC"), (50, "L"), (40, "XL")),

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from mrlm_pl.episode import Message, Task
-from mrlm_pl.remote import RemoteEnvironment
+from mrlm_pl.serving import RemoteEnvironment
 
 
 async def play(template: RemoteEnvironment, task: Task, reply: str) -> float:

@@ -5,7 +5,7 @@ repeat what another has said, and do so by the toss of a coin: whom to believe i
 has something to gain from talking.
 
 python examples/specialists.py --output runs/specialists
-mrlm train --config configs/co_training.yaml --output runs/co-training
+mrlm train --config configs/algorithms/teams/co_training.yaml --output runs/co-training
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 from lightning.pytorch import Trainer
-from mrlm_environments.collaborative_reasoning import CollaborativeReasoningEnvironment
+from mrlm_environments.collaborative_reasoning.environment import CollaborativeReasoningEnvironment
 
 from mrlm_pl.algorithms import SFT
 from mrlm_pl.data import TrajectoryDataModule

@@ -6,8 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.nearest import nearest
+from mrlm_pl.errors import ConfigurationError, nearest
 
 T = TypeVar("T")
 
@@ -51,3 +50,16 @@ def seated_policy(agent: str, seats: Mapping[str, str], policies: Collection[str
     if len(policies) == 1:
         return next(iter(policies))
     return agent if agent in policies else None
+
+
+def check_address(target: str) -> None:
+    """Validate the address of a server.
+
+    Raises:
+        ConfigurationError: it is not ``HOST:PORT``.
+    """
+    host, _, port = target.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise ConfigurationError(
+            f"the address {target!r} is not HOST:PORT with a port of 1 to 65535, such as 127.0.0.1:50051"
+        )

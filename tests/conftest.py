@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +94,26 @@ def quiet_trainer(tmp_path: Path) -> Any:
 def rng() -> random.Random:
     """A seeded generator."""
     return random.Random(0)
+
+
+@pytest.fixture
+def outside_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a folder of the test's own the working folder, and forget what launchers set."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("LOCAL_RANK", "RANK", "NODE_RANK", "WORLD_SIZE", "MRLM_DEBUG", "MRLM_RUN_FOLDER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def mrlm(outside_the_repository: None, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command in this process: exit status, standard output, standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        from mrlm_pl.cli.main import main
+
+        status = main(arguments)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run

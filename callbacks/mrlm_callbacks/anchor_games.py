@@ -13,10 +13,10 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
-from mrlm_pl.evaluation import evaluation_specs
-from mrlm_pl.intervals import share_interval
+from mrlm_pl.evaluation.intervals import share_interval
+from mrlm_pl.evaluation.report import evaluation_specs
+from mrlm_pl.learner.ranks import data_parallel_rank, each_share
 from mrlm_pl.policy import Policy
-from mrlm_pl.strategies import data_parallel_rank, each_share
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrlm_pl.intervals import Z95
+from mrlm_pl.evaluation.intervals import Z95
 
 ELO = 400 / math.log(10)
 """Elo points of a difference of 1 in the logarithm of the odds."""

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import SPLITS
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.evaluation import EvaluationReport, played_episodes
-from mrlm_pl.whole_files import write_json
+from mrlm_pl.evaluation.report import EvaluationReport, played_episodes
 
 
 class HeldOutEvaluation(Callback):

@@ -15,15 +15,15 @@ from mrlm_callbacks.anchor_games import AnchorGames, check_language, game_score
 from mrlm_callbacks.collapse_alarm import CollapseAlarm
 from mrlm_callbacks.elo import GameTable, Rating, elo_ratings
 from mrlm_callbacks.snapshot_pool import INITIAL, Draw, SnapshotPool, check_fit, put_into, weights_of
-from mrlm_pl.algorithms.base import Algorithm
-from mrlm_pl.cross_policy import stale_turns
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.collection_observer import CollectionObserver
+from mrlm_pl.data.rollout.observer import CollectionObserver
+from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.algorithm import Algorithm
+from mrlm_pl.learner.ranks import each_share
 from mrlm_pl.policy.lora import merged_state
-from mrlm_pl.strategies import each_share
-from mrlm_pl.whole_files import write_json
+from mrlm_pl.rollout.cross_policy import stale_turns
 
 logger = logging.getLogger(__name__)
 

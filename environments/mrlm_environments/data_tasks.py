@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mrlm_pl.data.rows import BadRows, read_split
 from mrlm_pl.environment import DatasetTasks, TaskSource
+from mrlm_pl.environment.rows import BadRows, read_split
 
 
 class DataTasks:

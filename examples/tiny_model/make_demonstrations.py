@@ -17,8 +17,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from mrlm_environments.coordination import ALONE, COLLABORATE, CoordinationGame
-from mrlm_environments.math import MathEnvironment
+from mrlm_environments.games.coordination import ALONE, COLLABORATE, CoordinationGame
+from mrlm_environments.math.environment import MathEnvironment
 
 from mrlm_pl.policy.tiny import build_config, build_tokenizer
 from mrlm_pl.seeding import keyed_random

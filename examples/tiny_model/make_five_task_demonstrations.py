@@ -4,7 +4,7 @@
 
 As in make_task_demonstrations.py, careful rows do a task of the training split in the best way that is known, and their
 environment is played, so that what the tools answered is in the chat. The other rows are hurried: they answer without
-working it out, or without looking. The environments are those of ``configs/five_tasks.yaml``.
+working it out, or without looking. The environments are those of ``configs/tasks/five_tasks.yaml``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from make_demonstrations import estimate
-from mrlm_environments.code import CodeEnvironment
-from mrlm_environments.math import MathEnvironment
-from mrlm_environments.shell import ShellEnvironment
-from mrlm_environments.sql import SqlEnvironment
-from mrlm_environments.tools import ToolEnvironment
+from mrlm_environments.code.environment import CodeEnvironment
+from mrlm_environments.math.environment import MathEnvironment
+from mrlm_environments.shell.environment import ShellEnvironment
+from mrlm_environments.sql.environment import SqlEnvironment
+from mrlm_environments.tools.environment import ToolEnvironment
 
 from mrlm_pl.environment import SingleAgentEnvironment, Task
 from mrlm_pl.episode import Message

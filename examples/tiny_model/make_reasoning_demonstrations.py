@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mrlm_environments.collaborative_reasoning import CollaborativeReasoningEnvironment
+from mrlm_environments.collaborative_reasoning.environment import CollaborativeReasoningEnvironment
 
 from mrlm_pl.environment import Task
 from mrlm_pl.episode import Message

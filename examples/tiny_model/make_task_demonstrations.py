@@ -17,8 +17,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mrlm_environments.code import CodeEnvironment
-from mrlm_environments.tools import ToolEnvironment
+from mrlm_environments.code.environment import CodeEnvironment
+from mrlm_environments.tools.environment import ToolEnvironment
 
 from mrlm_pl.environment import SingleAgentEnvironment, Task
 from mrlm_pl.episode import Message

@@ -14,8 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mrlm_environments.writing import WritingEnvironment
-from mrlm_environments.writing_words import TRANSITIONS, content_words
+from mrlm_environments.writing.environment import WritingEnvironment
+from mrlm_environments.writing.words import TRANSITIONS, content_words
 
 from mrlm_pl.environment import Task
 from mrlm_pl.episode import Message

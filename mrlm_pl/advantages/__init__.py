@@ -1,25 +1,20 @@
 """Advantages of one policy as pure functions: per row [B] from rewards in groups, or per token [B, T]."""
 
-from mrlm_pl.advantages.dr_grpo import group_centered_advantages
-from mrlm_pl.advantages.dr_mas import step_normalized_advantages
-from mrlm_pl.advantages.gae import token_gae, transition_gae
-from mrlm_pl.advantages.groups import finite_rewards, singleton_groups, zero_variance_groups
-from mrlm_pl.advantages.grpo import group_normalized_advantages
-from mrlm_pl.advantages.joint import (
-    counterfactual_advantages,
-    decision_returns,
-    group_max_advantages,
-    group_scaled_advantages,
-    tree_returns,
-)
-from mrlm_pl.advantages.rae import role_conditioned_advantages
-from mrlm_pl.advantages.reinforce import (
+from mrlm_pl.advantages.gae import broadcast_to_tokens, rewards_at_last_token, token_gae, transition_gae, turn_discounts
+from mrlm_pl.advantages.groups import (
     discounted_returns,
+    finite_rewards,
+    group_centered_advantages,
+    group_normalized_advantages,
+    leave_one_out_advantages,
     reinforce_plus_plus_baseline,
     reinforce_plus_plus_returns,
     remax_advantages,
+    singleton_groups,
+    step_normalized_advantages,
+    zero_variance_groups,
 )
-from mrlm_pl.advantages.rloo import leave_one_out_advantages
+from mrlm_pl.advantages.rae import role_conditioned_advantages
 from mrlm_pl.advantages.task_normalization import (
     merge_task_moments,
     task_moments,
@@ -27,7 +22,13 @@ from mrlm_pl.advantages.task_normalization import (
     task_standardized_advantages,
     unnormalizable_tasks,
 )
-from mrlm_pl.advantages.tokens import broadcast_to_tokens, rewards_at_last_token, turn_discounts
+from mrlm_pl.advantages.tree import (
+    counterfactual_advantages,
+    decision_returns,
+    group_max_advantages,
+    group_scaled_advantages,
+    tree_returns,
+)
 from mrlm_pl.advantages.whitening import Moments, masked_moments, merge_gathered, whiten
 
 __all__ = [

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mrlm_pl.advantages.gae import broadcast_to_tokens, rewards_at_last_token, token_gae
 from mrlm_pl.errors import NonFiniteError
+from mrlm_pl.losses.masking import masked_values
 
 
 class GroupDeviations(NamedTuple):
@@ -118,3 +120,180 @@ def _group_sizes(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
         )
     _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
     return sizes, index
+
+
+def group_centered_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """``r - m`` [B] with the mean ``m`` of each row's group; exactly 0 in a group of one or of equal rewards.
+
+    Dr.GRPO pairs it with the ``constant_length`` reduction, so that neither a group's spread nor a response's length
+    changes the weight of a token.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
+
+    Source: arXiv 2503.20783.
+
+    >>> group_centered_advantages(torch.tensor([1.0, 2.0, 4.0, 9.0]), torch.zeros(4, dtype=torch.int64)).tolist()
+    [-3.0, -2.0, 0.0, 5.0]
+    """
+    return group_deviations(rewards, group_ids).deviations.to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def group_normalized_advantages(
+    rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6, unbiased: bool = True
+) -> Tensor:
+    """``(r - m) / (s + eps)`` [B], with the mean ``m`` and standard deviation ``s`` of each row's group.
+
+    A group of one, or of equal rewards, has exactly 0.
+
+    Args:
+        rewards: [B].
+        group_ids: [B] int64; rows of a group need not be adjacent.
+        eps: added to ``s``, in units of reward.
+        unbiased: divide the squared deviations by ``G - 1``; False divides by ``G``.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
+
+    Source: arXiv 2402.03300.
+
+    >>> group_normalized_advantages(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64))
+    tensor([ 0.5000,  0.5000,  0.5000, -1.5000])
+    """
+    deviations, sizes, squared_sums = group_deviations(rewards, group_ids)
+    degrees_of_freedom = (sizes - 1).clamp(min=1) if unbiased else sizes
+    return (deviations / ((squared_sums / degrees_of_freedom).sqrt() + eps)).to(
+        torch.promote_types(rewards.dtype, torch.float32)
+    )
+
+
+def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """``r`` minus the mean of the other rewards of its group [B], which is ``G / (G - 1) (r - m)``.
+
+    Exactly 0 in a group of one or of equal rewards.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
+
+    Source: arXiv 2402.14740.
+
+    >>> leave_one_out_advantages(torch.tensor([1.0, 2.0, 6.0]), torch.zeros(3, dtype=torch.int64)).tolist()
+    [-3.0, -1.5, 4.5]
+    """
+    deviations, sizes, _ = group_deviations(rewards, group_ids)
+    return (deviations * sizes / (sizes - 1).clamp(min=1)).to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def step_normalized_advantages(rewards: Tensor, group_ids: Tensor, steps: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """``(r - m_k) / (s_k + eps)`` [B], with ``m_k`` and the unbiased ``s_k`` over all steps of agent k in the group.
+
+    Each return counts once for every step that the agent took in its episode; with equally many steps everywhere the
+    mean is GRPO's. Equal returns have exactly 0, and so has an episode in which the agent took no step.
+
+    Args:
+        rewards: [B], what the agent earned in an episode.
+        group_ids: [B] int64, equal for the episodes of a task and an agent.
+        steps: [B] int64, turns of the agent in the episode.
+        eps: added to ``s_k``, in units of reward.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
+
+    Source: arXiv 2602.08847.
+
+    >>> steps = torch.tensor([3, 1])  # returns 1, 1, 1, 0 of four steps: mean 3/4, standard deviation 1/2
+    >>> step_normalized_advantages(torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.int64), steps)
+    tensor([ 0.5000, -1.5000])
+    """
+    rewards = finite_rewards(rewards)
+    acted = (steps > 0).nonzero().flatten()
+    deviations, counted, squared_sums = group_deviations(rewards[acted], group_ids[acted], steps[acted])
+    normalized = deviations / ((squared_sums / (counted - 1).clamp(min=1)).sqrt() + eps)
+    advantages = torch.zeros_like(rewards)
+    advantages[acted] = normalized.to(rewards.dtype)
+    return advantages
+
+
+def discounted_returns(rewards: Tensor, action_mask: Tensor, *, gamma: float | Tensor = 1.0) -> Tensor:
+    """``R_t = r_t + gamma R_{t+1}`` [B, T] over each row's action tokens, 0 outside the mask.
+
+    Args:
+        rewards: [B, T], on action tokens; not read elsewhere.
+        action_mask: [B, T] bool; environment tokens carry the return through unchanged.
+        gamma: discount per action token, or [B, T] (``turn_discounts`` makes it count turns).
+
+    Raises:
+        NonFiniteError: a reward of an action token is NaN or infinite.
+
+    >>> rewards, mask = torch.tensor([[1.0, 9.0, 4.0]]), torch.tensor([[True, False, True]])
+    >>> discounted_returns(rewards, mask, gamma=0.5).tolist()
+    [[3.0, 0.0, 4.0]]
+    """
+    # Without values, GAE at lambda 1 is the discounted return.
+    return token_gae(rewards, torch.zeros_like(rewards), action_mask, gamma=gamma, lam=1.0)[0]
+
+
+def reinforce_plus_plus_returns(
+    rewards: Tensor, kl: Tensor, action_mask: Tensor, *, beta: float, gamma: float | Tensor = 1.0
+) -> Tensor:
+    """Discounted return [B, T] of ``r - beta kl`` per token, to be whitened over the global batch.
+
+    Args:
+        rewards: [B], placed on the last action token.
+        kl: [B, T], ``kl_k1(old_logp, ref_logp, action_mask)``.
+        action_mask: [B, T] bool.
+        beta: weight of the KL penalty, in units of reward.
+        gamma: see ``discounted_returns``.
+
+    Raises:
+        NonFiniteError: a reward, or the KL of an action token, is NaN or infinite.
+
+    Source: arXiv 2501.03262.
+
+    >>> mask, kl = torch.tensor([[True, True]]), torch.tensor([[1.0, 2.0]])
+    >>> reinforce_plus_plus_returns(torch.tensor([1.0]), kl, mask, beta=0.25).tolist()  # 1 - .5, then - .25
+    [[0.25, 0.5]]
+    """
+    token_rewards = rewards_at_last_token(finite_rewards(rewards), action_mask)
+    return discounted_returns(token_rewards - beta * masked_values(kl.detach(), action_mask), action_mask, gamma=gamma)
+
+
+def reinforce_plus_plus_baseline(rewards: Tensor, group_ids: Tensor, action_mask: Tensor) -> Tensor:
+    """``r - m`` of the group on every action token [B, T], to be whitened over the global batch.
+
+    Args:
+        rewards, group_ids: [B].
+        action_mask: [B, T] bool.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
+
+    Source: arXiv 2501.03262.
+
+    >>> mask = torch.tensor([[True, True], [True, False]])
+    >>> reinforce_plus_plus_baseline(torch.tensor([1.0, 0.0]), torch.tensor([5, 5]), mask).tolist()
+    [[0.5, 0.5], [-0.5, 0.0]]
+    """
+    return broadcast_to_tokens(group_centered_advantages(rewards, group_ids), action_mask)
+
+
+def remax_advantages(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
+    """``r`` minus the reward of the greedy rollout of the same task [B].
+
+    Args:
+        rewards: [B], of the sampled episodes.
+        greedy_rewards: [B], of the greedily decoded episode of each row's task.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
+
+    Source: arXiv 2310.10505.
+
+    >>> remax_advantages(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.25])).tolist()
+    [0.75, -0.25]
+    """
+    if rewards.shape != greedy_rewards.shape:
+        raise ValueError(
+            f"greedy_rewards has shape {tuple(greedy_rewards.shape)}; give one per reward, {list(rewards.shape)}"
+        )
+    return finite_rewards(rewards) - finite_rewards(greedy_rewards)

@@ -1,7 +1,6 @@
 """Algorithms: one LightningModule per file."""
 
 from mrlm_pl.algorithms.at_grpo import ATGRPO
-from mrlm_pl.algorithms.base import Algorithm
 from mrlm_pl.algorithms.cispo import CISPO
 from mrlm_pl.algorithms.coma import COMA
 from mrlm_pl.algorithms.correctness_model import CorrectnessModel
@@ -26,6 +25,7 @@ from mrlm_pl.algorithms.reinforce_plus_plus_baseline import REINFORCEPlusPlusBas
 from mrlm_pl.algorithms.remax import ReMax
 from mrlm_pl.algorithms.rloo import RLOO
 from mrlm_pl.algorithms.sft import SFT
+from mrlm_pl.learner.algorithm import Algorithm
 
 __all__ = [
     "ATGRPO",

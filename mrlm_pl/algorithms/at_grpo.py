@@ -8,13 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from mrlm_pl.advantages import group_normalized_advantages
-from mrlm_pl.algorithms.joint import Decision, JointPolicyGradient, refuse_settings
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.tree import Decision
+from mrlm_pl.learner.tree_policy_gradient import JointPolicyGradient, refuse_settings
 from mrlm_pl.losses import clip_fraction, ppo_clip_loss
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.turn_tree import TurnTree
+from mrlm_pl.rollout.turn_tree import TurnTree
 
 
 class ATGRPO(JointPolicyGradient):
@@ -30,11 +31,11 @@ class ATGRPO(JointPolicyGradient):
     follows a decision does not count, as it is known for the best one only. ``clip_fraction`` is logged as well.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         reward: ``team`` is the mean over the agents, ``own`` what each is paid itself.
         clip_low, clip_high: how far the ratio may move before its gradient stops.
         dual_clip: bound ``c`` of the loss at negative advantages (1912.09729); None has no bound.
-        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.

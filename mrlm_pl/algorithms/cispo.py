@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from mrlm_pl.advantages import group_normalized_advantages
-from mrlm_pl.algorithms.policy_gradient import PolicyGradient
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import cispo_loss
 from mrlm_pl.policy import Policy
 
@@ -25,12 +25,12 @@ class CISPO(PolicyGradient):
         A_i  = (r_i - m) / (s + 1e-6)
         loss = reduce_t( -sg(clip(rho_t, 1 - clip_low, 1 + clip_high)) A_i log pi(token_t) + beta KL_t )
 
-    What is logged is described at :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+    What is logged is described at :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         clip_low, clip_high: bounds of the weight; ``clip_low: 1`` has no lower one, as in the paper.
-        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.

@@ -10,19 +10,14 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import counterfactual_advantages
-from mrlm_pl.algorithms.joint import (
-    Decision,
-    JointPolicyGradient,
-    Weighting,
-    refuse_settings,
-    turn_trees,
-)
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.tree import Decision, turn_trees
+from mrlm_pl.learner.tree_policy_gradient import JointPolicyGradient, Weighting, refuse_settings
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.turn_tree import TurnTree
+from mrlm_pl.rollout.turn_tree import TurnTree
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +34,9 @@ class COMA(JointPolicyGradient):
     With two agents that is G^2 joint actions in every state, with N > 2 agents ``G + N G (G - 1)``.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
-        gamma, stop_above, reward, weighting: see :class:`~mrlm_pl.algorithms.joint.JointPolicyGradient`.
-        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
+        gamma, stop_above, reward, weighting: see :class:`~mrlm_pl.learner.tree_policy_gradient.JointPolicyGradient`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.

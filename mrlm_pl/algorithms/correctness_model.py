@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torchmetrics import SumMetric
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryCalibrationError
 
-from mrlm_pl.algorithms.answer_measures import AnswerMeasures
-from mrlm_pl.algorithms.base import LearningRateSchedule
-from mrlm_pl.algorithms.scoring import RewardModelAlgorithm
-from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.learner.algorithm import LearningRateSchedule
+from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.reward_model import RewardModelAlgorithm
 from mrlm_pl.losses import correctness_loss
 from mrlm_pl.losses.masking import last_token_mask
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.token_logprobs import token_values
+from mrlm_pl.policy.forward.logprobs import token_values
 from mrlm_pl.policy.value_head import ValueHead
 
 ScoreTokens = Literal["last", "response"]
@@ -188,3 +190,58 @@ class CorrectnessModel(RewardModelAlgorithm):
 def _after_first(action_mask: Tensor) -> Tensor:
     """[B, T] the action tokens but each row's first: the state before that one knows the question alone."""
     return action_mask & (action_mask.long().cumsum(1) > 1)
+
+
+CALIBRATION_BINS = 10
+_TIE_DECIMALS = 4
+
+
+class AnswerMeasures(nn.Module):
+    """Area under the curve, accuracy and calibration of an evaluation loop; every rank must update in every batch.
+
+    An answer whose label is exactly .5 is neither right nor wrong and does not count.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auc = BinaryAUROC()
+        self.question_only_auc = BinaryAUROC()
+        self.accuracy = BinaryAccuracy()
+        self.calibration_error = BinaryCalibrationError(n_bins=CALIBRATION_BINS, norm="l1")
+        self.right, self.wrong = SumMetric(), SumMetric()
+
+    def add(self, scores: Tensor, question_scores: Tensor, correct: Tensor) -> None:
+        """Count answers, of which there may be none.
+
+        Args:
+            scores: [B] logits of the answers being right.
+            question_scores: [B] logits that know the question alone.
+            correct: [B] labels in [0, 1].
+        """
+        decided = correct != 0.5
+        labels = (correct[decided] > 0.5).long()
+        chances = torch.sigmoid(scores[decided])
+        # A question's state has other last bits in another batch, and the order of equal scores must not depend on it.
+        guesses = torch.sigmoid(question_scores[decided]).mul(10**_TIE_DECIMALS).round()
+        self.auc.update(chances, labels)
+        self.question_only_auc.update(guesses / 10**_TIE_DECIMALS, labels)
+        self.right.update(labels.sum())
+        self.wrong.update((1 - labels).sum())
+        self.calibration_error.update(chances, labels)
+        if labels.numel():  # the others gather what each rank has, which must be of one type; this one only adds up
+            self.accuracy.update(chances, labels)
+
+    def take(self) -> dict[str, float]:
+        """The numbers by name, after which counting begins anew; a number that is not defined is NaN.
+
+        Without right, or without wrong answers there is no curve, and without either nothing at all.
+        """
+        right, wrong = float(self.right.compute()), float(self.wrong.compute())
+        numbers = {}
+        for name in ("auc", "question_only_auc", "accuracy", "calibration_error"):
+            metric = getattr(self, name)
+            value = float(metric.compute()) if right + wrong else math.nan
+            numbers[name] = math.nan if name.endswith("auc") and not (right and wrong) else value
+        for metric in self.children():
+            metric.reset()  # type: ignore[operator]
+        return numbers

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from mrlm_pl.advantages import step_normalized_advantages
-from mrlm_pl.algorithms.group import agent_turns
 from mrlm_pl.algorithms.grpo import GRPO
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.groups import agent_turns
 from mrlm_pl.policy import Policy
 
 
@@ -31,9 +31,9 @@ class DrMAS(GRPO):
     :class:`~mrlm_pl.algorithms.grpo.GRPO`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         clip_low, clip_high, dual_clip: see :class:`~mrlm_pl.algorithms.grpo.GRPO`.
-        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.

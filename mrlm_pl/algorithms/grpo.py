@@ -12,12 +12,12 @@ from mrlm_pl.advantages import (
     group_normalized_advantages,
     leave_one_out_advantages,
 )
-from mrlm_pl.algorithms.group import GroupAdvantage
-from mrlm_pl.algorithms.policy_gradient import PolicyGradient
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.groups import GroupAdvantage
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import clip_fraction, ppo_clip_loss
 from mrlm_pl.policy import Policy
 
@@ -41,15 +41,15 @@ class GRPO(PolicyGradient):
     (2402.14740) is ``advantage: leave_one_out``; DAPO (2503.14476) is ``clip_high: 0.28`` with an
     ``overlong_buffer`` and ``data.resample_rounds``.
 
-    Beside the numbers of :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`, ``clip_fraction`` is logged, the
+    Beside the numbers of :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`, ``clip_fraction`` is logged, the
     share of tokens whose gradient the clip removes.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         advantage: how returns of a group become advantages.
         clip_low, clip_high: how far the ratio may move before its gradient stops.
         dual_clip: bound ``c`` of the loss at negative advantages (1912.09729); None has no bound.
-        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.

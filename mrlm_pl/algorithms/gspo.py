@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from mrlm_pl.advantages import group_normalized_advantages
-from mrlm_pl.algorithms.policy_gradient import PolicyGradient
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Reduction, clip_fraction, gspo_loss
 from mrlm_pl.policy import Policy
 
@@ -27,12 +27,12 @@ class GSPO(PolicyGradient):
         loss = reduce_t( -min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i) + beta KL_t )
 
     The reduction is ``sequence_mean``, as the objective is about answers. ``clip_fraction`` is the share of tokens
-    whose answer is clipped; the other numbers are those of :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+    whose answer is clipped; the other numbers are those of :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         clip_low, clip_high: how far ``s_i`` may move before its gradient stops; much less than a token's ratio may.
-        reduction, settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        reduction, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from mrlm_pl.advantages import Moments, masked_moments, whiten
-from mrlm_pl.algorithms.critics import check_critic, check_reads, critic_groups, critic_loss
 from mrlm_pl.algorithms.ppo import PPO
-from mrlm_pl.algorithms.rewarded import RewardedRows
-from mrlm_pl.algorithms.team import paid_as_a_team, warn_of_constant_sum
-from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.credit.team import paid_as_a_team, warn_of_constant_sum
+from mrlm_pl.learner.credit.turns import RewardedRows
+from mrlm_pl.learner.critics import check_critic, check_reads, critic_groups, critic_loss
+from mrlm_pl.learner.ranks import each_share
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.strategies import each_share
 
 
 class IPPO(PPO):
@@ -41,7 +41,7 @@ class IPPO(PPO):
     are those of :class:`~mrlm_pl.algorithms.ppo.PPO`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         agent_critics: a model that estimates the values, by agent, for all agents whose policy is trained; None gives
             each policy a value head, which agents in its seats share. A critic needs its agent's tokenizer.
         reward: what an agent's turns are paid: its ``own`` reward or the ``team``'s.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
-from mrlm_pl.batch import Batch, PolicyBatch
+from mrlm_pl.learner.algorithm import Algorithm, LearningRateSchedule
+from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.losses import PreferenceLoss, joint_logp, preference_gap, preference_loss, sequence_logp
 from mrlm_pl.policy import Policy
 

@@ -9,18 +9,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.algorithms.answer_rows import AnswerRows, answer_rows
-from mrlm_pl.algorithms.critics import check_window
-from mrlm_pl.algorithms.influence_pay import InfluencePay, Sums, learnt_in
 from mrlm_pl.algorithms.ippo import IPPO, agent_places, critic_name
-from mrlm_pl.algorithms.rewarded import RewardedRows
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.answers import AnswerRows, answer_rows
+from mrlm_pl.learner.credit.influence import InfluencePay, Sums, learnt_in
+from mrlm_pl.learner.credit.turns import RewardedRows
+from mrlm_pl.learner.critics import check_window
+from mrlm_pl.learner.ranks import each_share
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentives, influence_rewards
-from mrlm_pl.strategies import each_share
 
 logger = logging.getLogger(__name__)
 

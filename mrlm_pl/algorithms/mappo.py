@@ -9,14 +9,14 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from mrlm_pl.algorithms.critics import check_critic, critic_groups, critic_loss
-from mrlm_pl.algorithms.joint_states import CriticTargets, JointReader, JointStates, acting_batches, joint_states
-from mrlm_pl.algorithms.policy_gradient import PolicyGradient
-from mrlm_pl.algorithms.team import warn_of_constant_sum
-from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.credit.joint_states import CriticTargets, JointReader, JointStates, acting_batches, joint_states
+from mrlm_pl.learner.credit.team import warn_of_constant_sum
+from mrlm_pl.learner.critics import check_critic, critic_groups, critic_loss
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import clip_fraction, ppo_clip_loss
 from mrlm_pl.policy import Policy
 
@@ -42,10 +42,10 @@ class MAPPO(PolicyGradient):
     Logged under ``train/critic/``: ``value_loss``, ``grad_norm`` and ``grad_norm_value``, and once a collection
     ``return`` (mean target), ``explained_variance`` (1 is perfect, 0 as good as a constant) and ``shortened_states``
     (how many were cut on the left to the critic's window). For each policy ``clip_fraction``, and the numbers of
-    :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+    :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         critic: the critic's model, with its own tokenizer and learning rate; None is a separate copy of the first
             trained policy's.
         value_learning_rate: of the critic's value head; None is the critic's learning rate.
@@ -56,7 +56,7 @@ class MAPPO(PolicyGradient):
         clip_low, clip_high: how far the ratio may move before its gradient stops.
         dual_clip: bound ``c`` of the loss at negative advantages (1912.09729); None has no bound.
         value_clip: how far a value may move before its gradient stops; None has no bound.
-        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range, a critic that is not trained, or a policy named ``critic``.

@@ -7,22 +7,23 @@ from typing import Any
 
 from torch import Tensor
 
-from mrlm_pl.algorithms.joint import Decision, JointPolicyGradient
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.credit.tree import Decision
+from mrlm_pl.learner.tree_policy_gradient import JointPolicyGradient
 from mrlm_pl.policy import Policy
 
 
 class MAREINFORCE(JointPolicyGradient):
     """Multi-agent REINFORCE (arXiv 2508.04652).
 
-    For a decision with return ``R`` (see :class:`~mrlm_pl.algorithms.joint.JointPolicyGradient`)::
+    For a decision with return ``R`` (see :class:`~mrlm_pl.learner.tree_policy_gradient.JointPolicyGradient`)::
 
         A    = R
         loss = reduce_t( -A log pi(token_t) + beta KL_t )
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
-        settings: see :class:`~mrlm_pl.algorithms.joint.JointPolicyGradient`, without ``normalize``.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
+        settings: see :class:`~mrlm_pl.learner.tree_policy_gradient.JointPolicyGradient`, without ``normalize``.
 
     Raises:
         ConfigurationError: ``normalize`` is asked for, which would subtract nothing and still divide.

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import group_max_advantages
-from mrlm_pl.algorithms.joint import Decision, JointPolicyGradient
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.tree import Decision
+from mrlm_pl.learner.tree_policy_gradient import JointPolicyGradient
 from mrlm_pl.policy import Policy
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class MAREMAX(JointPolicyGradient):
 
     Each task is played once more, with the most probable token of every agent at every step; that episode is not
     trained on. For a decision of turn t with return ``R``
-    (see :class:`~mrlm_pl.algorithms.joint.JointPolicyGradient`)::
+    (see :class:`~mrlm_pl.learner.tree_policy_gradient.JointPolicyGradient`)::
 
         A    = R - n (return of the greedy episode from turn t on; 0 where it was over)
         loss = reduce_t( -A log pi(token_t) + beta KL_t )
@@ -36,10 +37,10 @@ class MAREMAX(JointPolicyGradient):
     Groups whose greedy episode failed are left out, and counted once a collection as ``train/missing_baselines``.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         baseline: ``greedy``; or ``group_max``, minus the highest return in the same state, for comparison with
             implementations that call this ReMax: it depends on the decisions that it judges, which biases the gradient.
-        settings: see :class:`~mrlm_pl.algorithms.joint.JointPolicyGradient`.
+        settings: see :class:`~mrlm_pl.learner.tree_policy_gradient.JointPolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name, a value out of range, or ``normalize``.

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from mrlm_pl.algorithms.base import LearningRateSchedule
-from mrlm_pl.algorithms.scoring import RewardModelAlgorithm
-from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.learner.algorithm import LearningRateSchedule
+from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.reward_model import RewardModelAlgorithm
 from mrlm_pl.losses import bradley_terry_loss
 from mrlm_pl.policy import Policy
 

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from mrlm_pl.advantages import whiten
-from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
-from mrlm_pl.algorithms.critics import check_critic, check_reads, check_window, critic_groups, value_group
-from mrlm_pl.algorithms.kl_controller import KLController
-from mrlm_pl.algorithms.policies_apart import note_policies_apart
-from mrlm_pl.algorithms.rewarded import DiscountUnit, RewardedRows, discounts_of, rewarded_rows
-from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.algorithm import Algorithm, LearningRateSchedule
+from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.credit.turns import DiscountUnit, RewardedRows, discounts_of, rewarded_rows
+from mrlm_pl.learner.critics import check_critic, check_reads, check_window, critic_groups, value_group
+from mrlm_pl.learner.kl_controller import KLController
+from mrlm_pl.learner.metrics import note_policies_apart
 from mrlm_pl.losses import (
     Correction,
     Reduction,
@@ -59,7 +59,7 @@ class PPO(Algorithm):
     collection, ``kl_coefficient`` and ``reference_kl`` (k1, what the controller sees). Once a collection
     ``explained_variance`` of the values (1 is perfect, 0 as good as a constant) and ``return``. ``early_stop`` is 1
     where ``target_kl`` ended a collection. The ``mismatch_*`` numbers and ``correction_weight`` are those of
-    :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+    :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
         policies, seats, schedule, warmup_steps, betas: see :class:`Algorithm`.

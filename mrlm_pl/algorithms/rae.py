@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import role_conditioned_advantages
-from mrlm_pl.algorithms.group import agent_return
-from mrlm_pl.algorithms.policy_gradient import PolicyGradient
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.groups import agent_return
+from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.learner.ranks import data_parallel_rank, each_share
 from mrlm_pl.losses import policy_gradient_loss
 from mrlm_pl.policy import Policy
-from mrlm_pl.strategies import data_parallel_rank, each_share
 
 
 class RAE(PolicyGradient):
@@ -33,12 +33,12 @@ class RAE(PolicyGradient):
     of the episodes in a group, over all ranks; so they do not depend on the number of ranks, and all ranks have the
     same. They are part of the checkpoint. There is no ratio and no clip, so use a collection once (``data.passes`` and
     ``data.minibatches`` 1). Logged once a collection: ``train/baseline/GAME/ROLE``, after it; the rest is described at
-    :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+    :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         baseline_decay: weight of the past.
-        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.

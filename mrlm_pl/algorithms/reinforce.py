@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import finite_rewards
-from mrlm_pl.algorithms.group import collected_returns, comparison_keys
-from mrlm_pl.algorithms.policy_gradient import PolicyGradient
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.groups import collected_returns, comparison_keys
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import policy_gradient_loss
 from mrlm_pl.policy import Policy
 
@@ -29,14 +29,14 @@ class REINFORCE(PolicyGradient):
 
     There is no ratio and no clip, so use a collection once (``data.passes`` and ``data.minibatches`` 1). Logged once a
     collection under ``train/``: ``baseline``, by policy; the rest is described at
-    :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+    :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         baseline: ``mean`` of the policy's returns in the collection, over all ranks; ``running``, an exponential
             average of these means that ends with the collection before; or ``none``.
         baseline_decay: weight of the past in ``running``.
-        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.

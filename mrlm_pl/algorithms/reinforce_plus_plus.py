@@ -8,12 +8,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from mrlm_pl.algorithms.policy_gradient import PolicyGradient
-from mrlm_pl.algorithms.rewarded import DiscountUnit, discounts_of, rewarded_rows
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.turns import DiscountUnit, discounts_of, rewarded_rows
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import clip_fraction, kl_k1, ppo_clip_loss
 from mrlm_pl.policy import Policy
 
@@ -32,15 +32,15 @@ class REINFORCEPlusPlus(PolicyGradient):
     of the environment carries the return through.
 
     ``clip_fraction`` is the share of tokens whose gradient the clip removes; the other numbers are those of
-    :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+    :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         clip_low, clip_high: how far the ratio may move before its gradient stops.
         gamma: discount factor.
         discount_unit: ``token`` discounts from token to token, as in the paper, ``turn`` from turn to turn.
         kl_coefficient: ``beta``; 0 skips the reference model altogether.
-        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from mrlm_pl.advantages import group_centered_advantages
-from mrlm_pl.algorithms.policy_gradient import PolicyGradient
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import clip_fraction, ppo_clip_loss
 from mrlm_pl.policy import Policy
 
@@ -26,12 +26,12 @@ class REINFORCEPlusPlusBaseline(PolicyGradient):
         loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t) + beta KL_t )
 
     ``clip_fraction`` is the share of tokens whose gradient the clip removes; the other numbers are those of
-    :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+    :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         clip_low, clip_high: how far the ratio may move before its gradient stops.
-        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import remax_advantages
-from mrlm_pl.algorithms.group import agent_return, comparison_keys
-from mrlm_pl.algorithms.policy_gradient import PolicyGradient
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.groups import agent_return, comparison_keys
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import policy_gradient_loss
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ class ReMax(PolicyGradient):
     agents all play greedily at once, and each is compared with its own return there. Groups whose greedy episode failed
     are left out. Logged once a collection under ``train/``: ``greedy_reward``, the mean of the baselines, and
     ``missing_baselines``, the number of groups left out; the rest is described at
-    :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+    :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
-        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.

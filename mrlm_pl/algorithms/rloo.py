@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mrlm_pl.advantages import leave_one_out_advantages
-from mrlm_pl.algorithms.policy_gradient import PolicyGradient
-from mrlm_pl.batch import PolicyBatch
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import policy_gradient_loss
 
 
@@ -24,11 +24,11 @@ class RLOO(PolicyGradient):
 
     There is no ratio and no clip, so use a collection once (``data.passes`` and ``data.minibatches`` 1); GRPO with
     ``advantage: leave_one_out`` is the clipped form. What is logged is described at
-    :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+    :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.algorithms.base.Algorithm`.
-        settings: see :class:`~mrlm_pl.algorithms.policy_gradient.PolicyGradient`.
+        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.

@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.algorithms.base import Algorithm, LearningRateSchedule
-from mrlm_pl.batch import Batch, PolicyBatch
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.learner.algorithm import Algorithm, LearningRateSchedule
+from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.losses import Reduction, cross_entropy_loss, masked_mean, reduce_tokens
 from mrlm_pl.policy import Policy
 

@@ -10,24 +10,26 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from mrlm_pl.cli.interrupts import ending_in_order
-from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError
-from mrlm_pl.nearest import nearest
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, nearest
+from mrlm_pl.runs.interrupts import ending_in_order
 
 COMMANDS = {
-    "fit": ("mrlm_pl.cli.lightning_cli:fit", "train policies as a configuration file says"),
-    "train": ("mrlm_pl.cli.train:train", "like fit, with --output FOLDER and --resume"),
-    "validate": ("mrlm_pl.cli.lightning_cli:validate", "run the validation loop"),
-    "test": ("mrlm_pl.cli.lightning_cli:test", "run the test loop"),
-    "predict": ("mrlm_pl.cli.lightning_cli:predict", "play test episodes with the policies"),
-    "eval": ("mrlm_pl.cli.evaluate:run", "score a run or a model on an environment"),
-    "collect": ("mrlm_pl.cli.collect:run", "play episodes with a run or a model and keep them in a file"),
-    "balance": ("mrlm_pl.cli.balance:run", "keep as many right as wrong answers to each question, for a verifier"),
-    "consolidate": ("mrlm_pl.cli.consolidate:run", "write a sharded checkpoint as one whole file"),
-    "serve": ("mrlm_pl.cli.serve:run", "host environments over gRPC"),
-    "sessions": ("mrlm_pl.cli.sessions:run", "list what is live on a server"),
-    "check-env": ("mrlm_pl.cli.check_env:run", "check that an environment keeps to the contract"),
-    "info": ("mrlm_pl.cli.info:run", "versions, devices and what is installed"),
+    "fit": ("mrlm_pl.cli.commands.fit:fit", "train policies as a configuration file says"),
+    "train": ("mrlm_pl.cli.commands.train:train", "like fit, with --output FOLDER and --resume"),
+    "validate": ("mrlm_pl.cli.commands.fit:validate", "run the validation loop"),
+    "test": ("mrlm_pl.cli.commands.fit:test", "run the test loop"),
+    "predict": ("mrlm_pl.cli.commands.fit:predict", "play test episodes with the policies"),
+    "eval": ("mrlm_pl.cli.commands.evaluate:run", "score a run or a model on an environment"),
+    "collect": ("mrlm_pl.cli.commands.collect:run", "play episodes with a run or a model and keep them in a file"),
+    "balance": (
+        "mrlm_pl.cli.commands.balance:run",
+        "keep as many right as wrong answers to each question, for a verifier",
+    ),
+    "consolidate": ("mrlm_pl.cli.commands.consolidate:run", "write a sharded checkpoint as one whole file"),
+    "serve": ("mrlm_pl.cli.commands.serve:run", "host environments over gRPC"),
+    "sessions": ("mrlm_pl.cli.commands.sessions:run", "list what is live on a server"),
+    "check-env": ("mrlm_pl.cli.commands.check_env:run", "check that an environment keeps to the contract"),
+    "info": ("mrlm_pl.cli.commands.info:run", "versions, devices and what is installed"),
 }
 """Where each command's function is, and what the command does. A function takes arguments and gives an exit status."""
 
@@ -82,13 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if command not in COMMANDS:
         return _tell(_unknown_command(command), 2)
-    from mrlm_pl.cli.plugins import use_working_folder
+    from mrlm_pl.runs.plugins import use_working_folder
 
     use_working_folder()
     module, function = COMMANDS[command][0].split(":")
     try:
         if command in TRAINING:
-            from mrlm_pl.cli.early_check import check
+            from mrlm_pl.cli.parsing.early_check import check
 
             check(arguments[1:])
         if command in PLAYING:
@@ -107,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _tell(
                 f"no space is left on the device{lacking} ({error.strerror}); free some and go on: {RESUMES}", 1
             )
-        from mrlm_pl.environment import place_of_error
+        from mrlm_pl.errors import place_of_error
 
         place = place_of_error(error)
         if not place or DEBUG_VARIABLE in os.environ:

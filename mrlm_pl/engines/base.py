@@ -12,7 +12,7 @@ from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from mrlm_pl.engines.gpu_places import LearnerPlace
+    from mrlm_pl.engines.learner_place import LearnerPlace
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from mrlm_pl.batch import PolicyBatch
-
 if TYPE_CHECKING:
-    from mrlm_pl.engines.gpu_places import LearnerPlace
+    from mrlm_pl.engines.learner_place import LearnerPlace
     from mrlm_pl.policy import Policy
+
+
+class TokenRows(Protocol):
+    """Rows of tokens, as a batch of the learner has them."""
+
+    token_ids: Tensor
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the arguments of :meth:`Policy.reference_logprobs`."""
 
 
 class Reference(ABC):
     """Log-probabilities under policies as they were before their first update."""
 
     @abstractmethod
-    def logprobs(self, policy: Policy, rows: PolicyBatch) -> Tensor:
+    def logprobs(self, policy: Policy, rows: TokenRows) -> Tensor:
         """Log-probability [B, T] of each action token of a policy's rows, 0 elsewhere, on the rows' device.
 
         Args:

@@ -1,7 +1,7 @@
 """The weights: causal language models, their chat format and the built-in tiny model."""
 
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation
-from mrlm_pl.policy.hf import BUILTIN_TINY, Policy
 from mrlm_pl.policy.lora import LoRA
+from mrlm_pl.policy.policy import BUILTIN_TINY, Policy
 
 __all__ = ["BUILTIN_TINY", "PLAIN_TEMPLATE", "ChatFormat", "Conversation", "LoRA", "Policy"]

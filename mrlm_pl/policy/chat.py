@@ -18,11 +18,11 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from mrlm_pl.environment.tools import described
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.template_limits import EndlessTemplateError, check_template, deadline
-from mrlm_pl.policy.tool_form import PROBE_CALL, PROBE_TOOL, CallForm, find_call_form
-from mrlm_pl.tools import described
+from mrlm_pl.policy.tool_calls import PROBE_CALL, PROBE_TOOL, CallForm, find_call_form
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for message in messages %}{{ message['role'].capitalize() }}: {{ message['content'] }}"

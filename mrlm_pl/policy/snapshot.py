@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.policy.hf import Policy
 from mrlm_pl.policy.lora import is_adapter
+from mrlm_pl.policy.policy import Policy
 
 
 class Snapshot:

@@ -1,7 +1,5 @@
 """What a run shows and leaves, for the command and for scripts."""
 
-from mrlm_pl.runs.model_summary import PolicySummary
-from mrlm_pl.runs.progress import RunProgress
-from mrlm_pl.runs.summary import BatchCount, run_summary
+import lazy_loader
 
-__all__ = ["BatchCount", "PolicySummary", "RunProgress", "run_summary"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

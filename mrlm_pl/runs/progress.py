@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.trainer_bounds import batches_in_all
+from mrlm_pl.trainer.bounds import batches_in_all
 
 _LINES = 50
 """Lines that a run without collections prints at most where there is no terminal."""

@@ -1,11 +1,11 @@
 """Runs untrusted code, bounded: Python, shells, and the grading of programs. See docs/sandbox.md."""
 
-from mrlm_pl.sandbox.cell import Cell, CellEndedError
 from mrlm_pl.sandbox.grading import Grade, Tests, UnitTests, grade
+from mrlm_pl.sandbox.host.cell import Cell, CellEndedError
+from mrlm_pl.sandbox.host.server_process import strongest
 from mrlm_pl.sandbox.inside.grader import bound_names, unbound_names
-from mrlm_pl.sandbox.isolation import Isolation, IsolationName
 from mrlm_pl.sandbox.sandbox import Execution, Sandbox, running
-from mrlm_pl.sandbox.server_process import strongest
+from mrlm_pl.sandbox.wall.isolation import Isolation, IsolationName
 
 __all__ = [
     "Cell",

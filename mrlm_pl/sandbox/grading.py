@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrlm_pl.errors import SandboxError
-from mrlm_pl.sandbox.cell import Cell, CellEndedError, Ending
+from mrlm_pl.sandbox.host.cell import Cell, CellEndedError, Ending
 from mrlm_pl.sandbox.inside.grader import bound_names, unbound_names
-from mrlm_pl.sandbox.isolation import IsolationName
 from mrlm_pl.sandbox.sandbox import Sandbox, running
+from mrlm_pl.sandbox.wall.isolation import IsolationName
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from functools import cache
 from typing import Any
 
 from mrlm_pl.errors import ConfigurationError, SandboxError
-from mrlm_pl.sandbox.cell import Cell, CellEndedError, Ending
+from mrlm_pl.sandbox.host.cell import Cell, CellEndedError, Ending
+from mrlm_pl.sandbox.host.server_process import ServerProcess, server, strongest
 from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
-from mrlm_pl.sandbox.inside.confinement import HOME, SYSTEM_FOLDERS, CellSettings
-from mrlm_pl.sandbox.isolation import Isolation, IsolationName
-from mrlm_pl.sandbox.server_process import ServerProcess, server, strongest
+from mrlm_pl.sandbox.wall.confinement import HOME, SYSTEM_FOLDERS, CellSettings
+from mrlm_pl.sandbox.wall.isolation import Isolation, IsolationName
 
 logger = logging.getLogger(__name__)
 

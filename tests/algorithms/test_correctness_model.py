@@ -12,12 +12,12 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from mrlm_pl.algorithms import SFT, CorrectnessModel
-from mrlm_pl.algorithms.answer_measures import AnswerMeasures
+from mrlm_pl.algorithms.correctness_model import AnswerMeasures
 from mrlm_pl.data import AnswerDataModule
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, NonFiniteError
 from mrlm_pl.policy import LoRA, Policy
-from mrlm_pl.verifier import RewardModel
+from mrlm_pl.reward_models import RewardModel
 
 
 def write(folder: Path, rows: list[dict[str, Any]], name: str = "answers.jsonl") -> str:

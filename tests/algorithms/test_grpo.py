@@ -8,11 +8,11 @@ import torch
 
 from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.algorithms import GRPO
-from mrlm_pl.algorithms.group import credited_rows
-from mrlm_pl.batch import Batch, PolicyBatch, collate_rows
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.learner.batch import Batch, PolicyBatch, collate_rows
+from mrlm_pl.learner.credit.groups import credited_rows
 from mrlm_pl.losses import batch_totals
 from mrlm_pl.policy import Policy
 

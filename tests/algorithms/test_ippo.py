@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from mrlm_environments.coordination import CoordinationGame
+from mrlm_environments.games.coordination import CoordinationGame
 
 from mrlm_pl.algorithms import IPPO, PPO
-from mrlm_pl.algorithms.team import paid_as_a_team
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.credit.team import paid_as_a_team
 from mrlm_pl.policy import Policy
 
 AGENTS = ("left", "right")

@@ -12,10 +12,10 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from mrlm_pl.algorithms import DPO, MADPO
-from mrlm_pl.batch import Batch, collate_rows
 from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
 

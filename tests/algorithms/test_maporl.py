@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from mrlm_environments.collaborative_reasoning import CollaborativeReasoningEnvironment
+from mrlm_environments.collaborative_reasoning.environment import CollaborativeReasoningEnvironment
 
 from mrlm_pl.algorithms import MAPoRL
-from mrlm_pl.algorithms.influence_pay import InfluencePay, learnt_in, scores_of
-from mrlm_pl.data import RolloutDataModule, read_episodes
+from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
+from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.learner.credit.influence import InfluencePay, learnt_in, scores_of
 from mrlm_pl.policy import LoRA, Policy
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from discussion import PERSONS, Discussion
+from tests.support.discussion import PERSONS, Discussion
 
 # The reference's example: two persons, three turns, gamma .3.
 SCORES = {"ann": (0.2, 0.8, 1.0), "bob": (0.9, 0.6, 0.5)}

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from mrlm_environments.coordination import CoordinationGame
+from mrlm_environments.games.coordination import CoordinationGame
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from mrlm_pl.algorithms import MAPPO
-from mrlm_pl.algorithms.joint_states import JointReader, JointStates, acting_batches, joint_states
-from mrlm_pl.algorithms.team import joint_history, team_rewards
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, DataError, PolicyError
+from mrlm_pl.learner.credit.joint_states import JointReader, JointStates, acting_batches, joint_states
+from mrlm_pl.learner.credit.team import joint_history, team_rewards
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.tiny import build_config
 

@@ -12,13 +12,13 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from mrlm_pl.algorithms import PairwiseRewardModel
-from mrlm_pl.batch import Batch, collate_rows
 from mrlm_pl.data import PreferenceDataModule
 from mrlm_pl.episode import Message, Trajectory
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import LoRA, Policy
-from mrlm_pl.verifier import RewardModel
+from mrlm_pl.reward_models import RewardModel
 
 
 def pairs_file(folder: Path, count: int = 8) -> str:

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from mrlm_pl.algorithms import PPO
-from mrlm_pl.algorithms.rewarded import rewarded_rows
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.credit.turns import rewarded_rows
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.tiny import build_config, build_tokenizer
 

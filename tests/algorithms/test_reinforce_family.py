@@ -27,13 +27,14 @@ from mrlm_pl.algorithms import (
     REINFORCEPlusPlusBaseline,
     ReMax,
 )
-from mrlm_pl.algorithms.policy_gradient import PolicyGradient
-from mrlm_pl.batch import Batch, collate_rows
-from mrlm_pl.data import RolloutDataModule, read_episodes
-from mrlm_pl.data.rollout_checks import check_fit
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.data.rollout.checks import check_fit
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
+from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import Batch, collate_rows
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Correction, batch_totals
 from mrlm_pl.policy import Policy
 

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 
 from mrlm_pl.algorithms import PPO, SFT
 from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
-from mrlm_pl.data.trajectory_module import observation_mask
+from mrlm_pl.data.files.demonstrations import observation_mask
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, DataError

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from duel import make
+from tests.support.duel import make
 
 
 @pytest.fixture

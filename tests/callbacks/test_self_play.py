@@ -20,14 +20,14 @@ from mrlm_callbacks.anchor_games import game_score
 from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO
-from mrlm_pl.cli.run_outputs import MetricsFile
-from mrlm_pl.cross_policy import CrossPolicy, stale_turns
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.lora import merged_state
-from mrlm_pl.strategies import FSDP
+from mrlm_pl.rollout.cross_policy import CrossPolicy, stale_turns
+from mrlm_pl.runs.metrics_file import MetricsFile
+from mrlm_pl.trainer.fsdp import FSDP
 
 
 def weights(policy: Policy) -> dict[str, Tensor]:
@@ -235,8 +235,16 @@ def test_two_processes_hold_the_same_pool_and_opponent(tmp_path: Path, model_fol
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for variable in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
         environment.pop(variable, None)
-    command = [sys.executable, str(Path(__file__).with_name("duel.py")), str(tmp_path), str(model_folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    command = [sys.executable, "-m", "tests.support.duel", str(tmp_path), str(model_folder)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     one, two = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
     assert one == two

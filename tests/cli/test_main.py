@@ -44,8 +44,8 @@ def test_our_errors_become_a_message_and_a_status(mrlm, monkeypatch, error):
     def fail(arguments):
         raise error[0]
 
-    monkeypatch.setitem(main_module.COMMANDS, "info", ("mrlm_pl.cli.info:run", ""))
-    monkeypatch.setattr("mrlm_pl.cli.info.run", fail)
+    monkeypatch.setitem(main_module.COMMANDS, "info", ("mrlm_pl.cli.commands.info:run", ""))
+    monkeypatch.setattr("mrlm_pl.cli.commands.info.run", fail)
     status, _, err = mrlm("info")
     assert (status, err) == (error[1], f"mrlm: error: {error[0]}\n")
     monkeypatch.setenv("MRLM_DEBUG", "1")
@@ -53,14 +53,14 @@ def test_our_errors_become_a_message_and_a_status(mrlm, monkeypatch, error):
 
 
 def test_errors_of_ours_keep_their_traceback_and_those_of_a_users_file_are_one_line(mrlm, monkeypatch, tmp_path):
-    monkeypatch.setattr("mrlm_pl.cli.info.run", json.loads)
+    monkeypatch.setattr("mrlm_pl.cli.commands.info.run", json.loads)
     with pytest.raises(TypeError):
         main(["info"])
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "module_of_a_user.py").write_text("def fail(arguments):\n    raise KeyError('bug')\n")
     import module_of_a_user
 
-    monkeypatch.setattr("mrlm_pl.cli.info.run", module_of_a_user.fail)
+    monkeypatch.setattr("mrlm_pl.cli.commands.info.run", module_of_a_user.fail)
     status, _, err = mrlm("info")
     assert (status, err) == (
         1,

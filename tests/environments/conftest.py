@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from mrlm_pl.errors import SandboxError
 from mrlm_pl.sandbox import Sandbox
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

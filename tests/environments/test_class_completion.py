@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mrlm_environments.class_completion import ClassCompletionEnvironment
-from mrlm_environments.class_merge import Reply, merge, read_reply, shares
-from mrlm_environments.class_rows import class_task, solution_parts
+from mrlm_environments.class_completion.environment import ClassCompletionEnvironment
+from mrlm_environments.class_completion.merge import Reply, merge, read_reply, shares
+from mrlm_environments.class_completion.rows import class_task, solution_parts
 
 from mrlm_pl.cli.main import main
 from mrlm_pl.environment import Step, Task
-from mrlm_pl.environment_check import check_environment
+from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.sandbox import Sandbox

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mrlm_environments.code_rows import task_data
-from mrlm_environments.code_rows import tests_of as hidden_tests
-from mrlm_environments.collaboration import AuxUse, aux_use, defines
-from mrlm_environments.collaboration_split import split_solution
-from mrlm_environments.collaborative_coding import CollaborativeCodingEnvironment
-from mrlm_environments.held_out import hold_out
+from mrlm_environments.code.rows import task_data
+from mrlm_environments.code.rows import tests_of as hidden_tests
+from mrlm_environments.collaborative_coding.aux_use import AuxUse, aux_use, defines
+from mrlm_environments.collaborative_coding.environment import CollaborativeCodingEnvironment
+from mrlm_environments.collaborative_coding.gold import split_solution
+from mrlm_environments.collaborative_coding.revealed import hold_out
 
 from mrlm_pl.cli.main import main
 from mrlm_pl.environment import Step, Task
-from mrlm_pl.environment_check import check_environment
+from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.sandbox import Sandbox, grade

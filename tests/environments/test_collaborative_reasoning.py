@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mrlm_environments.collaborative_reasoning import CollaborativeReasoningEnvironment
-from mrlm_environments.math import MathEnvironment
-from mrlm_environments.reasoning_masks import AnswerMasks
+from mrlm_environments.collaborative_reasoning.environment import CollaborativeReasoningEnvironment
+from mrlm_environments.collaborative_reasoning.masks import AnswerMasks
+from mrlm_environments.math.environment import MathEnvironment
 
-from mrlm_pl.environment import Message, Observations, Step, Task, split_of
-from mrlm_pl.environment_check import check_environment
+from mrlm_pl.environment import Message, Observations, Step, Task
+from mrlm_pl.environment.check import check_environment
+from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.episode import person_of
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError
-from mrlm_pl.verifier.scorer import TextScore, TextScorer
+from mrlm_pl.reward_models.scorer import TextScore, TextScorer
 
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_train.jsonl"
 TASK = Task(
@@ -407,10 +408,10 @@ def test_gsm8k_is_read_and_its_solutions_earn_the_maximum() -> None:
 def test_the_scorer_and_the_masks_are_built_from_the_block_of_the_document() -> None:
     import yaml
 
-    from mrlm_pl.cli.parser import CommandParser
-    from mrlm_pl.cli.plugins import import_environment
+    from mrlm_pl.cli.parsing.parser import CommandParser
     from mrlm_pl.environment import Environment
-    from mrlm_pl.verifier import RewardModel
+    from mrlm_pl.reward_models import RewardModel
+    from mrlm_pl.runs.plugins import import_environment
 
     document = (Path(__file__).parents[2] / "docs/environments/collaborative_reasoning.md").read_text()
     block = yaml.safe_load(document.partition("```yaml\n")[2].partition("```")[0])

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mrlm_environments.math import MathEnvironment
-from mrlm_environments.math_problems import KINDS, generate_problem
+from mrlm_environments.math.environment import MathEnvironment
+from mrlm_environments.math.problems import KINDS, generate_problem
 
-from mrlm_pl.environment import split_of
+from mrlm_pl.answers.numbers import MAX_DIGITS, equal_answers, extract_answer, number_value
+from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.number_answers import MAX_DIGITS, equal_answers, extract_answer, number_value
 from mrlm_pl.seeding import keyed_random
 
-FORMATS = json.loads((Path(__file__).parent / "data" / "answer_formats.json").read_text())
+FORMATS = json.loads((Path(__file__).parents[1] / "data" / "samples" / "answer_formats.json").read_text())
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_train.jsonl"
 
 

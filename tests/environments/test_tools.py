@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mrlm_environments.calculator import Calculator
-from mrlm_environments.file_system import FileSystem
-from mrlm_environments.tool_problems import KINDS, REQUIRED_TOOLS
-from mrlm_environments.tools import BUILT_IN, NUDGE, ToolEnvironment, same_answer
-from mrlm_environments.web_search import WebSearch
+from mrlm_environments.toolbox.calculator import Calculator
+from mrlm_environments.toolbox.files import FileSystem
+from mrlm_environments.toolbox.search import WebSearch
+from mrlm_environments.tools.environment import BUILT_IN, NUDGE, ToolEnvironment, same_answer
+from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS
 
 from mrlm_pl.cli.main import main
 from mrlm_pl.environment import Step, Task, ToolSchema
-from mrlm_pl.environment_check import check_environment
+from mrlm_pl.environment.check import check_environment
+from mrlm_pl.environment.tools import Tool, ToolError, ToolSet
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.tools import Tool, ToolError, ToolSet
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "17*23+4"}}</tool_call>'
 ANSWER = "<answer>395</answer>"

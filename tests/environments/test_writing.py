@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mrlm_environments.writing import WritingEnvironment
-from mrlm_environments.writing_words import STOP_WORDS, TRANSITIONS, transition_categories
+from mrlm_environments.writing.environment import WritingEnvironment
+from mrlm_environments.writing.words import STOP_WORDS, TRANSITIONS, transition_categories
 
 from mrlm_pl.cli.main import main
 from mrlm_pl.environment import Step, Task
-from mrlm_pl.environment_check import check_environment
+from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
 

@@ -14,9 +14,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from mrlm_pl.algorithms import GRPO, PPO
-from mrlm_pl.data import RolloutDataModule, read_episodes
+from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
-from mrlm_pl.engines.weights import unsupported_reason
+from mrlm_pl.engines.local.llama_weights import unsupported_reason
+from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.tiny import build_tokenizer

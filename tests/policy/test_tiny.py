@@ -8,8 +8,8 @@ import string
 
 import pytest
 import torch
-from mrlm_environments.coordination import CoordinationGame
-from mrlm_environments.math import MathEnvironment
+from mrlm_environments.games.coordination import CoordinationGame
+from mrlm_environments.math.environment import MathEnvironment
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from mrlm_pl.policy.tiny import build_config, build_tokenizer, tiny_model_path

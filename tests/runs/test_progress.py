@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.runs.progress import RunProgress
-from tests.data.test_rollout_module import make
+from tests.data.rollout.test_module import make
 
 
 def counted(text: str) -> list[str]:

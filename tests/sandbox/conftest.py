@@ -12,7 +12,7 @@ import pytest
 
 from mrlm_pl.errors import SandboxError
 from mrlm_pl.sandbox import Isolation
-from mrlm_pl.sandbox.server_process import server
+from mrlm_pl.sandbox.host.server_process import server
 
 NOBODY = 65534
 

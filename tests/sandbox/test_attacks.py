@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mrlm_environments.sandboxed_tools import PythonRepl
+from mrlm_environments.toolbox.programs import PythonRepl
 
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import SandboxError
 from mrlm_pl.sandbox import Sandbox, strongest
+from tests.support.attacks.bait import REPOSITORY, Bait
+from tests.support.attacks.catalogue import ATTACKS, HONEST, RUN_TWICE, SHELL_ATTACKS, Attack
+from tests.support.attacks.run import HONEST_SECONDS, WALL_SECONDS, run
 
-sys.path.insert(0, str(Path(__file__).parent))
-from attacks import ATTACKS, HONEST, RUN_TWICE, SHELL_ATTACKS, Attack
-from bait import REPOSITORY, Bait
-from run_attacks import HONEST_SECONDS, WALL_SECONDS, run
-
-SCRIPT = Path(__file__).parent / "run_attacks.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "attacks" / "run.py"
 MARGIN_SECONDS = 10
 SYSTEM_PYTHON = "/usr/bin/python3"
 NOBODY = 65534

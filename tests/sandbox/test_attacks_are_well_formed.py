@@ -16,9 +16,17 @@ from tempfile import TemporaryFile
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from attacks import ATTACKS, CALLS, DANGEROUS, HONEST, NOT_COMPILING, RUN_TWICE, SHELL_ATTACKS, Attack
-from bait import Bait
+from tests.support.attacks.bait import Bait
+from tests.support.attacks.catalogue import (
+    ATTACKS,
+    CALLS,
+    DANGEROUS,
+    HONEST,
+    NOT_COMPILING,
+    RUN_TWICE,
+    SHELL_ATTACKS,
+    Attack,
+)
 
 BY_NAME = {attack.name: attack for attack in (*ATTACKS, *SHELL_ATTACKS, *HONEST)}
 # These end by a limit only, or leave a process.

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from mrlm_pl.errors import ConfigurationError, SandboxError
-from mrlm_pl.sandbox import Cell, CellEndedError, Isolation, Sandbox, server_process
+from mrlm_pl.sandbox import Cell, CellEndedError, Isolation, Sandbox
 from mrlm_pl.sandbox import sandbox as sandbox_module
+from mrlm_pl.sandbox.host import server_process
+from mrlm_pl.sandbox.host.server_process import ServerProcess, server
 from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
-from mrlm_pl.sandbox.inside.confinement import CellSettings
-from mrlm_pl.sandbox.server_process import ServerProcess, server
+from mrlm_pl.sandbox.wall.confinement import CellSettings
 
 LEVELS = ("namespaces", "landlock", "limits")
 SLACK = 5.0

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
-import sys
 from pathlib import Path
 
 import pytest
 
 from mrlm_pl.sandbox import Sandbox
-from mrlm_pl.sandbox.inside import landlock, system_calls
-
-sys.path.insert(0, str(Path(__file__).parent))
-from declared_calls import DECLARED
+from mrlm_pl.sandbox.wall import landlock, system_calls
+from tests.support.attacks.declared_calls import DECLARED
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the table is of x86-64")
 COLUMNS = {("namespaces", False): 0, ("namespaces", True): 1, ("landlock", False): 2, ("landlock", True): 3}

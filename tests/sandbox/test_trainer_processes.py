@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from mrlm_pl.sandbox.usage import family
+from mrlm_pl.sandbox.host.usage import family
 
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 30
 WITH_A_PROGRAM = """
 import sys, threading, time
-from mrlm_pl.sandbox import Sandbox, server_process
+from mrlm_pl.sandbox import Sandbox
+from mrlm_pl.sandbox.host import server_process
 sandbox = Sandbox(level=sys.argv[1], wall_seconds=600)
 cell = sandbox.open()
 sandbox.execute(cell, {"operation": "run", "source": "open('file', 'w').close()"})
@@ -35,7 +36,8 @@ time.sleep(600)
 # Each cell does what it can to outlive the server, which is then killed alone.
 WITHOUT_SERVER = """
 import sys, threading, time
-from mrlm_pl.sandbox import Sandbox, server_process
+from mrlm_pl.sandbox import Sandbox
+from mrlm_pl.sandbox.host import server_process
 FREED = '''
 import ctypes, signal
 for option in (1, (1 << 32) + 1): ctypes.CDLL(None).syscall(157, ctypes.c_long(option), 0, 0, 0, 0)
@@ -54,7 +56,8 @@ time.sleep(600)
 """
 FORKING = """
 import os, sys, threading, time
-from mrlm_pl.sandbox import Sandbox, server_process
+from mrlm_pl.sandbox import Sandbox
+from mrlm_pl.sandbox.host import server_process
 sandbox = Sandbox(level=sys.argv[1], wall_seconds=20)
 own = sandbox.open()
 busy = [threading.Thread(target=sandbox.run, args=("import time; time.sleep(1)",)) for _ in range(os.cpu_count() + 1)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mrlm_pl.sandbox.usage import (
+from mrlm_pl.sandbox.host.usage import (
     MAX_COUNTED,
     MAX_DEPTH,
     DiskUse,

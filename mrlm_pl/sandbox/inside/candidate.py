@@ -16,13 +16,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from mrlm_pl.sandbox.inside import landlock
 from mrlm_pl.sandbox.inside.channel import Channel
 from mrlm_pl.sandbox.inside.files import pack, unpack
 from mrlm_pl.sandbox.inside.grader import grade
 from mrlm_pl.sandbox.inside.objects import Objects
 from mrlm_pl.sandbox.inside.unit_tests import grade_unit_tests
 from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
+from mrlm_pl.sandbox.wall import landlock
 
 MODULE = "solution"
 MAX_ERROR_CHARACTERS = 2_000

@@ -19,9 +19,11 @@ import traceback
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from mrlm_pl.sandbox.inside import candidate, confinement, syscalls
-from mrlm_pl.sandbox.inside.confinement import CellSettings
+from mrlm_pl.sandbox.inside import candidate
 from mrlm_pl.sandbox.removal import remove_tree
+from mrlm_pl.sandbox.wall import confinement
+from mrlm_pl.sandbox.wall import kernel as syscalls
+from mrlm_pl.sandbox.wall.confinement import CellSettings
 
 PRELOADED = [
     "abc",

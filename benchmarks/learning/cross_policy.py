@@ -1,0 +1,123 @@
+"""Does it help when stale snapshots sample some turns? Number guessing, with and without, for several seeds.
+
+    python benchmarks/learning/cross_policy.py [--seeds 0 1 2 3 4] [--iterations 30] [--arms none turn ...]
+        [--json FILE]
+
+    none        all turns by the current weights
+    turn        a quarter of the turns by one snapshot, replaced every 10 iterations
+    trajectory  a quarter of the trajectories by that snapshot
+    several     a quarter of the turns by one of three snapshots
+
+The game (examples/number_guessing.py) has up to four turns: a digit is to be guessed, with "higher" and "lower" as
+hints. Told are the held-out success and reward after the run, of the current weights alone, and the mean over the
+seeds with its 95 % interval (Student's t); the differences to ``none`` are paired by seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning
+from lightning.pytorch import Callback
+
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.policy import Policy
+from mrlm_pl.rollout.cross_policy import CrossPolicy
+
+for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "examples"):
+    sys.path.insert(0, str(folder))
+from few_values import mean_and_half  # noqa: E402
+from number_guessing import NumberGuessing  # noqa: E402
+from quiet_trainer import quiet_trainer  # noqa: E402
+
+ARMS: dict[str, CrossPolicy | None] = {
+    "none": None,
+    "turn": CrossPolicy(share=0.25, refresh=10),
+    "trajectory": CrossPolicy(share=0.25, refresh=10, unit="trajectory"),
+    "several": CrossPolicy(share=0.25, refresh=10, snapshots=3),
+}
+EPISODES = 512
+"""Of the evaluation after a run."""
+
+
+class Measure(Callback):
+    """Keeps what was logged of each collection, and evaluates the weights that a run ends with."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
+        self.after: dict[str, float] = {}
+
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        self.seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
+        report = trainer.datamodule.evaluate(NumberGuessing.name, split="test", episodes=EPISODES)
+        self.after = {"success": report.accuracy, "reward": report.mean_reward}
+
+
+def run(arm: str, seed: int, iterations: int) -> dict[str, float]:
+    """Held-out numbers after a run, and what its last collections were like."""
+    lightning.seed_everything(seed, verbose=False)
+    algorithm = GRPO({"main": Policy("builtin:tiny", learning_rate=1e-3)})
+    data = RolloutDataModule(
+        NumberGuessing(),
+        groups=8,
+        group_size=16,
+        iterations=iterations,
+        sampling=Sampling(max_tokens=8),
+        cross_policy=ARMS[arm],
+        save_episodes=False,
+        seed=seed,
+    )
+    measure, started = Measure(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = quiet_trainer(max_epochs=1, default_root_dir=folder, gradient_clip_val=1.0, callbacks=[measure])
+        trainer.fit(algorithm, data)
+    last = measure.seen[-10:]
+    found = {**measure.after, "seconds": time.perf_counter() - started}
+    for name in ("rollout/entropy", "rollout/stale_turns", "rollout/stale_age", "train/clip_fraction"):
+        found[name] = statistics.fmean(metrics.get(name, 0.0) for metrics in last)
+    return found
+
+
+def main() -> None:
+    """Run all arms and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--iterations", type=int, default=30)
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    rows: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
+    for seed in options.seeds:
+        for arm in options.arms:
+            rows[arm].append(run(arm, seed, options.iterations))
+            told = {name: round(value, 3) for name, value in rows[arm][-1].items()}
+            print(json.dumps({"arm": arm, "seed": seed, **told}), flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    for arm, found in rows.items():
+        for name in ("success", "reward"):
+            mean, half = mean_and_half([row[name] for row in found])
+            line = f"{arm:<11} {name:<8} {mean:.3f} +- {half:.3f}"
+            if arm != "none" and "none" in rows:
+                paired = [row[name] - before[name] for row, before in zip(found, rows["none"], strict=True)]
+                line += "   against none {:+.3f} +- {:.3f}".format(*mean_and_half(paired))
+            print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Five tasks at once with one tiny policy: counts against weights, rewards of each task over the run, and an ablation.
+
+    python benchmarks/learning/five_tasks.py [--task-normalization none scale_only paper] [--cross-policy-share 0 0.25]
+        [--seeds 0] [--json out.json] [OPTIONS]
+
+The course (configs/recipes/tiny_five_tasks.yaml) runs once, or ``--policy`` names what it left; then
+configs/tasks/five_tasks.yaml runs from its policy for every combination of the flags and seeds. Printed for each run
+and task: groups that were played against the weights, and the mean reward in the first and the last tenth of the
+iterations, with 95 % intervals whose unit is the group. Failed episodes are no outcomes. Further options go to ``mrlm
+train``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mrlm_pl.episode import Episode
+from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.evaluation.intervals import mean_interval
+
+CONFIG = Path("configs/tasks/five_tasks.yaml")
+TASKS = ("math", "code", "tools", "sql", "shell")
+FLAGS = {
+    "task_normalization": ("--model.task_normalization", "scale_only"),
+    "cross_policy_share": ("--data.cross_policy.share", "0"),  # 0 is a run without snapshots
+}
+"""What is varied: an option of this command, the setting that it sets and its default. All combinations are run."""
+
+
+def call(command: list[str]) -> None:
+    """Run a command; what it printed is shown if it fails."""
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    if result.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
+
+
+def train(config: Path | str, folder: Path, *options: str) -> None:
+    """Run ``mrlm train``."""
+    call(
+        [
+            str(Path(sys.executable).with_name("mrlm")),
+            "train",
+            "--config",
+            str(config),
+            "--output",
+            str(folder),
+            *options,
+        ]
+    )
+
+
+def recipe(folder: Path) -> Path:
+    """The policy that the course leaves."""
+    rows = folder / "rows.jsonl"
+    call([sys.executable, "examples/tiny_model/make_five_task_demonstrations.py", "--output", str(rows)])
+    train("configs/recipes/tiny_five_tasks.yaml", folder / "recipe", "--data.train", str(rows))
+    return folder / "recipe/policies/main"
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """Counts and reward curves of a run, by task."""
+    data = yaml.safe_load((folder / "config.yaml").read_text())["data"]["init_args"]
+    shares = {name: weight / sum(data["weights"]) for name, weight in zip(TASKS, data["weights"], strict=True)}
+    groups: dict[str, dict[int, dict[str, list[Episode]]]] = {name: defaultdict(dict) for name in TASKS}
+    failed = dict.fromkeys(TASKS, 0)
+    for episode in read_episodes(folder / "episodes"):
+        name = episode.task.environment
+        failed[name] += episode.failed
+        groups[name][episode.iteration].setdefault(episode.group, [])
+        if not episode.failed:
+            groups[name][episode.iteration][episode.group].append(episode)
+    iterations = 1 + max(iteration for of_task in groups.values() for iteration in of_task)
+    total = iterations * data["groups"]
+    tenth = max(1, round(iterations / 10))
+    parts = {"first": range(tenth), "last": range(iterations - tenth, iterations)}
+    found: dict[str, Any] = {"iterations": iterations, "tasks": {}}
+    for name in TASKS:
+        count = sum(map(len, groups[name].values()))
+        row: dict[str, Any] = {"groups": count, "due": round(total * shares[name], 2), "failed": failed[name]}
+        for part, chosen in parts.items():
+            row[part] = reward([group for n in chosen for group in groups[name].get(n, {}).values() if group])
+        row["rises"] = bool(row["last"]["ci95"][0] > row["first"]["ci95"][1])
+        row["curve"] = [
+            reward([group for n in block for group in groups[name].get(n, {}).values() if group])["mean"]
+            for block in blocks(iterations)
+        ]
+        found["tasks"][name] = row
+    found["counts_within_1"] = all(abs(row["groups"] - row["due"]) <= 1 for row in found["tasks"].values())
+    return found
+
+
+def blocks(iterations: int) -> list[range]:
+    """The iterations in ten parts, or as many as there are."""
+    parts = min(10, iterations)
+    bounds = [round(part * iterations / parts) for part in range(parts + 1)]
+    return [range(*pair) for pair in itertools.pairwise(bounds)]
+
+
+def reward(groups: list[list[Episode]]) -> dict[str, Any]:
+    """Mean reward with its interval, and the share of successes."""
+    rewards = [[episode.reward for episode in group] for group in groups]
+    flat = [value for group in rewards for value in group]
+    if not flat:
+        return {"mean": math.nan, "ci95": [math.nan, math.nan], "success": math.nan}
+    wins = [bool(episode.success) for group in groups for episode in group]
+    low, high = mean_interval(rewards)
+    return {
+        "mean": round(math.fsum(flat) / len(flat), 3),
+        "ci95": [round(low, 3), round(high, 3)],
+        "success": round(sum(wins) / len(wins), 3),
+    }
+
+
+def table(row: dict[str, Any]) -> str:
+    """The measured numbers of a run as text."""
+    head = f"{', '.join(f'{name} {row[name]}' for name in (*FLAGS, 'seed'))}: {row['iterations']} iterations, "
+    lines = [head + f"{row['wall_s']:.0f} s; counts within 1 of the weights: {row['counts_within_1']}"]
+    for name, task in row["tasks"].items():
+        first, last = task["first"], task["last"]
+        lines.append(
+            f"  {name:<6} groups {task['groups']:>4} of {task['due']:>6}  failed {task['failed']:>3}  "
+            f"reward {first['mean']:.3f} [{first['ci95'][0]:.3f}, {first['ci95'][1]:.3f}] -> "
+            f"{last['mean']:.3f} [{last['ci95'][0]:.3f}, {last['ci95'][1]:.3f}]  "
+            f"success {first['success']:.2f} -> {last['success']:.2f}  {'rises' if task['rises'] else '-'}  "
+            + " ".join(f"{value:.2f}" for value in task["curve"])
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run every combination and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, (_, default) in FLAGS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", default=[default])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--policy", type=Path, help="what the course left, in place of running it")
+    parser.add_argument("--folder", type=Path, help="for the runs; default is a temporary one")
+    parser.add_argument("--json", type=Path)
+    options, overrides = parser.parse_known_args()
+    folder = options.folder or Path(tempfile.mkdtemp())
+    policy = options.policy or recipe(folder)
+    rows = []
+    for *values, seed in itertools.product(*(getattr(options, name) for name in FLAGS), options.seeds):
+        chosen = dict(zip(FLAGS, values, strict=True))
+        place = folder / "-".join([*values, f"seed-{seed}"])
+        settings = [word for name, value in chosen.items() for word in (FLAGS[name][0], value)]
+        started = time.perf_counter()
+        train(
+            CONFIG, place, "--model.policies.main.model", str(policy), "--seed_everything", str(seed), *settings,
+            *overrides,
+        )  # fmt: skip
+        rows.append({**chosen, "seed": seed, "wall_s": time.perf_counter() - started, **measured(place)})
+        print(table(rows[-1]), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

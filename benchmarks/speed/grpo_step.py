@@ -1,0 +1,247 @@
+"""Step time and peak memory of GRPO: this project against TRL's GRPOTrainer on the same work, in one run.
+
+    python benchmarks/speed/grpo_step.py --peer-python .venv-peers/bin/python --size s [--rounds 3] [--json out.json]
+
+Both sides train the same random Llama model from the same folder in fp32 with AdamW: 4 prompts of 64 tokens, 8 samples
+each, exactly 64 new tokens (no token of the vocabulary ends a turn, so that neither side pays for forcing the length).
+Each side runs as a process of its own, in turns; the first steps of a process are warm-up and not counted. Printed are
+the medians and the ratios; times are wall seconds of whole steps (generation, reward, loss, backward, optimizer).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+SIZES = {
+    "xs": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 172, "num_attention_heads": 4, "vocab": 512},
+    "xs32k": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 172,
+        "num_attention_heads": 4,
+        "vocab": 32000,
+    },
+    "s": {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 688, "num_attention_heads": 4, "vocab": 512},
+    "m": {
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "intermediate_size": 1376,
+        "num_attention_heads": 8,
+        "vocab": 32000,
+    },
+}
+PROMPTS, GROUP, PROMPT_TOKENS, NEW_TOKENS = 4, 8, 64, 64
+WARMUP = 2
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def make_model(folder: Path, size: str, *, knows_eos: bool = False) -> None:
+    """Write a random model and a tokenizer of whitespace-separated words whose EOS the model knows only if told so."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    options = dict(SIZES[size])
+    vocabulary = options.pop("vocab")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **options,
+        num_key_value_heads=options["num_attention_heads"] // 2,
+        vocab_size=vocabulary + knows_eos,
+        tie_word_embeddings=False,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    words = {"<pad>": 0} | {f"w{n}": n for n in range(1, vocabulary)} | {"<eos>": vocabulary}
+    core = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
+    tokenizer.save_pretrained(folder)
+
+
+def prompt(index: int, vocabulary: int) -> str:
+    """The text of one prompt: 64 words that are a function of the index."""
+    return " ".join(
+        f"w{1 + (index * 7919 + position * 104729) % (vocabulary - 1)}" for position in range(PROMPT_TOKENS)
+    )
+
+
+def reward(text: str) -> float:
+    """Share of words with an even number."""
+    numbers = [int(word[1:]) for word in text.split() if word.startswith("w")]
+    return sum(number % 2 == 0 for number in numbers) / max(len(numbers), 1)
+
+
+def run_ours(folder: str, size: str, steps: int, precision: str) -> dict[str, Any]:
+    """Step times and memory of this project."""
+    import lightning
+    import torch
+    from quiet_trainer import quiet_trainer
+
+    from mrlm_pl.algorithms import GRPO
+    from mrlm_pl.data import RolloutDataModule
+    from mrlm_pl.engines import Sampling
+    from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
+    from mrlm_pl.policy import Policy
+
+    torch.set_num_threads(os.cpu_count() or 1)
+
+    class Words(SingleAgentEnvironment):
+        name = "words"
+
+        def tasks(self, split: str) -> DatasetTasks:
+            vocabulary = int(SIZES[size]["vocab"])
+            return DatasetTasks(self.name, split, [{"prompt": prompt(n, vocabulary)} for n in range(64)])
+
+        def begin(self, task: Any) -> str:
+            return str(task.data["prompt"])
+
+        def reply(self, message: Any) -> Outcome:
+            return Outcome({"even": reward(message.content)})
+
+    times: list[float] = []
+
+    class Clock(lightning.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            times.append(time.perf_counter())
+
+    trainer = quiet_trainer(
+        max_steps=steps,
+        precision=precision,
+        gradient_clip_val=1.0,
+        default_root_dir=tempfile.mkdtemp(),
+        callbacks=[Clock()],
+    )
+    data = RolloutDataModule(
+        Words(), groups=PROMPTS, group_size=GROUP, iterations=steps, sampling=Sampling(max_tokens=NEW_TOKENS)
+    )
+    trainer.fit(GRPO({"main": Policy(folder, learning_rate=1e-5, chat_template=TEMPLATE)}), data)
+    return report(times)
+
+
+def run_peer(folder: str, size: str, steps: int) -> dict[str, Any]:
+    """Step times and memory of TRL with its default generation."""
+    import torch
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    times: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            times.append(time.perf_counter())
+
+    vocabulary = int(SIZES[size]["vocab"])
+    config = GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=PROMPTS * GROUP,
+        num_generations=GROUP,
+        max_completion_length=NEW_TOKENS,
+        max_steps=steps,
+        learning_rate=1e-5,
+        lr_scheduler_type="constant",
+        beta=0.0,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        model_init_kwargs={"dtype": "float32"},
+    )
+    trainer = GRPOTrainer(
+        model=folder,
+        reward_funcs=lambda completions, **_: [reward(text) for text in completions],
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary)} for n in range(64)]),
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    key = "completions/mean_length"
+    return report(times) | {"mean_length": statistics.mean(log[key] for log in trainer.state.log_history if key in log)}
+
+
+def report(times: list[float]) -> dict[str, Any]:
+    """Seconds of each step after the warm-up, and the process's peak memory in MiB."""
+    steps = [after - before for before, after in itertools.pairwise(times)][WARMUP - 1 :]
+    return {"steps": steps, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def child(python: str, side: str, folder: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one side in a process of its own."""
+    command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
+    command += ["--steps", str(options.steps), "--precision", options.precision]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=offline)
+    if result.returncode:
+        raise SystemExit(f"{side} failed:\n{result.stderr[-3000:]}")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Run both sides in turns and print medians and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer-python", help="a Python with TRL installed; without it only this project is timed")
+    parser.add_argument("--size", choices=sorted(SIZES), default="s")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--precision", default="32-true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--side", choices=["ours", "trl"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side == "ours":
+        print(json.dumps(run_ours(options.folder, options.size, options.steps, options.precision)))
+        return
+    if options.side == "trl":
+        print(json.dumps(run_peer(options.folder, options.size, options.steps)))
+        return
+    folder = tempfile.mkdtemp()
+    make_model(Path(folder), options.size)
+    results: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
+    for _ in range(options.rounds):
+        results["ours"].append(child(sys.executable, "ours", folder, options))
+        if options.peer_python:
+            results["trl"].append(child(options.peer_python, "trl", folder, options))
+    summary: dict[str, Any] = {"size": options.size, "precision": options.precision}
+    for side, runs in results.items():
+        if runs:
+            summary[side] = {
+                "step_s": statistics.median(step for run in runs for step in run["steps"]),
+                "peak_mib": statistics.median(run["peak_mib"] for run in runs),
+            }
+    if options.peer_python:
+        ratios = [
+            statistics.median(ours["steps"]) / statistics.median(peer["steps"])
+            for ours, peer in zip(results["ours"], results["trl"], strict=True)
+        ]
+        summary["step_ratio"] = statistics.median(ratios)
+        summary["step_ratios"] = ratios
+        summary["memory_ratio"] = summary["ours"]["peak_mib"] / summary["trl"]["peak_mib"]
+    text = json.dumps(summary, indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

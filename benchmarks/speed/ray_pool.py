@@ -1,0 +1,237 @@
+"""Tokens per second and weight synchronisation of a pool of workers under Ray, against the engine of this process.
+
+    python benchmarks/speed/ray_pool.py [--workers 1 2 4] [--size s] [--rounds 5] [--json FILE]
+    python benchmarks/speed/ray_pool.py --sync [--receivers 1 2] [--divisor 16] [--bucket 1048576 8388608 67108864]
+    python benchmarks/speed/ray_pool.py --reference [--workers 1 2] [--size s] [--rounds 5]
+
+The first form generates the same requests here and in the pool in turns, changes every weight and times ``load``; the
+figures are medians over rounds, memory is the resident set of each worker. More workers than cores share these.
+The second form sends the 579 tensors of Qwen2.5-14B, narrower, to receivers in threads of this process, and compares
+all checksums; its share of memory copies and checksums is timed by itself.
+The third form computes the reference's log-probabilities of the same rows here and in a reference pool, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.engines import InProcessEngine, RayPool, RayReference, SampleRequest, Sampling
+from mrlm_pl.engines.transfer.broadcast import WeightReceiver, WeightSender
+from mrlm_pl.engines.transfer.manifest import Snapshot, checksum
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.policy import Policy
+from mrlm_pl.policy.tiny import build_tokenizer
+
+SIZES: dict[str, dict[str, int]] = {
+    "xs": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "inner": 176, "vocabulary": 96},
+    "s": {"layers": 4, "hidden": 256, "heads": 4, "kv_heads": 2, "inner": 704, "vocabulary": 512},
+    "m": {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 4, "inner": 1408, "vocabulary": 32_000},
+}
+
+
+def build_model(layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocabulary: int) -> PreTrainedModel:
+    """A random Qwen2 without an end token."""
+    config = Qwen2Config(
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=inner,
+        vocab_size=vocabulary,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def change(model: PreTrainedModel) -> None:
+    """Another value for every weight."""
+    for parameter in model.parameters():
+        parameter.mul_(1.0001)
+
+
+def resident_mebibytes(pid: int) -> float:
+    """Memory that a process has in RAM."""
+    line = next(row for row in Path(f"/proc/{pid}/status").read_text().splitlines() if row.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+def pool_figures(workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Medians of one pool and of the engine of this process beside it."""
+    model = build_model(**SIZES[arguments.size])
+    vocabulary = SIZES[arguments.size]["vocabulary"]
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(1, vocabulary, (arguments.prompts, 48), generator=generator).tolist()
+    sampling = Sampling(max_tokens=arguments.new_tokens)
+    requests = [
+        SampleRequest(tuple(prompt), "p", 1000 * n + member, sampling)
+        for n, prompt in enumerate(prompts)
+        for member in range(arguments.samples)
+    ]
+    tokens = len(requests) * arguments.new_tokens
+    here, pool, loop = InProcessEngine(), RayPool(workers), EventLoopThread()
+    speeds: dict[str, list[float]] = {"here": [], "pool": []}
+    loads: list[float] = []
+    try:
+        started = time.perf_counter()
+        pool.load("p", model, 0)
+        start = time.perf_counter() - started
+        for version in range(1, arguments.rounds + 2):
+            change(model)
+            started = time.perf_counter()
+            pool.load("p", model, version)
+            loads.append(time.perf_counter() - started)
+            here.load("p", model, version)
+            found = {}
+            for name, engine in (("here", here), ("pool", pool)):
+                started = time.perf_counter()
+                found[name] = loop.submit(engine.sample(requests)).result()
+                speeds[name].append(tokens / (time.perf_counter() - started))
+            same = sum(a.token_ids == b.token_ids for a, b in zip(found["here"], found["pool"], strict=True))
+        memory = [resident_mebibytes(item["pid"]) for item in pool.describe()]
+    finally:
+        pool.close()
+        here.close()
+        loop.close()
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return {
+        "workers": workers,
+        "model_mib": round(size / 2**20, 1),
+        "first_load_seconds": round(start, 1),
+        "load_seconds": round(statistics.median(loads[1:]), 4),  # the first round is for warming up
+        "tokens_per_second_here": round(statistics.median(speeds["here"][1:])),
+        "tokens_per_second_pool": round(statistics.median(speeds["pool"][1:])),
+        "equal_samples": f"{same}/{len(requests)}",
+        "worker_mib": [round(item) for item in memory],
+    }
+
+
+def sync_figures(receivers: int, bucket: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Medians of sending all 579 tensors, first and again after all have changed."""
+    divisor = arguments.divisor
+    model = build_model(48, 5120 // divisor, 40, 8, 13_824 // divisor, 152_064 // divisor)
+    tensors = dict(model.named_parameters())
+    snapshot, sender = Snapshot(), WeightSender(bucket_bytes=bucket)
+    sides = [WeightReceiver() for _ in range(receivers)]
+    invitation, taking, sending = sender.invite(receivers), [], []
+    with ThreadPoolExecutor(receivers) as threads:
+        for _ in range(arguments.rounds + 1):
+            change(model)
+            started = time.perf_counter()
+            snapshot.take(tensors)
+            taking.append(time.perf_counter() - started)
+            manifest = snapshot.missing([{}], bucket)
+            started = time.perf_counter()
+            got = [threads.submit(side.receive, invitation, rank, manifest) for rank, side in enumerate(sides, 1)]
+            failed = sender.send(invitation, manifest, snapshot.__getitem__)
+            sending.append(time.perf_counter() - started)
+            arrived = [{name: checksum(tensor) for name, tensor in item.result().tensors.items()} for item in got]
+            equal = all(item == {name: checksum(tensor) for name, tensor in tensors.items()} for item in arrived)
+            if failed or not equal:
+                raise SystemExit(f"not all arrived: {failed}")
+            invitation = sender.invite_again(invitation)
+    sender.close()
+    seconds = statistics.median(sending[1:])
+    return {
+        "tensors": len(manifest.tensors),
+        "mib": round(manifest.total / 2**20, 1),
+        "largest_mib": round(max(item.size for item in manifest.tensors) / 2**20, 2),
+        "bucket_mib": round(bucket / 2**20, 2),
+        "receivers": receivers,
+        "copy_and_checksum_seconds": round(statistics.median(taking[1:]), 3),
+        "send_seconds": round(seconds, 3),
+        "mib_per_second_to_each": round(manifest.total / 2**20 / seconds),
+        "equal_checksums": f"{len(manifest.tensors)}/{len(manifest.tensors)}",
+    }
+
+
+def reference_figures(workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Medians of a reference pool and of a learner that holds the reference beside it."""
+    vocabulary, width = SIZES[arguments.size]["vocabulary"], 48 + arguments.new_tokens
+    with tempfile.TemporaryDirectory() as folder:
+        build_model(**SIZES[arguments.size]).save_pretrained(folder)
+        build_tokenizer().save_pretrained(folder)
+        policy = Policy(folder, max_forward_tokens=2048)
+        policy.load(reference=True)
+        generator = torch.Generator().manual_seed(0)
+        prompts = torch.randint(1, vocabulary, (arguments.prompts, 48), generator=generator)
+        count = arguments.prompts * arguments.samples
+        answers = torch.randint(1, vocabulary, (count, arguments.new_tokens), generator=generator)
+        ids = torch.cat([prompts.repeat_interleave(arguments.samples, 0), answers], 1)
+        lengths, groups = torch.full((count,), width), torch.arange(count) // arguments.samples
+        mask = (torch.arange(width) >= 48).expand(count, width)
+        rows = PolicyBatch(ids, lengths, mask, torch.zeros(count, width), groups, groups, lengths, torch.ones(count))
+        reference = RayReference(workers)
+        seconds: dict[str, list[float]] = {"here": [], "pool": []}
+        try:
+            started = time.perf_counter()
+            reference.logprobs(policy, rows)
+            start = time.perf_counter() - started
+            for _ in range(arguments.rounds):
+                started = time.perf_counter()
+                here = policy.reference_logprobs(**rows.inputs())
+                between = time.perf_counter()
+                there = reference.logprobs(policy, rows)
+                seconds["here"].append(between - started)
+                seconds["pool"].append(time.perf_counter() - between)
+            memory = [resident_mebibytes(item["pid"]) for item in reference.describe()]
+        finally:
+            reference.close()
+    return {
+        "workers": workers,
+        "rows": count,
+        "tokens": count * width,
+        "first_call_seconds": round(start, 1),
+        "seconds_here": round(statistics.median(seconds["here"]), 3),
+        "seconds_pool": round(statistics.median(seconds["pool"]), 3),
+        "equal": bool(torch.equal(here, there)),
+        "worker_mib": [round(item) for item in memory],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--size", choices=SIZES, default="s")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--new_tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sync", action="store_true")
+    parser.add_argument("--reference", action="store_true")
+    parser.add_argument("--receivers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--divisor", type=int, default=16)
+    parser.add_argument("--bucket", type=int, nargs="+", default=[2**20, 2**23, 2**26])
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    results = []
+    if arguments.sync:
+        cases = [(receivers, bucket) for receivers in arguments.receivers for bucket in arguments.bucket]
+        for receivers, bucket in cases:
+            results.append(sync_figures(receivers, bucket, arguments))
+            print(json.dumps(results[-1]), flush=True)
+    else:
+        figures = reference_figures if arguments.reference else pool_figures
+        for workers in arguments.workers:
+            results.append(figures(workers, arguments))
+            print(json.dumps(results[-1]), flush=True)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

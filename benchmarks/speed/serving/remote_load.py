@@ -1,0 +1,419 @@
+"""Environments behind gRPC under load: latency, memory and speed of ``mrlm serve`` with many sessions.
+
+    python benchmarks/speed/serving/remote_load.py [--sessions 100 1000 10000] [--seconds 60] [--parts paced speed]
+        [--workers 0]
+
+For each number of sessions a server of its own hosts an environment that only counts: as a quick one, stepped on the
+server's event loop, and as one on threads. ``paced`` steps the sessions over one multiplexed stream, so many steps a
+second in all whatever the server does, and counts latency from the moment at which a step was due. Every answer must
+echo its session and turn and hold the session's own count, one step in a hundred is asked for twice and must be
+answered alike, and at the end no session may be left. ``speed`` makes as many steps as it can, in turns over the
+stream, in batches of 64 and one by one. Exit status 1 when an answer is wrong. Everything stays on this machine, and
+the client has a part of it: CPU seconds stand beside wall seconds.
+
+With ``--workers N`` the sessions are opened at a controller, which places them on N workers; the client then goes to
+the workers. Every figure of a server is the sum over the workers, and ``per_worker`` is the sessions that each got.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import itertools
+import json
+import os
+import random
+import resource
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport import environment_pb2_grpc
+from mrlm_pl.serving.transport.codec import from_step, to_actions, to_task
+from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
+
+__all__ = ["CounterEnvironment", "ThreadedCounter"]  # this file is a plug-in of the servers that it starts
+
+TIMEOUT = 60.0
+ASKED_TWICE = 100
+IN_FLIGHT = {"stream": 256, "batch": 4, "unary": 64}
+BATCH = 64
+
+
+class CounterEnvironment(Environment):
+    """Answers with the number of its task and of its turn, for ever."""
+
+    name = "counter"
+    quick = True
+
+    def tasks(self, split: str) -> DatasetTasks:
+        return DatasetTasks(self.name, split, [{}])
+
+    def reset(self, task: Task) -> Observations:
+        self.number, self.turn = task.index, 0
+        return self._tell()
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        self.turn += 1
+        return Step(self._tell(), rewards={"agent": float(self.turn)}, metrics={"turn": float(self.turn)})
+
+    def _tell(self) -> Observations:
+        return {"agent": (Message("user", f"{self.number} {self.turn}"),)}
+
+
+class ThreadedCounter(CounterEnvironment):
+    """The same, called on a thread as most environments are."""
+
+    name = "threaded"
+    quick = False
+
+
+class Server:
+    """A process of ``mrlm serve`` with its figures.
+
+    Args:
+        options: of the command.
+    """
+
+    def __init__(self, *options: str) -> None:
+        folder = Path(tempfile.mkdtemp())
+        plugin = folder / "mrlm_benchmark-0.dist-info"
+        plugin.mkdir()
+        (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: mrlm-benchmark\nVersion: 0\n")
+        (plugin / "entry_points.txt").write_text("[mrlm_pl.plugins]\nenvironments_benchmark = remote_load\n")
+        path = os.pathsep.join([str(folder), str(Path(__file__).parent), *sys.path[1:]])
+        command = [sys.executable, "-m", "mrlm_pl.cli.main", "serve", "--port", "0", *options]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}, text=True
+        )
+        assert self.process.stdout is not None
+        self.target = self.process.stdout.readline().rpartition(" ")[2].strip()
+
+    def cpu_seconds(self) -> float:
+        """That it has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident_mb(self) -> float:
+        """Its resident memory, in MiB."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def stop(self) -> None:
+        """Let it end."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+
+class Fleet:
+    """A server, or a controller with its workers.
+
+    Args:
+        environments: names, with commas between them.
+        workers: how many; none is one server without a controller.
+    """
+
+    def __init__(self, environments: str, workers: int) -> None:
+        self.controller = Server("--controller", "true") if workers else None
+        joined = ["--join", self.controller.target] if self.controller else []
+        self.servers = [Server("--environments", environments, *joined) for _ in range(max(workers, 1))]
+        self.target = (self.controller or self.servers[0]).target
+
+    async def complete(self) -> None:
+        """Wait until every worker has dialled in."""
+        stub = environment_pb2_grpc.ControllerServiceStub
+        while self.controller is not None:
+            async with grpc.aio.insecure_channel(self.target) as channel:
+                reply = await stub(channel).ListWorkers(pb.ListWorkersRequest(), timeout=TIMEOUT)
+            if len(reply.workers) == len(self.servers):
+                return
+            await asyncio.sleep(0.1)
+
+    def cpu_seconds(self) -> float:
+        """That the servers, and the controller, have used."""
+        return sum(server.cpu_seconds() for server in (*self.servers, *filter(None, [self.controller])))
+
+    def resident_mb(self) -> float:
+        """Resident memory of the servers, in MiB."""
+        return sum(server.resident_mb() for server in self.servers)
+
+    def stop(self) -> None:
+        """Let them end, workers first."""
+        for server in (*self.servers, *filter(None, [self.controller])):
+            server.stop()
+
+
+class Session:
+    """A session as its client sees it."""
+
+    def __init__(self, number: int, opened: pb.OpenReply, connection: Connection) -> None:
+        self.number, self.id, self.turn, self.connection = number, opened.session, 0, connection
+        self.lock = asyncio.Lock()
+
+    def request(self) -> pb.StepRequest:
+        """The next step."""
+        actions = to_actions({"agent": Message("assistant", "count")})
+        return pb.StepRequest(session=self.id, turn=self.turn, actions=actions)
+
+    def take(self, reply: pb.StepReply) -> str | None:
+        """What is wrong with the answer to the next step, if anything; it is counted as made."""
+        step, turn = from_step(reply), self.turn
+        self.turn += 1
+        if (reply.session, reply.turn) != (self.id, turn):
+            return "misrouted"
+        if step.observations["agent"][0].content != f"{self.number} {turn + 1}":
+            return "lost or made twice"
+        return None if step.rewards == {"agent": turn + 1.0} else "wrong reward"
+
+
+class Client:
+    """All sessions, over one connection to each server.
+
+    Args:
+        connection: to the server that opens them.
+        environment: the sessions' environment.
+    """
+
+    def __init__(self, connection: Connection, environment: str) -> None:
+        self.connection, self.environment = connection, environment
+        self.sessions: list[Session] = []
+        self.workers: dict[str, Connection] = {}
+        self.wrong: Counter[str] = Counter()
+
+    async def open(self, count: int) -> None:
+        """Open so many sessions, 256 at a time."""
+        gate = asyncio.Semaphore(256)
+
+        async def one(number: int) -> Session:
+            request = pb.OpenRequest(
+                environment=self.environment,
+                task=to_task(Task(self.environment, "train", number, number, {})),
+                client="benchmark",
+                key=secrets.token_urlsafe(16),
+            )
+            async with gate:
+                reply = await self.connection.operation(TIMEOUT, open=request)
+            if reply.direct and reply.direct not in self.workers:
+                self.workers[reply.direct] = Connection(Address(reply.direct))
+            connection = self.workers[reply.direct] if reply.direct else self.connection
+            connection.hold(reply.session, reply.lease_seconds)
+            return Session(number, reply, connection)
+
+        self.sessions = list(await asyncio.gather(*(one(number) for number in range(count))))
+
+    async def close(self) -> int:
+        """Close all sessions; how many the server still has then."""
+        gate = asyncio.Semaphore(256)
+
+        async def one(session: Session) -> None:
+            session.connection.release(session.id)
+            async with gate:
+                await session.connection.operation(TIMEOUT, close=pb.CloseRequest(session=session.id))
+
+        await asyncio.gather(*(one(session) for session in self.sessions))
+        left = await self.connection.unary("ListSessions", pb.ListSessionsRequest(limit=1), TIMEOUT)
+        return left.total
+
+    def take(self, session: Session, reply: pb.StepReply) -> None:
+        """Check an answer."""
+        problem = session.take(reply)
+        if problem is not None:
+            self.wrong[problem] += 1
+
+    async def step(self, session: Session) -> None:
+        """One step over the stream; now and then it is asked for twice at once."""
+        request = session.request()
+        asked = 2 if random.random() < 1 / ASKED_TWICE else 1
+        calls = (session.connection.operation(TIMEOUT, step=request) for _ in range(asked))
+        try:
+            reply, *again = await asyncio.gather(*calls) if asked > 1 else [await next(calls)]
+        except StatusError as error:
+            self.wrong[str(error)[:200]] += 1
+            return
+        self.take(session, reply)
+        if any(other != reply for other in again):
+            self.wrong["answered in two ways"] += 1
+
+    async def step_unary(self, session: Session) -> None:
+        """One step with a call of its own."""
+        self.take(session, await session.connection.unary("Step", session.request(), TIMEOUT))
+
+    async def step_batch(self, sessions: Sequence[Session]) -> None:
+        """A step of each session in one call."""
+        operations = [pb.Operation(id=place, step=session.request()) for place, session in enumerate(sessions)]
+        reply = await sessions[0].connection.unary("Batch", pb.BatchRequest(operations=operations), TIMEOUT)
+        if len(reply.results) != len(sessions):
+            self.wrong["batch of another length"] += 1
+        for result in reply.results:
+            self.take(sessions[result.id], result.step)
+
+
+@asynccontextmanager
+async def connected(environment: str, count: int, workers: int) -> AsyncIterator[tuple[Fleet, Client, dict[str, Any]]]:
+    """New servers with so many open sessions, and a row of figures; sessions that are left count as wrong."""
+    server = Fleet(environment, workers)
+    client = Client(Connection(Address(server.target)), environment)
+    try:
+        await server.complete()
+        await client.open(1)  # so that what every connection needs is in memory
+        await client.close()
+        before, started = server.resident_mb(), time.perf_counter()
+        await client.open(count)
+        opening = time.perf_counter() - started
+        row = {
+            "environment": environment,
+            "sessions": count,
+            "open_per_second": round(count / opening),
+            "server_mb_before": round(before, 1),
+            "server_kb_per_session": round((server.resident_mb() - before) * 1024 / count, 2),
+        }
+        if workers:
+            row["per_worker"] = list(Counter(session.connection.address.target for session in client.sessions).values())
+        yield server, client, row
+        row["server_mb_after"] = round(server.resident_mb(), 1)
+        started = time.perf_counter()
+        row["left"] = await client.close()
+        row["close_per_second"] = round(count / (time.perf_counter() - started))
+        if row["left"]:
+            client.wrong["sessions left"] += row["left"]
+        row["wrong"] = dict(client.wrong)
+        for connection in (client.connection, *client.workers.values()):
+            await connection.close()
+    finally:
+        server.stop()
+
+
+def own_cpu_seconds() -> float:
+    """CPU seconds of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+async def paced(environment: str, count: int, rate: float, seconds: float, workers: int) -> dict[str, Any]:
+    """Latencies at a given rate."""
+    async with connected(environment, count, workers) as (server, client, row):
+        loop, latencies = asyncio.get_running_loop(), list[float]()
+
+        async def one(session: Session, due: float) -> None:
+            async with session.lock:  # a session that is still busy is waited for
+                await client.step(session)
+            latencies.append(loop.time() - due)
+
+        order = list(client.sessions)
+        random.Random(0).shuffle(order)
+        turns, running = itertools.cycle(order), set[asyncio.Task[None]]()
+        server_cpu, own_cpu, started = server.cpu_seconds(), own_cpu_seconds(), loop.time()
+        total = int(rate * seconds)
+        for number in range(total):
+            due = started + number / rate
+            if due > loop.time():
+                await asyncio.sleep(due - loop.time())
+            task = asyncio.ensure_future(one(next(turns), due))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        await asyncio.gather(*running)
+        elapsed = loop.time() - started
+        latencies.sort()
+        row |= {
+            "steps": len(latencies),
+            "steps_per_second": round(total / elapsed),
+            "p50_ms": round(1000 * latencies[total // 2], 2),
+            "p99_ms": round(1000 * latencies[int(0.99 * total)], 2),
+            "max_ms": round(1000 * latencies[-1], 1),
+            "server_cpu_share": round((server.cpu_seconds() - server_cpu) / elapsed, 3),
+            "client_cpu_share": round((own_cpu_seconds() - own_cpu) / elapsed, 3),
+        }
+        if sum(session.turn for session in client.sessions) != total:
+            client.wrong["steps missing"] += 1
+    return row
+
+
+async def speed(environment: str, count: int, seconds: float, repeats: int, workers: int) -> dict[str, Any]:
+    """Steps per second of each way, medians over the repetitions, and the server's CPU microseconds for a step."""
+    async with connected(environment, count, workers) as (server, client, row):
+        places: dict[Connection, list[Session]] = {}
+        for session in client.sessions:
+            places.setdefault(session.connection, []).append(session)
+        batches = [there[at : at + BATCH] for there in places.values() for at in range(0, len(there), BATCH)]
+        ways: dict[str, tuple[Callable[[Any], Awaitable[None]], Sequence[Any]]] = {
+            "stream": (client.step, client.sessions),
+            "batch": (client.step_batch, batches),
+            "unary": (client.step_unary, client.sessions),
+        }
+        found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+        for _, (way, (call, items)) in itertools.product(range(repeats), ways.items()):
+            made, cpu = sum(session.turn for session in client.sessions), server.cpu_seconds()
+            elapsed = await flat_out(call, items, IN_FLIGHT[way], seconds)
+            made = sum(session.turn for session in client.sessions) - made
+            found[way].append((made / elapsed, 1e6 * (server.cpu_seconds() - cpu) / made))
+        for way, pairs in found.items():
+            row[f"{way}_per_second"] = round(statistics.median(pair[0] for pair in pairs))
+            row[f"{way}_server_cpu_us"] = round(statistics.median(pair[1] for pair in pairs))
+    return row
+
+
+async def flat_out(
+    call: Callable[[Any], Awaitable[None]], items: Sequence[Any], in_flight: int, seconds: float
+) -> float:
+    """Call with each item in turn, so many at once, for some seconds; how long it took."""
+    started = time.perf_counter()
+
+    async def work(mine: Sequence[Any]) -> None:
+        for item in itertools.cycle(mine):
+            if time.perf_counter() - started > seconds:
+                return
+            await call(item)
+
+    in_flight = min(in_flight, len(items))
+    await asyncio.gather(*(work(items[place::in_flight]) for place in range(in_flight)))
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Run the measurements that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument(
+        "--environments", nargs="+", default=["counter", "threaded"], help="called on the loop; on threads"
+    )
+    parser.add_argument("--parts", nargs="+", choices=("paced", "speed"), default=["paced", "speed"])
+    parser.add_argument("--rate", type=float, default=1000.0, help="steps a second in all, of paced")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of paced")
+    parser.add_argument("--repeats", type=int, default=5, help="of speed")
+    parser.add_argument("--speed-seconds", type=float, default=3.0, help="of each way in each repetition")
+    parser.add_argument("--workers", type=int, default=0, help="behind a controller; 0: one server without it")
+    parser.add_argument("--json", help="write the figures to this file")
+    arguments = parser.parse_args()
+    gc.freeze()  # the client's own pauses are to be small beside the server's
+    gc.set_threshold(20_000, 20)
+    rows = []
+    for part, environment, count in itertools.product(arguments.parts, arguments.environments, arguments.sessions):
+        if part == "paced":
+            row = asyncio.run(paced(environment, count, arguments.rate, arguments.seconds, arguments.workers))
+        else:
+            row = asyncio.run(speed(environment, count, arguments.speed_seconds, arguments.repeats, arguments.workers))
+        rows.append({"part": part, **row})
+        print(json.dumps(rows[-1]), flush=True)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(rows, indent=2))
+    if any(row["wrong"] for row in rows):
+        raise SystemExit("an answer was wrong")
+
+
+if __name__ == "__main__":
+    main()

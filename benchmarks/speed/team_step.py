@@ -1,0 +1,270 @@
+"""Step time and peak memory of team training: this project against CoMLRL's trainers on the same work, in one run.
+
+    python benchmarks/speed/team_step.py --peer-python .venv-peers-multi/bin/python [--algorithm magrpo] [--turns 1 2 3]
+
+Two agents with a random Llama model each, from the same folder, in fp32 with AdamW: one task of 64 tokens, 4 decisions
+(``--group``) of each agent in each state, of 32 tokens (``--new-tokens``; no token ends a turn), aligned joint actions,
+so 1, 5 or 21 states at 1, 2 or 3 turns; the next turn's prompt is everything so far and one more word. A step is one
+task: its whole tree, the rewards, the gradients and the optimizer steps: one for each agent here, one for each agent
+and turn there. ``ippo`` (their IAC, a critic for each agent) and ``mappo`` (their MAAC, one critic, whose vocabulary
+has the end of a turn, as ours reads it between turns) have no trees: a step is one task with 4 decisions of each agent
+at 1 turn, and 4 tasks with one at more. Each side runs as a process of its own, in turns; the first two steps are
+warm-up. Printed are medians and ratios of wall seconds, and the peak memory of the processes beside that of one that
+only imports torch, transformers and Lightning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_step import SIZES, TEMPLATE, make_model, prompt, report, reward
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+TASKS = 64
+FURTHER = "w1"
+FORWARD_TOKENS = 540
+"""Rows are run through the model in chunks of so many tokens here: two states at most; CoMLRL runs them one by one."""
+IMPORTS = "import lightning, torch, transformers, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What both sides do: with which model and algorithm, for how long, and how many decisions of how many tokens."""
+
+    size: str
+    turns: int
+    steps: int
+    algorithm: str
+    group: int
+    new_tokens: int
+    critic: str
+
+    @property
+    def tasks_in_step(self) -> int:
+        """How many tasks a step is about."""
+        return 1 if self.algorithm == "magrpo" or self.turns == 1 else self.group
+
+
+def joint_reward(texts: list[str]) -> float:
+    """Share of words with an even number in the texts of all agents."""
+    return reward(" ".join(texts))
+
+
+def run_ours(folder: str, work: Work) -> dict[str, Any]:
+    """Step times and memory of this project."""
+    import lightning
+    import torch
+    from quiet_trainer import quiet_trainer
+
+    from mrlm_pl.algorithms import IPPO, MAGRPO, MAPPO
+    from mrlm_pl.data import RolloutDataModule
+    from mrlm_pl.engines import Sampling
+    from mrlm_pl.environment import DatasetTasks, Environment, Step
+    from mrlm_pl.episode import Message
+    from mrlm_pl.policy import Policy
+
+    torch.set_num_threads(os.cpu_count() or 1)
+
+    class Words(Environment):
+        name = "words"
+        agents = ("first", "second")
+        forks = True
+
+        def tasks(self, split: str) -> DatasetTasks:
+            vocabulary = int(SIZES[work.size]["vocab"])
+            return DatasetTasks(self.name, split, [{"prompt": prompt(n, vocabulary)} for n in range(TASKS)])
+
+        def reset(self, task: Any) -> Any:
+            self.left = work.turns
+            return {agent: [Message("user", str(task.data["prompt"]))] for agent in self.agents}
+
+        def step(self, actions: Any) -> Step:
+            self.left -= 1
+            rewards = dict.fromkeys(self.agents, joint_reward([message.content for message in actions.values()]))
+            if not self.left:
+                return Step(rewards=rewards, done=True, stop_reason="end")
+            return Step({agent: [Message("user", FURTHER)] for agent in self.agents}, rewards)
+
+    times: list[float] = []
+
+    class Clock(lightning.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            times.append(time.perf_counter())
+
+    trainer = quiet_trainer(max_steps=work.steps, default_root_dir=tempfile.mkdtemp(), callbacks=[Clock()])
+    groups = work.tasks_in_step
+    data = RolloutDataModule(
+        Words(),
+        groups=groups,
+        group_size=work.group if groups == 1 else 1,
+        iterations=work.steps,
+        sampling=Sampling(max_tokens=work.new_tokens),
+    )
+
+    def model(source: str = folder) -> Policy:
+        return Policy(source, learning_rate=1e-5, chat_template=TEMPLATE, max_forward_tokens=FORWARD_TOKENS)
+
+    policies = {name: model() for name in Words.agents}
+    if work.algorithm == "magrpo":
+        module: Any = MAGRPO(policies)
+    elif work.algorithm == "ippo":
+        module = IPPO(policies, agent_critics={name: model() for name in Words.agents})
+    else:
+        module = MAPPO(policies, critic=model(work.critic))
+    trainer.fit(module, data)
+    return report(times)
+
+
+def run_peer(folder: str, work: Work) -> dict[str, Any]:
+    """Step times and memory of CoMLRL."""
+    import torch
+    from comlrl.trainers.actor_critic import IACConfig, IACTrainer, MAACConfig, MAACTrainer
+    from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    times: list[float] = []
+    config_class, trainer_class, per_task = {
+        "magrpo": (MAGRPOConfig, MAGRPOTrainer, "_train_step_returns"),
+        "ippo": (IACConfig, IACTrainer, "_run_batch"),
+        "mappo": (MAACConfig, MAACTrainer, "_run_batch"),
+    }[work.algorithm]
+    original = getattr(trainer_class, per_task)
+
+    def timed(self: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(self, *arguments, **options)
+        times.append(time.perf_counter())
+        return result
+
+    setattr(trainer_class, per_task, timed)
+
+    def further(prompt_history_per_agent: Any, response_history_per_agent: Any, **_: Any) -> list[str]:
+        return [
+            f"{prompts[-1]} {responses[-1]} {FURTHER}"
+            for prompts, responses in zip(prompt_history_per_agent, response_history_per_agent, strict=True)
+        ]
+
+    tasks, vocabulary = work.tasks_in_step, int(SIZES[work.size]["vocab"])
+    settings: dict[str, Any] = {
+        "num_train_epochs": 1,
+        "agent_learning_rate": 1e-5,
+        "num_agents": 2,
+        "num_generations": work.group if tasks == 1 else 1,
+        "max_new_tokens": work.new_tokens,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "num_turns": work.turns,
+        "early_termination_threshold": None,
+        "eval_interval": 0,
+        "advantage_normalization": work.algorithm != "magrpo",
+    }
+    more: dict[str, Any] = {}
+    if work.algorithm == "magrpo":
+        states = sum(work.group**turn for turn in range(work.turns))
+        settings |= {"joint_mode": "aligned", "rollout_buffer_size": states}
+        more["num_agents"] = 2
+    else:
+        settings |= {"critic_learning_rate": 1e-5, "rollout_buffer_size": work.group * work.turns}
+        more["critics"] = [folder] * 2 if work.algorithm == "ippo" else [work.critic]
+    trainer = trainer_class(
+        agents=[folder, folder],
+        tokenizer=[AutoTokenizer.from_pretrained(folder) for _ in range(2)],
+        model_config={"torch_dtype": "float32"},
+        train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary)} for n in range(work.steps * tasks)]),
+        reward_func=lambda *texts, **_: [joint_reward(list(joint)) for joint in zip(*texts, strict=True)],
+        external_transition=further if work.turns > 1 else None,
+        args=config_class(**settings),
+        **more,
+    )
+    trainer.verbose = False
+    trainer.train()
+    return report(times[tasks - 1 :: tasks])
+
+
+def child(python: str, side: str, folder: str, turns: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one side in a process of its own."""
+    command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
+    command += ["--steps", str(options.steps), "--turns", str(turns), "--algorithm", options.algorithm]
+    command += ["--group", str(options.group), "--new-tokens", str(options.new_tokens), "--critic", options.critic]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=offline)
+    if result.returncode:
+        raise SystemExit(f"{side} failed:\n{result.stderr[-3000:]}")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def compare(folder: str, turns: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Medians and ratios at one number of turns."""
+    pairs = []
+    for _ in range(options.rounds):
+        ours = child(sys.executable, "ours", folder, turns, options)
+        pairs.append((ours, child(options.peer_python, "comlrl", folder, turns, options)))
+    ratios = [statistics.median(ours["steps"]) / statistics.median(peer["steps"]) for ours, peer in pairs]
+    ours_mib, peer_mib = (statistics.median(pair[side]["peak_mib"] for pair in pairs) for side in (0, 1))
+    return {
+        "algorithm": options.algorithm,
+        "size": options.size,
+        "group": options.group,
+        "new_tokens": options.new_tokens,
+        "turns": turns,
+        "ours_step_s": round(statistics.median(step for ours, _ in pairs for step in ours["steps"]), 3),
+        "comlrl_step_s": round(statistics.median(step for _, peer in pairs for step in peer["steps"]), 3),
+        "step_ratio": round(statistics.median(ratios), 3),
+        "step_ratios": [round(ratio, 3) for ratio in ratios],
+        "ours_mib": round(ours_mib),
+        "comlrl_mib": round(peer_mib),
+    }
+
+
+def main() -> None:
+    """Run both sides in turns and print medians and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer-python", help="a Python with CoMLRL installed")
+    parser.add_argument("--algorithm", choices=["magrpo", "ippo", "mappo"], default="magrpo")
+    parser.add_argument("--size", choices=sorted(SIZES), default="s")
+    parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--group", type=int, default=4, help="decisions of each agent in each state")
+    parser.add_argument("--new-tokens", type=int, default=32, help="tokens of each")
+    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--side", choices=["ours", "comlrl"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--critic", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        run = run_ours if options.side == "ours" else run_peer
+        (turns,) = options.turns
+        amounts = (options.group, options.new_tokens)
+        work = Work(options.size, turns, options.steps, options.algorithm, *amounts, options.critic)
+        print(json.dumps(run(options.folder, work)))
+        return
+    if not options.peer_python:
+        parser.error("--peer-python is needed: `make peers` installs CoMLRL in .venv-peers-multi")
+    folder, options.critic = tempfile.mkdtemp(), tempfile.mkdtemp()
+    make_model(Path(folder), options.size)
+    make_model(Path(options.critic), options.size, knows_eos=True)
+    alone = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    rows = []
+    for turns in options.turns:
+        rows.append(compare(folder, turns, options) | {"imports_mib": round(int(alone.stdout) / 1024)})
+        print(json.dumps(rows[-1]), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

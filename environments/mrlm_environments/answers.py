@@ -1,0 +1,129 @@
+"""What a reply answers, whether that is right, and what a team's votes come to: numbers, or a label of an inference."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Literal
+
+from mrlm_pl.answers.numbers import equal_answers, extract_answer, marked_answer, number_value
+
+Format = Literal["math", "nli"]
+FORMATS: tuple[Format, ...] = ("math", "nli")
+ENTAILMENT, NEUTRAL, CONTRADICTION = LABELS = ("entailment", "neutral", "contradiction")
+"""In the order in which data sets number them: 0, 1, 2."""
+
+MAX_CHARACTERS = 100_000
+_LABEL = re.compile(
+    r"\b(?:(?P<entailment>entail(?:s|ed|ment|ing)?)|(?P<neutral>neutral)|"
+    r"(?P<contradiction>contradict(?:s|ed|ion|ions|ory|ing)?))\b",
+    re.IGNORECASE,
+)
+_CLAUSE_END = re.compile(
+    r"[.;:!?,\n]|\b(?:but|so|hence|therefore|thus|because|since)\b|\brather(?! than)", re.IGNORECASE
+)
+_DENIED_BEFORE = re.compile(
+    r"\b(?:not(?! only| just| merely)|non|cannot|no|nor|neither|never|without(?! doubt)|rul(?:e|es|ed|ing)\s+out|"
+    r"exclud(?:e|es|ed|ing)|rather than|instead of|unlike)\b|n['\u2019]t\b(?! only| just| merely)",
+    re.IGNORECASE,
+)
+_DENIED_AFTER = re.compile(
+    r"[\"'*\u2019]*\s+(?:cannot\b|(?:is|was|can|could|would|does|must|may|has been)(?:n['\u2019]t| not)\b|"
+    r"(?:is|was|can be|must be|may be|has been)\s+(?:ruled out|excluded|impossible|wrong|incorrect|false|out\b))",
+    re.IGNORECASE,
+)
+_STATED = re.compile(r"\b(?:answer|label)[*_ ]{0,4}(?:\s{1,4}is\b|\s{0,4}[:=])[\s:*_\"'`(\[]{0,8}$", re.IGNORECASE)
+_SUPPOSED_BEFORE = re.compile(r"\b(?:would|could|might|may)(?: also)?(?: be| have been)?\s+(?:an? )?$", re.IGNORECASE)
+_SUPPOSED_AFTER = re.compile(r"[\"'*]*\s+(?:would|could|might|may|needs?|requires?|is close)\b", re.IGNORECASE)
+_ALTERNATIVE = re.compile(r"[\s*\"']*(?:,|/|\||,?\s(?:or|and)\s)[\s*\"']*(?:an? )?", re.IGNORECASE)
+_REACH = 120
+"""Characters before a label in which a denial of it is looked for."""
+
+
+def read_answer(reply: str, form: Format) -> str | None:
+    r"""The answer that a reply gives, or None if it gives none.
+
+    A number is read as the ``math`` environment reads it. A label is the one in the last ``<answer>`` tag or box, else
+    the last behind "answer is", else the last that is stated. Labels that are denied or stand in a list are not stated;
+    labels that are supposed ("it would be neutral") count where no other is stated.
+
+    >>> read_answer("3 apples and 4 pears, so 7", "math"), read_answer("\\boxed{}", "math")
+    ('7', None)
+    >>> read_answer("It rules out entailment, so contradiction.", "nli")
+    'contradiction'
+    >>> read_answer("Neutral, not entailment", "nli"), read_answer("It is not entailment but neutral", "nli")
+    ('neutral', 'neutral')
+    >>> read_answer("not entailment", "nli"), read_answer("entailment or neutral", "nli")
+    (None, None)
+    """
+    if form == "math":
+        answer = extract_answer(reply)
+        return answer if answer is not None and number_value(answer) is not None else None
+    return _read_label(reply[-MAX_CHARACTERS:])
+
+
+def is_right(answer: str | None, expected: str, form: Format) -> bool:
+    """Whether an answer that was read is the expected one: numbers by value, labels by name."""
+    if answer is None:
+        return False
+    return equal_answers(answer, expected) if form == "math" else answer == expected
+
+
+def vote(answers: Sequence[str | None], form: Format) -> str | None:
+    """The answer that most give; None is no vote, and no votes are None.
+
+    Numbers of the same value are the same answer. Of answers with equally many votes the one that was given first in
+    the sequence wins, so that a vote of two who disagree is the first one's.
+
+    >>> vote([None, None, "5"], "math"), vote(["4", "5", "5.0"], "math"), vote([None], "math")
+    ('5', '5', None)
+    >>> vote(["neutral", "entailment", "entailment", "neutral"], "nli")
+    'neutral'
+    """
+    votes: Counter[Hashable] = Counter()
+    first: dict[Hashable, str] = {}
+    for answer in answers:
+        if answer is not None:
+            key = _same(answer, form)
+            votes[key] += 1
+            first.setdefault(key, answer)
+    return first[votes.most_common(1)[0][0]] if votes else None
+
+
+def agree(answers: Sequence[str | None], form: Format) -> bool:
+    """Whether everybody gives the same answer; nobody who gives none agrees with anything.
+
+    >>> agree(["5", "5.0"], "math"), agree(["5", None], "math"), agree([None, None], "math")
+    (True, False, False)
+    """
+    found = {_same(answer, form) for answer in answers if answer is not None}
+    return len(found) == 1 and None not in answers
+
+
+def _same(answer: str, form: Format) -> Hashable:
+    return number_value(answer) if form == "math" else answer
+
+
+def _read_label(text: str) -> str | None:
+    text, _, _ = marked_answer(text)
+    matches = [match for match in _LABEL.finditer(text) if not _denied(text, match)]
+    listed = {
+        place
+        for place, (one, two) in enumerate(itertools.pairwise(matches))
+        if one.lastgroup != two.lastgroup and _ALTERNATIVE.fullmatch(text, one.end(), two.start())
+    }
+    found: dict[str, str | None] = {}
+    for place, match in enumerate(matches):
+        if {place - 1, place} & listed:
+            continue
+        before = text[max(0, match.start() - _REACH) : match.start()]
+        supposed = _SUPPOSED_BEFORE.search(before) or _SUPPOSED_AFTER.match(text, match.end())
+        found["marked" if _STATED.search(before) else "supposed" if supposed else "stated"] = match.lastgroup
+    return next((found[kind] for kind in ("marked", "stated", "supposed") if kind in found), None)
+
+
+def _denied(text: str, label: re.Match[str]) -> bool:
+    clause = _CLAUSE_END.split(text[max(0, label.start() - _REACH) : label.start()])[-1]
+    return bool(_DENIED_BEFORE.search(clause) or _DENIED_AFTER.match(text, label.end()))

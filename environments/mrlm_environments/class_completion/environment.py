@@ -1,0 +1,158 @@
+"""A class that several agents complete together, each a part of its methods: ClassEval, or generated classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+from mrlm_environments.class_completion.generated import MAX_METHODS, generate_class
+from mrlm_environments.class_completion.merge import Merged, merge, read_reply, shares
+from mrlm_environments.class_completion.rows import FIELDS, class_task, solution_parts, tests_of
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_pl.environment import (
+    Environment,
+    Message,
+    Observations,
+    SeededTasks,
+    Step,
+    Task,
+    TaskSource,
+)
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
+
+METHODS, TESTS = 2.0, 4.0
+MAX_REPLY_CHARACTERS = 50_000
+
+
+class ClassCompletionEnvironment(Environment):
+    """The methods of a class are divided over agents, who write them at the same time, and merged.
+
+    Every agent earns 2 times the share of methods that somebody wrote, plus 4 times the share of test methods that
+    pass, minus the share of methods that more than one agent defined: from -1 to 6, and 0 if the merged file does not
+    compile. A program that ends its process while it is tested, or takes too long, passes no test.
+
+    Agents that have no method, as the class has fewer methods than there are agents, do not act.
+
+    Args:
+        num_agents: agents ``agent_0``, ``agent_1`` and so on.
+        data: in place of generated classes, rows with ClassEval's fields: a file or a hub name, or a mapping from
+            splits to these; see docs/environments/collaborative_coding.md.
+        methods: lowest and highest number of methods of generated classes, from 1 to 8.
+        sandbox: how programs are confined.
+        system_prompt: a system message before the task.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    name = "class_completion"
+    client_settings = ("methods", "system_prompt")
+
+    def __init__(
+        self,
+        num_agents: int = 2,
+        data: str | dict[str, str] | None = None,
+        methods: tuple[int, int] = (2, 4),
+        sandbox: Sandbox = Sandbox(),  # noqa: B008 (frozen)
+        system_prompt: str = "",
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        if num_agents < 1:
+            raise ConfigurationError(f"class_completion: num_agents is {num_agents!r}; it must be 1 or above")
+        sizes = tuple(methods)
+        if len(sizes) != 2 or not 1 <= sizes[0] <= sizes[1] <= MAX_METHODS:
+            raise ConfigurationError(
+                f"class_completion: methods is {methods!r}; give [lowest, highest] from 1 to {MAX_METHODS}"
+            )
+        self.agents = tuple(f"agent_{number}" for number in range(num_agents))
+        self.data, self.methods = data, (sizes[0], sizes[1])
+        self.sandbox, self.system_prompt = sandbox, system_prompt
+        self._data_tasks = DataTasks(self.name, bad_rows)
+
+    def tasks(self, split: str) -> TaskSource:
+        """Generated classes without end, or the rows of the data; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: no row is a class with tests, or one is not and ``bad_rows`` is ``stop``.
+            ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
+        """
+        _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
+        if self.data is None:
+            return SeededTasks(self.name, split, self._generate, lambda data: data["skeleton"])
+        made = partial(class_task, packages=self.sandbox.packages)
+        return self._data_tasks.source(self.data, split, FIELDS, lambda row: str(row["skeleton"]), made)
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """The task's own solution, where it has one, divided as the methods are."""
+        if task.data["solution"] is None:
+            return None
+        parts = self._parts(task)
+        sources = solution_parts(task.data, list(parts.values()))
+        replies = {agent: [f"```python\n{source}\n```"] for agent, source in zip(parts, sources, strict=True)}
+        return {agent: replies.get(agent, [""]) for agent in self.agents}
+
+    def reset(self, task: Task) -> Observations:
+        """The skeleton and its own methods for each agent that has some; see :meth:`Environment.reset`."""
+        self._task, parts = task, self._parts(task)
+        system = [Message("system", self.system_prompt)] if self.system_prompt else []
+        return {agent: [*system, Message("user", _posed(task.data, methods))] for agent, methods in parts.items()}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Merge and grade what the agents wrote; see :meth:`Environment.step`.
+
+        Raises:
+            SandboxError: the sandbox is broken, which is no fault of the program.
+        """
+        data = self._task.data
+        texts = [actions[agent].content[:MAX_REPLY_CHARACTERS] for agent in self.agents if agent in actions]
+        replies = [read_reply(text, data["class"], data["methods"]) for text in texts]
+        readable = [reply for reply in replies if reply is not None]
+        merged = None
+        if len(readable) == len(replies):
+            merged = merge(data["skeleton"], data["class"], data["methods"], readable)
+        # What nobody wrote cannot pass, and tests of a bare skeleton would take the time of real ones.
+        found = grade(self.sandbox, merged.source, tests_of(data)) if merged and merged.written else None
+        return self._judged(list(actions), merged, found)
+
+    def _judged(self, acting: list[str], merged: Merged | None, found: Grade | None) -> Step:
+        total = len(self._task.data["methods"])
+        written = merged.written if merged else frozenset()
+        counted = found.share if found is not None and found.loaded and found.ending is None else 0.0
+        components = {
+            "methods": METHODS * len(written) / total,
+            "tests": TESTS * counted,
+            "overlap": -len(merged.overlapping) / total if merged else 0.0,
+        }
+        success = found is not None and found.solved and len(written) == total
+        isolation = self.sandbox.isolation if found is None else Isolation.of(found.isolation)
+        return Step(
+            rewards=dict.fromkeys(acting, math.fsum(components.values())),
+            components={agent: dict(components) for agent in acting},
+            done=True,
+            stop_reason="answered" if merged else "invalid_program",
+            success=success,
+            metrics={"compiles": float(merged is not None), "passed": counted, "isolation": float(isolation)},
+        )
+
+    def _parts(self, task: Task) -> dict[str, list[str]]:
+        """The methods of each agent that acts."""
+        return dict(zip(self.agents, shares(task.data["methods"], len(self.agents)), strict=False))
+
+    def _generate(self, rng: Random) -> Mapping[str, Any]:
+        return generate_class(rng, rng.randint(*self.methods))
+
+
+def _posed(data: Mapping[str, Any], methods: Sequence[str]) -> str:
+    others = [method for method in data["methods"] if method not in methods]
+    told = f" Others write {', '.join(others)} at the same time." if others else ""
+    return (
+        f"```python\n{data['skeleton'].strip()}\n```\nOf this class, write {', '.join(methods)}.{told} "
+        "Answer with these methods only, in a fenced block."
+    )

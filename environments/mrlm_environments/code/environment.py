@@ -1,0 +1,134 @@
+"""Programming tasks, graded by hidden tests in a sandbox: HumanEval, MBPP, own tasks, or generated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+from mrlm_environments.code.generated import CodeKind, checked_levels, generate_data
+from mrlm_environments.code.rows import identity, program_of, task_data, tests_of
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.environment.tools import clipped
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
+
+ALL_PASSED, INVALID = 1.0, -0.5
+MAX_PROGRAM_CHARACTERS = 100_000
+
+
+class CodeEnvironment(SingleAgentEnvironment):
+    """One programming task, one program as answer.
+
+    The reward is the share of hidden tests that pass, plus 1.0 if all do; 0 for a program that ends its process while
+    it is tested, whatever it answered before; -0.5 for one that is missing, does not parse, fails when it is loaded or
+    takes too long: from -0.5 to 2.0. The program is the last fenced block of the
+    reply that defines the function, else the last fenced block, else the whole reply.
+
+    It runs in the sandbox, and the tests in another process, so that it can only answer calls; see docs/sandbox.md.
+
+    Args:
+        data: in place of generated tasks, rows with the fields of HumanEval, MBPP or own tasks: a file or a hub name,
+            or a mapping from splits to these; see docs/environments/code.md.
+        difficulty: lowest and highest difficulty of generated tasks, from 1 to 3; each is equally likely.
+        kinds: kinds of generated tasks; None is all of them.
+        max_attempts: programs that the agent may give; after a failure it learns how many tests passed, or the error
+            with which its program was loaded, but nothing of the tests.
+        sandbox: how programs are confined.
+        instruction: text after the task, on a line of its own.
+        system_prompt: a system message before the task.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    name = "code"
+    client_settings = ("difficulty", "kinds", "max_attempts", "instruction", "system_prompt")
+
+    def __init__(
+        self,
+        data: str | dict[str, str] | None = None,
+        difficulty: tuple[int, int] = (1, 3),
+        kinds: list[CodeKind] | None = None,
+        max_attempts: int = 1,
+        sandbox: Sandbox = Sandbox(),  # noqa: B008 (frozen)
+        instruction: str = "",
+        system_prompt: str = "",
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        if max_attempts < 1:
+            raise ConfigurationError(f"code: max_attempts is {max_attempts!r}; it must be 1 or above")
+        self.difficulty, self.kinds = checked_levels(self.name, difficulty, kinds)
+        self.data = data
+        self.max_attempts, self.sandbox = max_attempts, sandbox
+        self.instruction, self.system_prompt = instruction, system_prompt
+        self._data_tasks = DataTasks(self.name, bad_rows)
+
+    def tasks(self, split: str) -> TaskSource:
+        """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: a row is none of the known formats and ``bad_rows`` is ``stop``, or every row is.
+            ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
+        """
+        _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
+        if self.data is None:
+            return SeededTasks(self.name, split, self._generate, lambda data: data["prompt"])
+        return self._data_tasks.source(
+            self.data, split, (), identity, partial(task_data, packages=self.sandbox.packages)
+        )
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """The task's own solution, where it has one."""
+        solution = task.data["solution"]
+        return None if solution is None else {self.agents[0]: [f"```python\n{solution}\n```"]}
+
+    def begin(self, task: Task) -> Sequence[Message]:
+        """The task's text; see :meth:`SingleAgentEnvironment.begin`."""
+        self._task, self._attempts = task, 0
+        text = task.data["prompt"]
+        posed = Message("user", f"{text}\n{self.instruction}" if self.instruction else text)
+        return [Message("system", self.system_prompt), posed] if self.system_prompt else [posed]
+
+    def reply(self, message: Message) -> Outcome:
+        """Grade one program; see :meth:`SingleAgentEnvironment.reply`.
+
+        Raises:
+            SandboxError: the sandbox is broken, which is no fault of the program.
+        """
+        self._attempts += 1
+        data = self._task.data
+        program = program_of(message.content[:MAX_PROGRAM_CHARACTERS], data["given"], data["entry"])
+        found = grade(self.sandbox, program, tests_of(data))
+        valid = found.loaded and found.ending != "time"
+        components = {
+            "tests": found.share if found.loaded and found.ending is None else 0.0,
+            "all_passed": ALL_PASSED * found.solved,
+            "invalid": 0.0 if valid else INVALID,
+        }
+        last = found.solved or self._attempts == self.max_attempts
+        return Outcome(
+            components,
+            observation=None if last else _feedback(found),
+            stop_reason="answered" if valid else "invalid_program",
+            success=found.solved,
+            metrics={"valid": float(valid), "isolation": float(Isolation.of(found.isolation))},
+        )
+
+    def _generate(self, rng: Random) -> Mapping[str, Any]:
+        return generate_data(rng, self.kinds, self.difficulty)
+
+
+def _feedback(found: Grade) -> str:
+    if found.ending == "time":
+        return "The program took too long. Try again."
+    if not found.loaded:
+        return f"The program could not be loaded: {clipped(found.fault or 'it ended', 500)}\nTry again."
+    if found.ending is not None:
+        return "The program ended its process while it was tested. Try again."
+    return f"{found.passed} of {found.run} tests passed. Try again."

@@ -1,0 +1,211 @@
+"""How a main function uses the helper ``aux`` that another agent wrote, read from its text."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mrlm_environments.code.syntax import BROKEN, METHOD
+
+AUX = "aux"
+_SCOPES = (*METHOD, ast.Lambda, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class AuxUse:
+    """What a main function does with ``aux``.
+
+    Args:
+        calls: it calls it, or hands it to what it calls.
+        thin: it does no work of its own: it is a thin wrapper.
+        ignores: it calls it without using the value.
+    """
+
+    calls: bool
+    thin: bool
+    ignores: bool
+
+
+def defines(code: str, name: str) -> bool:
+    """Whether code defines a function that returns a value.
+
+    Of code that does not parse, a line ``def name(`` at the margin followed by an indented ``return`` is enough.
+
+    >>> defines("def aux(x):\\n    return x", "aux"), defines("def aux(x):\\n    'return x'", "aux")
+    (True, False)
+    """
+    try:
+        found = function_of(ast.parse(code), name)
+    except BROKEN:
+        head = re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}[ \t]*\(", code, re.MULTILINE)
+        lines = code[head.start() :].splitlines()[1:] if head else []
+        body = [line for line in _until_margin(lines) if re.match(r"[ \t]+return[ \t]+\S", line)]
+        return bool(body)
+    return found is not None and any(
+        isinstance(node, ast.Return) and node.value is not None for node in _own_nodes(found.body)
+    )
+
+
+def function_of(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The last function of a name at a file's top level."""
+    return next((node for node in reversed(tree.body) if isinstance(node, METHOD) and node.name == name), None)
+
+
+def without(code: str, name: str) -> str:
+    """Code without the statements of its top level that bind a name; code that does not parse stays as it is.
+
+    >>> without("aux = 3\\ndef f(x):\\n    return aux(x)", "aux")
+    'def f(x):\\n    return aux(x)'
+    """
+    try:
+        tree = ast.parse(code)
+        kept = [node for node in tree.body if name not in _bound_names(node)]
+        return code if len(kept) == len(tree.body) else ast.unparse(ast.Module(kept, []))
+    except BROKEN:
+        return code
+
+
+def compiles(code: str) -> bool:
+    """Whether code is Python."""
+    try:
+        compile(code, "<program>", "exec", dont_inherit=True)
+    except BROKEN:
+        return False
+    return True
+
+
+def aux_use(code: str, name: str) -> AuxUse:
+    """What the function of a name does with ``aux``, code that cannot be reached left out; see ``AuxUse``.
+
+    It calls ``aux`` where it calls the name, or gives it to another call (``map(aux, xs)``), and does not bind it
+    itself. It ignores a value that is dropped by its statement, or only assigned to names that it never reads. It is
+    thin where its body is a single ``return`` with ``aux`` in it, or where nothing but names, constants and calls of
+    ``aux`` with such arguments is assigned and returned.
+    """
+    try:
+        function = function_of(ast.parse(code), name)
+        if function is None or AUX in _bound_inside(function):
+            return AuxUse(False, False, False)
+        body = _live(function.body)
+        used = [node for stmt in body for node in ast.walk(stmt) if isinstance(node, ast.Name) and node.id == AUX]
+        parents = {id(child): node for stmt in body for node in ast.walk(stmt) for child in ast.iter_child_nodes(node)}
+        calls = [parent for node in used if isinstance(parent := parents.get(id(node)), (ast.Call, ast.keyword))]
+        read = {
+            node.id
+            for stmt in body
+            for node in ast.walk(stmt)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
+        direct = [call for call in calls if isinstance(call, ast.Call) and _is_aux(call.func)]
+        ignores = any(_dropped(call, parents, read) for call in direct)
+        return AuxUse(bool(calls), bool(calls) and _thin(body), ignores)
+    except BROKEN:
+        return AuxUse(False, False, False)
+
+
+def _thin(body: Sequence[ast.stmt]) -> bool:
+    if len(body) == 1 and isinstance(body[0], ast.Return):
+        return True
+    return all(_plain_statement(stmt) for stmt in body)
+
+
+def _plain_statement(stmt: ast.stmt) -> bool:
+    if isinstance(stmt, ast.Try):
+        inner = [*stmt.body, *stmt.orelse, *stmt.finalbody, *(node for part in stmt.handlers for node in part.body)]
+        return all(_plain_statement(node) for node in inner)
+    if isinstance(stmt, ast.Assign):
+        return all(isinstance(target, ast.Name) for target in stmt.targets) and _plain(stmt.value)
+    if isinstance(stmt, (ast.AnnAssign, ast.Return, ast.Expr)):
+        return stmt.value is None or _plain(stmt.value)
+    return isinstance(stmt, (ast.Raise, ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom))
+
+
+def _plain(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        return _is_aux(node.func) and all(map(_plain, [*node.args, *(keyword.value for keyword in node.keywords)]))
+    if isinstance(node, (ast.Starred, ast.NamedExpr)):
+        return _plain(node.value)
+    return isinstance(node, (ast.Name, ast.Constant))
+
+
+def _dropped(call: ast.Call, parents: dict[int, ast.AST], read: set[str]) -> bool:
+    """Whether the value of a call is used by nothing."""
+    node: ast.AST = call
+    while (parent := parents.get(id(node))) is not None:
+        if isinstance(parent, ast.Expr):
+            return True
+        if isinstance(parent, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+            targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
+            stored = [inner for target in targets for inner in ast.walk(target) if isinstance(inner, ast.expr)]
+            names = {inner.id for inner in stored if isinstance(inner, ast.Name)}
+            if any(isinstance(inner, (ast.Attribute, ast.Subscript)) for inner in stored) or names & read:
+                return False
+            if not isinstance(parent, ast.NamedExpr):
+                return True
+        elif isinstance(parent, (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda, ast.stmt)):
+            return False
+        node = parent
+    return False
+
+
+def _live(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Statements that can be reached, without docstrings, ``pass`` and branches of constant conditions."""
+    found: list[ast.stmt] = []
+    for stmt in body:
+        if isinstance(stmt, ast.Pass) or (isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Constant)):
+            continue
+        if isinstance(stmt, ast.If) and isinstance(stmt.test, ast.Constant):
+            found += _live(stmt.body if stmt.test.value else stmt.orelse)
+        elif isinstance(stmt, ast.While) and isinstance(stmt.test, ast.Constant) and not stmt.test.value:
+            found += _live(stmt.orelse)
+        else:
+            for part in ("body", "orelse", "finalbody"):
+                inner = getattr(stmt, part, None)
+                if isinstance(inner, list) and inner:
+                    setattr(stmt, part, _live(inner))
+            found.append(stmt)
+        if found and isinstance(found[-1], (ast.Return, ast.Raise, ast.Break, ast.Continue)):
+            break
+    return found
+
+
+def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+    """Nodes of a function's own, not of those inside it."""
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, _SCOPES):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _bound_inside(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Names that a function binds: arguments, assignments, functions, imports."""
+    arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    return arguments.union(*map(_bound_names, function.body), set())
+
+
+def _bound_names(stmt: ast.stmt) -> set[str]:
+    """Names that a statement binds in its own scope."""
+    bound: set[str] = set()
+    for node in [stmt, *_own_nodes([stmt])]:
+        if isinstance(node, (ast.ClassDef, *METHOD)):
+            bound.add(node.name)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return bound
+
+
+def _is_aux(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == AUX
+
+
+def _until_margin(lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        if line.strip() and line[:1] not in (" ", "\t", ")"):
+            return
+        yield line

@@ -1,0 +1,247 @@
+"""Two agents write one program: a helper ``aux`` and the function that uses it. HumanEval, MBPP or generated tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, Literal
+
+from mrlm_environments.code.generated import CodeKind, checked_levels, generate_data
+from mrlm_environments.code.rows import COMPLETE, entry_of, identity, program_of, task_data, tests_of
+from mrlm_environments.collaborative_coding.aux_use import AUX, AuxUse, aux_use, compiles, defines, without
+from mrlm_environments.collaborative_coding.gold import split_solution
+from mrlm_environments.collaborative_coding.revealed import hold_out
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_pl.environment import (
+    Environment,
+    Message,
+    Observations,
+    SeededTasks,
+    Step,
+    Task,
+    TaskSource,
+)
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.environment.tools import clipped
+from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
+
+Feedback = Literal["plain", "passed", "level_passed", "level_feedback"]
+FEEDBACK: tuple[Feedback, ...] = ("plain", "passed", "level_passed", "level_feedback")
+HELPER, MAIN = "helper", "main"
+HELPER_DEFINED, MAIN_DEFINED, PARSES, CALLS_AUX, NOT_THIN, IGNORES_AUX = 0.4, 0.6, 0.5, 0.5, 1.0, -0.5
+MAXIMUM = 4.0
+MAX_REPLY_CHARACTERS = 50_000
+
+
+@dataclass(frozen=True)
+class _Judgement:
+    """What two programs are worth: named parts, and what they rest on."""
+
+    components: Mapping[str, float]
+    use: AuxUse
+    found: Grade | None
+    program: str
+
+    @property
+    def total(self) -> float:
+        return math.fsum(self.components.values())
+
+    @property
+    def solved(self) -> bool:
+        return self.found is not None and self.found.solved
+
+
+class CollaborativeCodingEnvironment(Environment):
+    """One program by two agents at the same time: ``helper`` writes ``aux``, ``main`` the function that uses it.
+
+    Both earn .4 for an ``aux`` that is defined with a return, and .6 for a main function that is (else nothing more);
+    .5 if the whole program parses (else nothing more); the share of hidden tests that pass; and, if any passes and the
+    main function calls ``aux``, .5, 1 if it is not a thin wrapper, and -.5 if a call ignores the value: 4 at most. A
+    program that ends its process while it is tested, or takes too long, passes no test.
+
+    With two turns, the agents see how their programs did and write them again. The second turn pays the change, so
+    that an episode's return is what its last programs are worth; full marks end it after the first turn.
+
+    Args:
+        data: in place of generated tasks, rows with the fields of HumanEval, CoopHumanEval, MBPP or own tasks: a file
+            or a hub name, or a mapping from splits to these; see docs/environments/collaborative_coding.md.
+        difficulty: lowest and highest difficulty of generated tasks, from 1 to 3; 3 has two steps.
+        kinds: kinds of generated tasks; None is all of them.
+        turns: 1 or 2.
+        feedback: what is told between turns: ``plain`` nothing; ``passed`` whether all is well; ``level_passed`` each
+            level with yes or no; ``level_feedback`` with details and failed assertions, which are not graded.
+        revealed_tests: assertions that ``level_feedback`` may show; they are held out of the graded ones.
+        sandbox: how programs are confined.
+        system_prompt: a system message before the task.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    name = "collaborative_coding"
+    client_settings = ("difficulty", "kinds", "turns", "feedback", "revealed_tests", "system_prompt")
+    agents = (HELPER, MAIN)
+
+    def __init__(
+        self,
+        data: str | dict[str, str] | None = None,
+        difficulty: tuple[int, int] = (3, 3),
+        kinds: list[CodeKind] | None = None,
+        turns: int = 1,
+        feedback: Feedback = "plain",
+        revealed_tests: int = 2,
+        sandbox: Sandbox = Sandbox(),  # noqa: B008 (frozen)
+        system_prompt: str = "",
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        self.difficulty, self.kinds = checked_levels(self.name, difficulty, kinds)
+        if turns not in (1, 2):
+            raise ConfigurationError(f"{self.name}: turns is {turns!r}; it must be 1 or 2")
+        if feedback not in FEEDBACK:
+            raise ConfigurationError(f"{self.name}: feedback is {feedback!r}; choose from {', '.join(FEEDBACK)}")
+        if revealed_tests < 0:
+            raise ConfigurationError(f"{self.name}: revealed_tests is {revealed_tests!r}; it must be 0 or above")
+        self.data, self.turns, self.feedback = data, turns, feedback
+        self.revealed_tests, self.sandbox, self.system_prompt = revealed_tests, sandbox, system_prompt
+        self._data_tasks = DataTasks(self.name, bad_rows)
+
+    def tasks(self, split: str) -> TaskSource:
+        """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: a row is none of the known formats or asks for a function of the helper's name, and
+                ``bad_rows`` is ``stop``, or every row is such.
+            ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
+        """
+        _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
+        if self.data is None:
+            return SeededTasks(self.name, split, self._generate, lambda data: data["prompt"])
+        return self._data_tasks.source(
+            self.data, split, (), identity, partial(_shared_task, packages=self.sandbox.packages)
+        )
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """The task's own solution, where it has one, divided between the two; see ``split_solution``."""
+        if task.data["solution"] is None:
+            return None
+        parts = split_solution(task.data["solution"], entry_of(task.data))
+        return {agent: [f"```python\n{part}\n```"] for agent, part in zip(self.agents, parts, strict=True)}
+
+    def reset(self, task: Task) -> Observations:
+        """The task and its own part for each of the two; see :meth:`Environment.reset`."""
+        self._entry, self._turn, self._paid = entry_of(task.data), 0, dict[str, float]()
+        reveals = self.turns == 2 and self.feedback == "level_feedback"
+        self._data, self._revealed = hold_out(task.data, self.revealed_tests if reveals else 0)
+        text = task.data["prompt"].removeprefix(COMPLETE)
+        parts = {
+            HELPER: f"Write only {AUX}, a helper function that {self._entry} can call. "
+            f"Another agent writes {self._entry} at the same time.",
+            MAIN: f"Write only {self._entry}. It must call {AUX} and work on what that returns: "
+            f"a helper function that another agent writes at the same time.",
+        }
+        system = [Message("system", self.system_prompt)] if self.system_prompt else []
+        return {agent: [*system, Message("user", f"{text}\n{part}")] for agent, part in parts.items()}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Grade the two programs together; see :meth:`Environment.step`.
+
+        Raises:
+            SandboxError: the sandbox is broken, which is no fault of the program.
+        """
+        self._turn += 1
+        judged = self._judge(*(actions[agent].content[:MAX_REPLY_CHARACTERS] for agent in self.agents))
+        done = self._turn == self.turns or judged.total == MAXIMUM
+        change = {name: value - self._paid.get(name, 0.0) for name, value in judged.components.items()}
+        self._paid = dict(judged.components)
+        observations: Observations = {}
+        if not done:
+            observations = {agent: [Message("user", self._told(agent, judged))] for agent in self.agents}
+        isolation = self.sandbox.isolation if judged.found is None else Isolation.of(judged.found.isolation)
+        return Step(
+            observations=observations,
+            rewards=dict.fromkeys(self.agents, math.fsum(change.values())),
+            components={agent: dict(change) for agent in self.agents},
+            done=done,
+            stop_reason="answered" if done else "",
+            success=judged.solved if done else None,
+            metrics={"passed": judged.components["tests"], "isolation": float(isolation)},
+        )
+
+    def _judge(self, helper_reply: str, main_reply: str) -> _Judgement:
+        data, entry = self._data, self._entry
+        # Neither takes the other's part.
+        helper = without(program_of(helper_reply, "", AUX), entry)
+        main = without(program_of(main_reply, data["given"], entry), AUX)
+        program = f"{helper.rstrip()}\n\n\n{main}"
+        parts = dict.fromkeys(
+            ("helper_defined", "main_defined", "parses", "tests", "calls_aux", "not_thin", "ignores_aux"), 0.0
+        )
+        parts["helper_defined"] = HELPER_DEFINED * defines(helper, AUX)
+        parts["main_defined"] = MAIN_DEFINED * defines(main, entry)
+        use = aux_use(main, entry)
+        found = None
+        if parts["main_defined"] and compiles(program):
+            parts["parses"] = PARSES
+            found = grade(self.sandbox, program, tests_of(data))
+            parts["tests"] = found.share if found.loaded and found.ending is None else 0.0
+            if parts["tests"] and use.calls:
+                parts["calls_aux"] = CALLS_AUX
+                parts["not_thin"] = 0.0 if use.thin else NOT_THIN
+                parts["ignores_aux"] = IGNORES_AUX if use.ignores else 0.0
+        return _Judgement(parts, use, found, program)
+
+    def _told(self, agent: str, judged: _Judgement) -> str:
+        """What an agent hears after the first turn."""
+        mine = AUX if agent == HELPER else self._entry
+        again = f"Write {mine} again, better, in a fenced block."
+        if self.feedback == "plain":
+            return again
+        if self.feedback == "passed":
+            return f"{'All' if judged.total == MAXIMUM else 'Not all'} levels passed. {again}"
+        return "\n".join([*self._levels(judged, details=self.feedback == "level_feedback"), again])
+
+    def _levels(self, judged: _Judgement, *, details: bool) -> list[str]:
+        found, parts = judged.found, judged.components
+        levels = {
+            f"{AUX} is defined with a return": bool(parts["helper_defined"]),
+            f"{self._entry} is defined with a return": bool(parts["main_defined"]),
+            "the program parses": bool(parts["parses"]),
+            "all tests pass": judged.solved,
+            f"{self._entry} calls {AUX}": judged.use.calls,
+            f"{self._entry} is more than a thin wrapper of {AUX}": judged.use.calls and not judged.use.thin,
+            f"the value of {AUX} is used": judged.use.calls and not judged.use.ignores,
+        }
+        lines = [f"- {level}: {'yes' if passed else 'no'}" for level, passed in levels.items()]
+        if details and found is not None:
+            if found.ending == "time":
+                lines.append("The program took too long.")
+            elif not found.loaded:
+                lines.append(f"The program could not be loaded: {clipped(found.fault or 'it ended', 500)}")
+            elif found.ending is not None:
+                lines.append("The program ended its process while it was tested.")
+            else:
+                lines.append(f"{found.passed} of {found.run} tests passed.")
+            lines += [f"Failed: {clipped(test, 500)}" for test in self._revealed if not self._holds(judged, test)]
+        return lines
+
+    def _holds(self, judged: _Judgement, test: str) -> bool:
+        return grade(
+            self.sandbox, judged.program, tests_of({**self._data, "tests": [test], "names": [self._entry]})
+        ).solved
+
+    def _generate(self, rng: Random) -> Mapping[str, Any]:
+        return generate_data(rng, self.kinds, self.difficulty)
+
+
+def _shared_task(row: Mapping[str, Any], number: int, source: object, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """A task's data, of a row that does not ask for a function of the helper's name."""
+    data = task_data(row, number, source, packages)
+    if entry_of(data) == AUX:
+        raise DataError(f"code data {source!r}, row {number} asks for a function {AUX!r}, the helper's name; rename it")
+    return data

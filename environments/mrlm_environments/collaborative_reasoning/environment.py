@@ -1,0 +1,304 @@
+"""A team answers a question, reads each other's answers and answers again: co-training as in MAPoRL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from mrlm_environments.answers import Format, agree, is_right, read_answer, vote
+from mrlm_environments.collaborative_reasoning.masks import AnswerMasks
+from mrlm_environments.collaborative_reasoning.record import (
+    LEADER,
+    ROLES,
+    SUMMARIZER,
+    Answer,
+    Record,
+    Round,
+    clipped,
+    shown_answers,
+)
+from mrlm_environments.collaborative_reasoning.scores import AnswerScorer
+from mrlm_environments.collaborative_reasoning.tasks import ReasoningTasks
+from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.episode import person_of
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer
+
+Role = Literal["leader", "summarizer"]
+LEAD = "You lead the team. Read its answers and give the team's answer."
+SUM_UP = "Sum up these answers for those who gave them."
+
+
+class CollaborativeReasoningEnvironment(Environment):
+    """``solver_1``, ``solver_2`` and so on answer a question at the same time, in ``max_turns`` turns.
+
+    In later turns each is shown the others' previous answers. Every answer is paid its score in [0, 1] in the turn in
+    which it is given, and less where it is masked; see
+    :class:`~mrlm_environments.collaborative_reasoning.masks.AnswerMasks`. The team has solved the task if the solvers'
+    majority in the last turn is right; of equally many votes, those of the answer that the first of the solvers gave.
+
+    A ``leader`` reads the solvers' answers at the end of each turn and answers too; it is scored like them, its answer
+    is shown to them and is the team's, unless it gives none. A ``summarizer`` turns the answers of each turn but the
+    last into a summary, which is shown to the solvers in place of the answers; it is paid the mean of their scores in
+    the next turn, as a component ``summary``.
+
+    Args:
+        solvers: how many there are.
+        max_turns: turns of each.
+        data: in place of generated problems, rows with ``question`` and ``answer`` (ending in ``#### N``) or with
+            ``premise``, ``hypothesis`` and ``label`` (or as ANLI, SNLI and MNLI are published): a file or a hub name,
+            or a mapping from splits to these; see :func:`mrlm_pl.environment.rows.read_split`.
+        format: ``math`` or ``nli``; None tells it of each row by its fields, and generates mathematics.
+        difficulty: lowest and highest difficulty of generated mathematics, from 1 to 5.
+        scorer: ``label`` pays 1 for a right answer and 0 for another one; a model reads the question and the answer.
+        role: another agent beside the solvers.
+        show_scores: show each answer with one of four words for its score. It tells of right and wrong answers.
+        consensus_stop: end the episode after a turn in which all solvers give the same answer.
+        policies_by: ``agent``, or ``turn`` for an agent of its own for every turn of everybody, ``solver_1@2`` and so
+            on, which acts once in a conversation that holds the earlier turns.
+        masks: which answers are masked, and what that costs.
+        instruction: text after the question, on a line of its own.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    name = "collaborative_reasoning"
+    client_settings = (
+        "max_turns",
+        "format",
+        "difficulty",
+        "show_scores",
+        "consensus_stop",
+        "policies_by",
+        "instruction",
+    )
+    forks = True
+
+    def __init__(
+        self,
+        solvers: int = 2,
+        max_turns: int = 2,
+        data: str | dict[str, str] | None = None,
+        format: Format | None = None,
+        difficulty: tuple[int, int] = (1, 1),
+        scorer: Literal["label"] | TextScorer = "label",
+        role: Role | None = None,
+        show_scores: bool = False,
+        consensus_stop: bool = False,
+        policies_by: Literal["agent", "turn"] = "agent",
+        masks: AnswerMasks = AnswerMasks(),  # noqa: B008 (frozen)
+        instruction: str = "",
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        self._check(solvers, max_turns, role, consensus_stop, policies_by)
+        if isinstance(scorer, str) and scorer != "label":
+            raise ConfigurationError(f"{self.name}: scorer is {scorer!r}; use label, or the class of a scorer")
+        self.solvers, self.max_turns, self.role = solvers, max_turns, role
+        self.show_scores, self.consensus_stop, self.policies_by = show_scores, consensus_stop, policies_by
+        self.masks, self.instruction = masks, instruction
+        self._tasks = ReasoningTasks(self.name, data, format, difficulty, bad_rows)
+        self._scorer = AnswerScorer(scorer)
+        self._solvers = tuple(f"solver_{number}" for number in range(1, solvers + 1))
+        self.agents = self._all_agents()
+
+    @property
+    def scorer(self) -> Literal["label"] | TextScorer:
+        """What scores the answers; copies of the environment share it."""
+        return self._scorer.scorer
+
+    def _check(self, solvers: int, max_turns: int, role: str | None, consensus_stop: bool, policies_by: str) -> None:
+        for name, value in (("solvers", solvers), ("max_turns", max_turns)):
+            if value < 1:
+                raise ConfigurationError(f"{self.name}: {name} is {value!r}; it must be 1 or above")
+        if role is not None and role not in ROLES:
+            raise ConfigurationError(f"{self.name}: role is {role!r}; use {' or '.join(ROLES)}, or none")
+        if role == SUMMARIZER and max_turns == 1:
+            raise ConfigurationError(f"{self.name}: nobody reads the {SUMMARIZER} when max_turns is 1; raise it")
+        if consensus_stop and solvers == 1:
+            raise ConfigurationError(f"{self.name}: one of one always agrees; for consensus_stop have more solvers")
+        if policies_by not in ("agent", "turn"):
+            raise ConfigurationError(f"{self.name}: policies_by is {policies_by!r}; use agent or turn")
+
+    def _all_agents(self) -> tuple[str, ...]:
+        everybody = (*self._solvers, *([self.role] if self.role else []))
+        if self.policies_by == "agent":
+            return everybody
+        return tuple(
+            f"{person}@{turn}"
+            for turn in range(1, self.max_turns + 1)
+            for person in everybody
+            if person != SUMMARIZER or turn < self.max_turns
+        )
+
+    def tasks(self, split: str) -> TaskSource:
+        """Generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: a row cannot be used.
+            ConfigurationError: the split is unknown or empty.
+        """
+        return self._tasks.source(split)
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """The worked solution of everybody; None where a model scores, or the masks would not let it pass."""
+        solution = task.data["solution"]
+        if self.scorer != "label" or self.masks.faults(solution, answered=True):
+            return None
+        return {agent: [solution] for agent in self.agents}
+
+    def majority(self, task: Task, replies: Sequence[str]) -> bool:
+        """Whether the majority of the answers that the replies give is right; see :meth:`Environment.majority`."""
+        form: Format = task.data["format"]
+        return is_right(vote([self._read(text, form)[0] for text in replies], form), task.data["answer"], form)
+
+    def reset(self, task: Task) -> Observations:
+        """Ask all solvers; see :meth:`Environment.reset`."""
+        question = task.data["question"]
+        self._question = f"{question}\n{self.instruction}" if self.instruction else question
+        self._form: Format = task.data["format"]
+        self._expected: str = task.data["answer"]
+        self._rounds: list[Round] = []
+        self._summary: Answer | None = None
+        self._truncated = 0
+        self._said: dict[str, list[Message]] = {}
+        return self._ask(dict.fromkeys(self._solvers, self._question), turn=1)
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Score what was said, and ask those who speak next; see :meth:`Environment.step`.
+
+        Raises:
+            EnvironmentContractError: the scorer gave something that is no score.
+        """
+        texts = {person_of(agent): _well_formed(message.content) for agent, message in actions.items()}
+        for person, text in texts.items():
+            self._said[person].append(Message("assistant", text))
+        if SUMMARIZER in texts:
+            step = self._summed_up(texts[SUMMARIZER])
+        elif LEADER in texts:
+            answer = self._judged(texts)[LEADER]
+            self._rounds[-1] = replace(self._rounds[-1], leader=answer)
+            step = self._next_turn(self._pay({LEADER: answer}, len(self._rounds)))
+        else:
+            step = self._answered({person: texts[person] for person in self._solvers})
+        return step
+
+    def close(self) -> None:
+        """Free what the scorer holds."""
+        self._scorer.close()
+
+    # Who speaks next.
+
+    def _answered(self, texts: Mapping[str, str]) -> Step:
+        """After the solvers: the leader, or what :meth:`_next_turn` says."""
+        answers, turn = self._judged(texts), len(self._rounds) + 1
+        pay = self._pay(answers, turn)
+        if self._summary is not None:
+            mean = math.fsum(answer.score for answer in answers.values()) / len(answers)
+            pay[self._agent(SUMMARIZER, turn - 1)] = {"summary": 0.0 if self._summary.faults else mean}
+        self._rounds.append(Round(answers))
+        if self.role != LEADER:
+            return self._next_turn(pay)
+        told = [LEAD] if len(self._rounds) == 1 else []
+        shown = shown_answers(answers, scores=self.show_scores)
+        asked = {LEADER: "\n\n".join([*told, *shown, self._question])}
+        return self._step(pay, self._ask(asked, turn=len(self._rounds)))
+
+    def _next_turn(self, pay: Mapping[str, Mapping[str, float]]) -> Step:
+        """The end, the summarizer, or the solvers again."""
+        last, turn = self._rounds[-1], len(self._rounds)
+        if turn == self.max_turns:
+            return self._step(pay, {}, "turns")
+        if self.consensus_stop and agree(last.given, self._form):
+            return self._step(pay, {}, "consensus")
+        if self.role == SUMMARIZER:
+            shown = shown_answers(last.answers, scores=self.show_scores)
+            return self._step(pay, self._ask({SUMMARIZER: "\n\n".join([self._question, *shown, SUM_UP])}, turn))
+        asked = {}
+        for solver in self._solvers:
+            seen = {person: answer for person, answer in last.answers.items() if person != solver}
+            if last.leader is not None:
+                seen[LEADER] = last.leader
+            asked[solver] = "\n\n".join([*shown_answers(seen, scores=self.show_scores), self._question])
+        return self._step(pay, self._ask(asked, turn + 1))
+
+    def _summed_up(self, text: str) -> Step:
+        """After the summarizer, whose text needs no answer: the solvers."""
+        faults = self.masks.faults(text, answered=True)
+        self._summary = Answer(text, None, faults, False, 0.0)
+        asked = dict.fromkeys(self._solvers, f"{SUMMARIZER}: {clipped(text)}\n\n{self._question}")
+        turn = len(self._rounds)
+        pay = {self._agent(SUMMARIZER, turn): self._penalty(self._summary)}
+        return self._step(pay, self._ask(asked, turn + 1))
+
+    def _ask(self, texts: Mapping[str, str], turn: int) -> Observations:
+        """What each is told; an agent that has no turn before is given its person's conversation so far."""
+        asked: dict[str, tuple[Message, ...]] = {}
+        for person, text in texts.items():
+            said = self._said.setdefault(person, [])
+            said.append(Message("user", text))
+            asked[self._agent(person, turn)] = tuple(said) if self.policies_by == "turn" else (said[-1],)
+        return asked
+
+    def _agent(self, person: str, turn: int) -> str:
+        return f"{person}@{turn}" if self.policies_by == "turn" else person
+
+    # What it is worth.
+
+    def _read(self, text: str, form: Format) -> tuple[str | None, frozenset[str]]:
+        """The answer of a text that is not masked, and what it is masked for."""
+        answer = read_answer(text, form)
+        faults = self.masks.faults(text, answered=answer is not None)
+        return (None if faults else answer), faults
+
+    def _judged(self, texts: Mapping[str, str]) -> dict[str, Answer]:
+        """All answers of a turn, scored at once."""
+        found = {}
+        for person, text in texts.items():
+            answer, faults = self._read(text, self._form)
+            found[person] = Answer(text, answer, faults, is_right(answer, self._expected, self._form), 0.0)
+        valid = [person for person, answer in found.items() if not answer.faults]
+        scores, truncated = self._scorer.scores(
+            self._question, [found[person].text for person in valid], [found[person].right for person in valid]
+        )
+        self._truncated += truncated
+        scored = {person: replace(found[person], score=score) for person, score in zip(valid, scores, strict=True)}
+        return found | scored
+
+    def _pay(self, answers: Mapping[str, Answer], turn: int) -> dict[str, dict[str, float]]:
+        """The components of each agent's reward for its answer."""
+        return {
+            self._agent(person, turn): {"score": answer.score, **self._penalty(answer)}
+            for person, answer in answers.items()
+        }
+
+    def _penalty(self, answer: Answer) -> dict[str, float]:
+        return {"penalty": -self.masks.penalty} if answer.faults and self.masks.penalty else {}
+
+    def _step(self, pay: Mapping[str, Mapping[str, float]], asked: Observations, stop_reason: str = "") -> Step:
+        record = Record(tuple(self._rounds), self._expected, self._form, self.max_turns)
+        metrics = record.metrics(done=bool(stop_reason))
+        if self.scorer != "label":
+            scores = record.mean_scores()
+            metrics |= {**scores, "truncated_scores": float(self._truncated)}
+            if stop_reason:
+                metrics[VERIFIER_SCORE] = list(scores.values())[-1]
+        return Step(
+            observations=asked,
+            rewards={agent: math.fsum(parts.values()) for agent, parts in pay.items()},
+            components=pay,
+            done=bool(stop_reason),
+            stop_reason=stop_reason,
+            success=record.team_is_right() if stop_reason else None,
+            metrics=metrics,
+        )
+
+
+def _well_formed(text: str) -> str:
+    """The text without halves of characters, which models cannot be given."""
+    return text.encode("utf-8", "replace").decode()

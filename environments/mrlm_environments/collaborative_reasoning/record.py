@@ -1,0 +1,147 @@
+"""The record of a team that reasons together, what its members are shown of it, and the numbers about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mrlm_environments.answers import Format, agree, is_right, vote
+from mrlm_environments.collaborative_reasoning.masks import FAULTS
+from mrlm_environments.collaborative_reasoning.scores import in_words
+
+SHOWN_CHARACTERS = 4000
+LEADER: Final = "leader"
+SUMMARIZER: Final = "summarizer"
+ROLES = (LEADER, SUMMARIZER)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one member said in one turn.
+
+    Args:
+        text: all of it.
+        answer: the answer that it gives, and that is voted for; None where it gives none or is masked.
+        faults: what it is masked for.
+        right: whether the answer is the expected one; a masked one is not.
+        score: in [0, 1]; 0 where it is masked.
+    """
+
+    text: str
+    answer: str | None
+    faults: frozenset[str]
+    right: bool
+    score: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """One turn: the solvers' answers in their order, and the leader's where there is one and it has spoken."""
+
+    answers: Mapping[str, Answer]
+    leader: Answer | None = None
+
+    @property
+    def given(self) -> list[str | None]:
+        """The solvers' answers, None where there is no vote."""
+        return [answer.answer for answer in self.answers.values()]
+
+
+@dataclass(frozen=True)
+class Record:
+    """The turns so far.
+
+    Args:
+        rounds: one for each turn.
+        expected: the right answer.
+        form: of the answers.
+        planned: turns that there are at most.
+    """
+
+    rounds: tuple[Round, ...]
+    expected: str
+    form: Format
+    planned: int
+
+    def majority_is_right(self, number: int) -> bool:
+        """Whether the solvers' majority in a turn, counted from 0, is right."""
+        return is_right(vote(self.rounds[number].given, self.form), self.expected, self.form)
+
+    def team_is_right(self) -> bool:
+        """Whether the leader's last answer is right; without a leader, or where it gives none, the last majority."""
+        leader = self.rounds[-1].leader
+        return leader.right if leader is not None and leader.answer is not None else self.majority_is_right(-1)
+
+    def metrics(self, *, done: bool) -> dict[str, float]:
+        """Numbers about the turns; once the episode is done, the last answers stand for the turns it did without."""
+        found: dict[str, float] = {}
+        for number in range(len(self.rounds)):
+            found |= self._turn(number, number + 1)
+            if number:
+                found |= {f"turn_{number + 1}_{name}": value for name, value in self._changes(number).items()}
+        for turn in range(len(self.rounds) + 1, self.planned + 1 if done else 0):
+            found |= self._turn(-1, turn)
+        for number in range(1, len(self.rounds)):
+            for name, value in self._changes(number).items():
+                found[name] = found.get(name, 0.0) + value
+        spoken = [answer for played in self.rounds for answer in _spoken(played)]
+        found |= {name: float(sum(name in answer.faults for answer in spoken)) for name in FAULTS}
+        return found | {
+            "majority_accuracy": float(self.majority_is_right(-1)),
+            "consensus": float(agree(self.rounds[-1].given, self.form)),
+            "turns": float(len(self.rounds)),
+            "answers": float(len(spoken)),
+            "clipped_answers": float(sum(len(answer.text) > SHOWN_CHARACTERS for answer in spoken)),
+        }
+
+    def _turn(self, number: int, turn: int) -> dict[str, float]:
+        played = self.rounds[number]
+        solvers = played.answers
+        found = {f"{name}_turn_{turn}_accuracy": float(answer.right) for name, answer in solvers.items()}
+        if played.leader is not None:
+            found[f"{LEADER}_turn_{turn}_accuracy"] = float(played.leader.right)
+        return found | {
+            f"turn_{turn}_accuracy": sum(answer.right for answer in solvers.values()) / len(solvers),
+            f"turn_{turn}_majority_accuracy": float(self.majority_is_right(number)),
+        }
+
+    def mean_scores(self) -> dict[str, float]:
+        """The mean of the solvers' scores in each turn that was played."""
+        return {
+            f"turn_{turn}_score": sum(answer.score for answer in played.answers.values()) / len(played.answers)
+            for turn, played in enumerate(self.rounds, start=1)
+        }
+
+    def _changes(self, number: int) -> dict[str, float]:
+        """How many solvers were wrong before a turn and right in it, of how many that were wrong; and the reverse."""
+        before, after = self.rounds[number - 1].answers, self.rounds[number].answers
+        right = [name for name, answer in before.items() if answer.right]
+        wrong = [name for name, answer in before.items() if not answer.right]
+        return {
+            "improved": float(sum(after[name].right for name in wrong)),
+            "improved_of": float(len(wrong)),
+            "declined": float(sum(not after[name].right for name in right)),
+            "declined_of": float(len(right)),
+        }
+
+
+def shown_answers(answers: Mapping[str, Answer], *, scores: bool) -> list[str]:
+    """The answers as they are shown to others, each with its author and, with ``scores``, a word for its score."""
+    return [
+        f"{name} ({in_words(answer.score)}): {clipped(answer.text)}" if scores else f"{name}: {clipped(answer.text)}"
+        for name, answer in answers.items()
+    ]
+
+
+def clipped(text: str) -> str:
+    """As much of a text as others are shown: its end, where the answer is.
+
+    >>> clipped("x" * 5000 + "7")[-2:], len(clipped("x" * 5000))
+    ('x7', 4003)
+    """
+    return text if len(text) <= SHOWN_CHARACTERS else f"...{text[-SHOWN_CHARACTERS:]}"
+
+
+def _spoken(played: Round) -> Sequence[Answer]:
+    return [*played.answers.values(), *([played.leader] if played.leader else [])]

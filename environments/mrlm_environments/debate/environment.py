@@ -1,0 +1,172 @@
+"""Two agents debate a topic; a judge scores both sides when the debate is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.debate.judge import OPPONENT, SIDES, TIE, Argument, Debate, Judge, Side, Verdict
+from mrlm_environments.debate.judge_by_rules import RuleJudge
+from mrlm_environments.debate.topics import generate_topic, row_topic
+from mrlm_pl.environment import (
+    Environment,
+    Message,
+    Observations,
+    SeededTasks,
+    Step,
+    Task,
+    TaskSource,
+)
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.seeding import derive_seed
+
+Reward = Literal["score", "margin", "win"]
+AGENT_OF: Mapping[Side, str] = {"PRO": "pro", "CON": "con"}
+SIDE_OF: Mapping[str, Side] = {agent: side for side, agent in AGENT_OF.items()}
+
+
+class DebateEnvironment(Environment):
+    """PRO argues for a topic and CON against it, in turns, ``max_turns`` each; then a judge scores both sides.
+
+    The agents are ``pro`` and ``con``; ``seats`` binds them to one policy or to two. Both see the topic and all that
+    was said. All is paid with the last turn, to both sides. Nobody has solved anything, so episodes have no success;
+    the metrics tell who won (``pro_wins``, ``con_wins``, ``tie``).
+
+    Positions change in two ways, both functions of the task, so that the episodes of a group agree in them: the task's
+    seed tells which side opens (``swap_opening``), and an embedded topic is worded as ``X should ...`` or, as often,
+    ``X should not ...``, which makes PRO argue for the other position.
+
+    Args:
+        judge: who scores the debate; None is :class:`~mrlm_environments.debate.judge_by_rules.RuleJudge`.
+        reward: what a side is paid: its own ``score``; the ``margin``, its score less the other's, which sums to 0
+            over the sides; or the ``win``, 1, or -1 for the loser, 0 for both in a tie.
+        max_turns: how many times each side speaks.
+        tie_margin: scores that differ by this or less are a tie.
+        swap_opening: False lets PRO open every debate.
+        data: in place of the embedded topics, rows with ``topic``: a file or a hub name, or a mapping from splits to
+            these; see :func:`mrlm_pl.environment.rows.read_split`.
+        max_characters: of an argument that are read, by the opponent and by the judge; the rest is left out.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    name = "debate"
+    client_settings = ("reward", "max_turns", "tie_margin", "swap_opening")
+    forks = True
+    agents = ("pro", "con")
+
+    def __init__(
+        self,
+        judge: Judge | None = None,
+        reward: Reward = "margin",
+        max_turns: int = 2,
+        tie_margin: float = 0.01,
+        swap_opening: bool = True,
+        data: str | dict[str, str] | None = None,
+        max_characters: int = 4000,
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        if max_turns < 1 or max_characters < 1:
+            raise ConfigurationError(
+                f"debate: max_turns is {max_turns} and max_characters is {max_characters}; both must be 1 or above"
+            )
+        if reward not in ("score", "margin", "win"):
+            raise ConfigurationError(f"debate: reward is {reward!r}; use score, margin or win")
+        if not 0 <= tie_margin < 1:
+            raise ConfigurationError(f"debate: tie_margin is {tie_margin!r}; it must be from 0 to below 1")
+        self.judge = judge if judge is not None else RuleJudge()
+        self.reward, self.max_turns, self.tie_margin = reward, max_turns, tie_margin
+        self.swap_opening, self.data, self.max_characters = swap_opening, data, max_characters
+        self._data_tasks = DataTasks(self.name, bad_rows)
+
+    def tasks(self, split: str) -> TaskSource:
+        """Embedded topics without end, or the rows of the data; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: a row lacks a topic.
+            ConfigurationError: the split is unknown or empty.
+        """
+        if self.data is None:
+            return SeededTasks(self.name, split, generate_topic, lambda data: data["proposal"])
+        return self._data_tasks.source(self.data, split, ("topic",), lambda row: str(row["topic"]).strip(), row_topic)
+
+    def reset(self, task: Task) -> Observations:
+        """Give the opening side the topic; see :meth:`Environment.reset`."""
+        self._topic, self._seed = str(task.data["topic"]), task.seed
+        self._opener = opening_side(task.seed) if self.swap_opening else SIDES[0]
+        self._arguments: list[Argument] = []
+        self._clipped = 0
+        return self._observations(self._opener)
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Pass an argument on to the other side, or have the debate judged; see :meth:`Environment.step`."""
+        ((agent, message),) = actions.items()
+        self._arguments.append(Argument(SIDE_OF[agent], self._read(message.content)))
+        if len(self._arguments) == 2 * self.max_turns:
+            debate = Debate(self._topic, tuple(self._arguments), derive_seed("judge", self._seed))
+            step = self._judged(self.judge.judge(debate))
+        else:
+            step = Step(self._observations(OPPONENT[SIDE_OF[agent]]))
+        return step
+
+    def close(self) -> None:
+        """Free what the judge holds."""
+        self.judge.close()
+
+    def _read(self, text: str) -> str:
+        """As much of an argument as is read, without halves of characters, which models cannot be given."""
+        self._clipped += len(text) > self.max_characters
+        return text[: self.max_characters].encode("utf-8", "replace").decode()
+
+    def _observations(self, side: Side) -> Observations:
+        """What a side that speaks next has not seen yet, as one user message."""
+        turn = sum(argument.side == side for argument in self._arguments) + 1
+        parts = []
+        if turn == 1:
+            position = "for" if side == SIDES[0] else "against"
+            parts.append(f"Debate: {self._topic}\nYou argue {position} this, in {self.max_turns} turns.")
+        if self._arguments:
+            parts.append(f"Your opponent says:\n{self._arguments[-1].text}")
+        parts.append(f"Turn {turn} of {self.max_turns}:")
+        return {AGENT_OF[side]: (Message("user", "\n\n".join(parts)),)}
+
+    def _judged(self, verdict: Verdict) -> Step:
+        winner = verdict.winner(self.tie_margin)
+        components = {AGENT_OF[side]: self._components(side, verdict, winner) for side in SIDES}
+        return Step(
+            rewards={agent: sum(parts.values()) for agent, parts in components.items()},
+            components=components,
+            done=True,
+            stop_reason="judged",
+            metrics={
+                **{f"{AGENT_OF[side]}_score": verdict.score(side) for side in SIDES},
+                "pro_wins": float(winner == "PRO"),
+                "con_wins": float(winner == "CON"),
+                "tie": float(winner == TIE),
+                "pro_opens": float(self._opener == SIDES[0]),
+                "clipped_arguments": float(self._clipped),
+                **verdict.metrics,
+            },
+        )
+
+    def _components(self, side: Side, verdict: Verdict, winner: str) -> dict[str, float]:
+        if self.reward == "win":
+            return {"win": 0.0 if winner == TIE else 1.0 if winner == side else -1.0}
+        own, other = verdict.parts[side], verdict.parts[OPPONENT[side]]
+        if self.reward == "score":
+            return dict(own)
+        return {name: own.get(name, 0.0) - other.get(name, 0.0) for name in sorted({*own, *other})}
+
+
+def opening_side(seed: int) -> Side:
+    """Which side opens the debate of a task with this seed; each as often as the other.
+
+    >>> {opening_side(seed) for seed in range(20)} == {"PRO", "CON"}
+    True
+    """
+    return SIDES[derive_seed("opening side", seed) % 2]

@@ -1,0 +1,233 @@
+"""The rule judge: scores of arguments by what can be counted in their text. English; quick; no model.
+
+All counting is linear in the text, of which at most :data:`MAX_CHARACTERS` are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mrlm_environments.debate.judge import OPPONENT, SIDES, Debate, Judge, Side, Verdict
+from mrlm_pl.errors import ConfigurationError
+
+WEIGHTS: Mapping[str, float] = {
+    "length": 0.2,
+    "evidence": 0.25,
+    "reasoning": 0.25,
+    "structure": 0.15,
+    "relevance": 0.15,
+}
+"""Weights of an argument's parts."""
+
+ARGUMENTS, CONSISTENCY, COVERAGE = 0.6, 0.2, 0.2
+"""Weights in a side's score: the mean of its arguments, their consistency, and its coverage of the other side's."""
+
+MAX_CHARACTERS = 8000
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUNCTION_WORDS = _words(
+    "a about all also an and any are as at be been but by can could did do does for from had has have he her his how i "
+    "if in into is it its itself may might more most must no nor not of on one only or other our out over own she "
+    "should so some such than that the their them then there these they this those to too up us was we were what when "
+    "where which who whose will with without would you your"
+)
+CONNECTIVES = (
+    _words("because since therefore thus hence consequently so causes caused leads means follows result"),
+    _words("if unless when whenever provided otherwise"),
+    _words("however although though but yet whereas while despite instead nevertheless"),
+)
+"""Words that give a reason, set a condition, or weigh one thing against another."""
+
+_SOURCES = _words(
+    "according census data evidence experiment experiments figures findings measured observed records report reports "
+    "research statistics studies study survey surveys trial trials"
+)
+_EXAMPLES = _words("example examples instance illustrates illustration like namely")
+_SIGNPOSTS = _words("first firstly second secondly third thirdly finally moreover furthermore conclusion")
+_ALL_CONNECTIVES: frozenset[str] = frozenset().union(*CONNECTIVES)
+_MARKERS = _ALL_CONNECTIVES.union(_SOURCES, _EXAMPLES, _SIGNPOSTS)
+_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
+_NUMBER = re.compile(r"\d")
+_SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n")
+_STEM = 5
+_VARIETY_WORDS = 120
+"""Longer texts need not use more different words: language repeats its words."""
+
+
+class RuleJudge(Judge):
+    """Scores by rule: .6 of the mean of a side's arguments, .2 of their consistency and .2 of its coverage.
+
+    An argument's score is .2 length + .25 evidence + .25 reasoning + .15 structure + .15 relevance, all in [0, 1];
+    :func:`measure` and ``docs/environments/debate.md`` say how each is counted. Consistency is the lowest score of a
+    side's arguments over the highest, times their mean soundness. Coverage is the share of the other side's arguments,
+    of those heard before a side's last turn, that are taken up later; who has heard none is given the mean relevance of
+    its own arguments.
+
+    It reads no meaning: it is for tests, small models and as a check on other judges. A policy that is trained long
+    enough against it will find what it does not see.
+
+    Args:
+        words: of an argument of full length.
+
+    Raises:
+        ConfigurationError: ``words`` is below 1.
+    """
+
+    def __init__(self, words: int = 60) -> None:
+        if words < 1:
+            raise ConfigurationError(f"rule judge: words is {words}; it must be 1 or above")
+        self.words = words
+
+    def judge(self, debate: Debate) -> Verdict:
+        """The seven parts of each side's score, weighted; see :meth:`Judge.judge`."""
+        topic = _Text.read(debate.topic)
+        seen = set(topic.runs)
+        turns = []
+        for argument in debate.arguments:
+            text = _Text.read(argument.text)
+            turns.append((argument.side, text, measure(text, topic, seen, self.words)))
+            seen.update(text.runs)
+        return Verdict({side: self._side(side, topic, turns) for side in SIDES})
+
+    def _side(self, side: Side, topic: _Text, turns: Sequence[tuple[Side, _Text, Measures]]) -> dict[str, float]:
+        own = [measures for speaker, _, measures in turns if speaker == side]
+        if not own:
+            return dict.fromkeys((*WEIGHTS, "consistency", "coverage"), 0.0)
+        means = {name: sum(item.parts[name] for item in own) / len(own) for name in WEIGHTS}
+        scores = [item.score for item in own]
+        soundness = sum(item.soundness for item in own) / len(own)
+        taken_up = _coverage(side, topic, turns)
+        return {
+            **{name: ARGUMENTS * weight * means[name] for name, weight in WEIGHTS.items()},
+            "consistency": CONSISTENCY * soundness * (min(scores) / max(scores) if max(scores) else 0.0),
+            "coverage": COVERAGE * (means["relevance"] if taken_up is None else taken_up),
+        }
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A text as the judge sees it."""
+
+    words: tuple[str, ...]
+    runs: tuple[tuple[str, ...], ...]
+    sentences: tuple[tuple[str, ...], ...]
+    stems: frozenset[str]
+    has_number: bool
+
+    @classmethod
+    def read(cls, text: str) -> _Text:
+        text = text[:MAX_CHARACTERS].casefold()
+        sentences = tuple(tuple(_WORD.findall(sentence)) for sentence in _SENTENCE_END.split(text))
+        words = tuple(word for sentence in sentences for word in sentence)
+        length = min(3, len(words))
+        runs = tuple(words[start : start + length] for start in range(len(words) - length + 1)) if words else ()
+        stems = frozenset(
+            word[:_STEM].removesuffix("s") for word in words if word not in FUNCTION_WORDS and word not in _MARKERS
+        )
+        return cls(words, runs, tuple(filter(None, sentences)), stems, _NUMBER.search(text) is not None)
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What was measured of one argument: its parts, and its soundness, all in [0, 1]."""
+
+    parts: Mapping[str, float]
+    soundness: float
+
+    @property
+    def score(self) -> float:
+        """The argument's score in [0, 1]."""
+        return sum(weight * self.parts[name] for name, weight in WEIGHTS.items())
+
+
+def measure(text: _Text, topic: _Text, seen: set[tuple[str, ...]], full_length: int) -> Measures:
+    """The parts of one argument.
+
+    All parts but the length are multiplied by the soundness ``novelty * variety * prose * size``, the length by
+    ``novelty * variety``. Novelty is the share of runs of three words that are new: in neither the topic, nor what
+    either side said before, nor the text so far. Variety is the share of different words (among 120 at most) over a
+    half. Prose is low where function words are fewer than a quarter, or the words that the rules look for more than a
+    fifth of all. Size is the number of words over a third of a full argument's. Each is at most 1.
+
+    Args:
+        text: the argument.
+        topic: of the debate.
+        seen: runs of words in the topic and in the arguments before.
+        full_length: words of an argument of full length.
+    """
+    count = len(text.words)
+    if not count:
+        return Measures(dict.fromkeys(WEIGHTS, 0.0), 0.0)
+    novelty = len(set(text.runs) - seen) / len(text.runs)
+    variety = min(1.0, len(set(text.words)) / (0.5 * min(count, _VARIETY_WORDS)))
+    function_words = sum(word in FUNCTION_WORDS for word in text.words) / count
+    markers = sum(word in _MARKERS for word in text.words) / count
+    prose = min(1.0, function_words / 0.25) * _falling(markers, 0.2, 0.5)
+    size = min(1.0, 3 * count / full_length)
+    soundness = novelty * variety * prose * size
+    length = min(1.0, count / full_length, 3 * full_length / count)
+    parts = {
+        "length": length * novelty * variety,
+        "evidence": _evidence(text) * soundness,
+        "reasoning": _reasoning(text) * soundness,
+        "structure": _structure(text) * soundness,
+        "relevance": _relevance(text, topic) * soundness,
+    }
+    return Measures(parts, soundness)
+
+
+def _evidence(text: _Text) -> float:
+    """Kinds of evidence out of two: numbers, sources, examples."""
+    found = set(text.words)
+    kinds = text.has_number + bool(found & _SOURCES) + bool(found & _EXAMPLES)
+    return min(1.0, kinds / 2)
+
+
+def _reasoning(text: _Text) -> float:
+    """Half for two sentences with a connective, half for connectives of two families."""
+    sentences = sum(not _ALL_CONNECTIVES.isdisjoint(sentence) for sentence in text.sentences)
+    families = sum(not family.isdisjoint(text.words) for family in CONNECTIVES)
+    return 0.5 * min(1.0, sentences / 2) + 0.5 * min(1.0, families / 2)
+
+
+def _structure(text: _Text) -> float:
+    """Sentences out of three, times the share of them that have 4 to 40 words."""
+    plausible = sum(4 <= len(sentence) <= 40 for sentence in text.sentences) / len(text.sentences)
+    return min(1.0, len(text.sentences) / 3) * plausible
+
+
+def _relevance(text: _Text, topic: _Text) -> float:
+    """The share of the topic's content words that occur, over a half; 1 where the topic has none."""
+    return min(1.0, len(text.stems & topic.stems) / (0.5 * len(topic.stems))) if topic.stems else 1.0
+
+
+def _coverage(side: Side, topic: _Text, turns: Sequence[tuple[Side, _Text, Measures]]) -> float | None:
+    """The share of the other side's arguments that are taken up later; None if there was none to take up.
+
+    Taken up means that two content words beyond the topic's (or as many as there are) recur; it counts as much as the
+    argument in which they do is sound.
+    """
+    last = max(place for place, (speaker, _, _) in enumerate(turns) if speaker == side)
+    found = []
+    for place, (speaker, text, _) in enumerate(turns[:last]):
+        if speaker != OPPONENT[side]:
+            continue
+        points = text.stems - topic.stems
+        answers = [
+            measures.soundness
+            for who, answer, measures in turns[place + 1 :]
+            if who == side and len(points & answer.stems) >= min(2, len(points))
+        ]
+        found.append(max(answers, default=0.0))
+    return sum(found) / len(found) if found else None
+
+
+def _falling(value: float, start: float, end: float) -> float:
+    """1 up to ``start``, 0 from ``end`` on, linear between."""
+    return min(1.0, max(0.0, (end - value) / (end - start)))

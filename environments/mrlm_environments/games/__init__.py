@@ -1,0 +1,1 @@
+"""Games with known optima: coordination, poker, tic-tac-toe and others."""

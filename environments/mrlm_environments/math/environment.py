@@ -1,0 +1,173 @@
+"""Mathematics with a number as answer: generated problems of five difficulties, or a data set in GSM8K's format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from mrlm_environments.answers import is_right, read_answer, vote
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.math.problems import KINDS, MAX_DIFFICULTY, Kind, generate_problem
+from mrlm_pl.answers.numbers import equal_answers, extract_answer, number_value, shows_steps
+from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.errors import ConfigurationError, DataError
+
+CORRECT, UNPARSED = 1.0, -0.3
+RETRY = "That is not correct. Try again."
+
+
+class MathEnvironment(SingleAgentEnvironment):
+    r"""One problem, one number as answer.
+
+    A right answer earns 1.0, a wrong one 0 and a reply without an answer -0.3, for each attempt; what counts as the
+    answer says :mod:`mrlm_pl.answers.numbers`. Answers are compared by value.
+
+    Args:
+        difficulty: lowest and highest difficulty of generated problems, from 1 to 5; each is equally likely.
+        kinds: kinds of generated problems; None is all of them.
+        data: in place of generated problems, rows with ``question`` and ``answer`` (a number, or text that ends in
+            ``#### N``): a file or a hub name, or a mapping from splits to these; see
+            :func:`mrlm_pl.environment.rows.read_split`.
+        steps_bonus: added to the reward of a right answer whose reply shows a true equation on the question's numbers.
+        max_attempts: replies that the agent may give; after a wrong one it learns only that it was wrong.
+        instruction: text after the question, on a line of its own.
+        system_prompt: a system message before the question.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    name = "math"
+    client_settings = ("difficulty", "kinds", "steps_bonus", "max_attempts", "instruction", "system_prompt")
+    forks = True
+
+    def __init__(
+        self,
+        difficulty: tuple[int, int] = (1, 3),
+        kinds: list[Kind] | None = None,
+        data: str | dict[str, str] | None = None,
+        steps_bonus: float = 0.0,
+        max_attempts: int = 1,
+        instruction: str = "",
+        system_prompt: str = "",
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        levels = tuple(difficulty)
+        if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= MAX_DIFFICULTY:
+            raise ConfigurationError(
+                f"math: difficulty is {difficulty!r}; give [lowest, highest] from 1 to {MAX_DIFFICULTY}"
+            )
+        unknown = [kind for kind in kinds or () if kind not in KINDS]
+        if unknown or kinds == []:
+            raise ConfigurationError(f"math: kinds is {kinds!r}; choose from {', '.join(KINDS)}")
+        if max_attempts < 1:
+            raise ConfigurationError(f"math: max_attempts is {max_attempts!r}; it must be 1 or above")
+        if not 0 <= steps_bonus < float("inf"):
+            raise ConfigurationError(f"math: steps_bonus is {steps_bonus!r}; it must be a number of 0 or above")
+        self.difficulty, self.kinds = (levels[0], levels[1]), tuple(kinds or KINDS)
+        self.data, self.steps_bonus, self.max_attempts = data, steps_bonus, max_attempts
+        self.instruction, self.system_prompt = instruction, system_prompt
+        self._data_tasks = DataTasks(self.name, bad_rows)
+
+    def tasks(self, split: str) -> TaskSource:
+        """Generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: a row lacks a field, or its answer is no number and does not end in ``#### N``.
+            ConfigurationError: the split is unknown or empty.
+        """
+        if self.data is None:
+            return SeededTasks(self.name, split, self._generate, lambda data: data["key"])
+        return self._data_tasks.source(
+            self.data, split, ("question", "answer"), lambda row: str(row["question"]), _task_data
+        )
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """The worked solution, which ends in the right answer; None where it would miss the bonus for steps."""
+        solution = task.data["solution"]
+        if self.steps_bonus and not self._shows_steps(solution, task):
+            return None
+        return {self.agents[0]: [solution]}
+
+    def majority(self, task: Task, replies: Sequence[str]) -> bool:
+        """Whether the number that most replies give is right; see :meth:`Environment.majority`."""
+        chosen = vote([read_answer(reply, "math") for reply in replies], "math")
+        return is_right(chosen, task.data["answer"], "math")
+
+    def begin(self, task: Task) -> Sequence[Message]:
+        """The question; see :meth:`SingleAgentEnvironment.begin`."""
+        self._task, self._attempts = task, 0
+        question = task.data["question"]
+        posed = Message("user", f"{question}\n{self.instruction}" if self.instruction else question)
+        return [Message("system", self.system_prompt), posed] if self.system_prompt else [posed]
+
+    def reply(self, message: Message) -> Outcome:
+        """Judge one attempt; see :meth:`SingleAgentEnvironment.reply`."""
+        self._attempts += 1
+        answer = extract_answer(message.content)
+        parsed = answer is not None and number_value(answer) is not None
+        correct = answer is not None and equal_answers(answer, self._task.data["answer"])
+        components = {"correct": CORRECT * correct, "unparsed": 0.0 if parsed else UNPARSED}
+        if self.steps_bonus:
+            components["steps"] = self.steps_bonus * (correct and self._shows_steps(message.content, self._task))
+        last = correct or self._attempts == self.max_attempts
+        return Outcome(
+            components,
+            observation=None if last else RETRY,
+            stop_reason="answered" if parsed else "unparsed",
+            success=correct,
+            metrics={"parsed": float(parsed)},
+        )
+
+    def _shows_steps(self, reply: str, task: Task) -> bool:
+        return shows_steps(reply, task.data["question"], task.data["answer"])
+
+    def _generate(self, rng: Random) -> Mapping[str, Any]:
+        kind, level = rng.choice(self.kinds), rng.randint(*self.difficulty)
+        problem = generate_problem(rng, kind, level)
+        return {
+            "question": problem.question,
+            "answer": problem.answer,
+            "solution": problem.solution,
+            "key": problem.key,
+            "kind": kind,
+            "difficulty": level,
+        }
+
+
+def worked_problem(row: Mapping[str, Any], number: int, where: str) -> dict[str, Any]:
+    r"""``question``, ``answer`` (the number alone, or behind ``####``) and ``solution`` of a row with GSM8K's fields.
+
+    Args:
+        row: has ``question`` and ``answer``.
+        number: of the row, for the message.
+        where: what the row is of, for the message.
+
+    Raises:
+        DataError: they are no texts, or the answer is no number and does not end in ``#### N``.
+
+    >>> worked_problem({"question": "2+2?", "answer": "2+2=4\n#### 4"}, 1, "math data")["answer"]
+    '4'
+    >>> worked_problem({"question": "2+2?", "answer": "4"}, 1, "math data")["answer"]
+    '4'
+    """
+    question, solution = row["question"], row["answer"]
+    if isinstance(solution, int) and not isinstance(solution, bool):
+        solution = str(solution)
+    answer = solution if isinstance(solution, str) else None
+    if answer is not None and number_value(answer) is None:
+        answer = extract_answer(answer) if "####" in answer else None
+    if not isinstance(question, str) or answer is None or number_value(answer) is None:
+        raise DataError(
+            f"{where}, row {number}: the question is {question!r:.80} and the answer {solution!r:.80}; they must be "
+            "texts, and the answer must be a number or end in '#### N'"
+        )
+    return {"question": question, "answer": answer, "solution": solution}
+
+
+def _task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+    return worked_problem(row, number, f"math data {source!r}")

@@ -1,0 +1,283 @@
+"""A shell to look into and change a small system, as in AgentBench's operating system tasks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.shell.tasks import COMPARISONS, generate_data, matches, task_data
+from mrlm_environments.toolbox.programs import told
+from mrlm_pl.environment import (
+    Message,
+    Outcome,
+    SeededTasks,
+    SingleAgentEnvironment,
+    Task,
+    TaskSource,
+    ToolSchema,
+)
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.environment.tools import MalformedCall, ToolCall, argument_fault, requested_calls, tool_message
+from mrlm_pl.errors import ConfigurationError, SandboxError
+from mrlm_pl.sandbox import Cell, Execution, Sandbox, running
+
+logger = logging.getLogger(__name__)
+
+SHOWN_CHARACTERS = 800
+MAX_SCRIPT = 100_000
+SOLVED = 1.0
+_CHECKERS = {"bash": "bash -c", "python": "python3 -I -c"}
+"""How a check program is run. ``-I``: else it would import modules that the agent left in its home folder."""
+
+_NO_ERRORS = "2> /dev/null"
+"""What a script prints as errors is no part of its output."""
+
+
+def _schema(name: str, description: str, argument: str) -> ToolSchema:
+    properties = {argument: {"type": "string", "maxLength": MAX_SCRIPT}}
+    parameters = {"type": "object", "properties": properties, "required": [argument], "additionalProperties": False}
+    return ToolSchema(name, description, parameters)
+
+
+TOOLS = (
+    _schema("bash_action", "Run a bash script on the system. Returns what it prints.", "script"),
+    ToolSchema(
+        "finish_action",
+        "End: the system is as it was asked for.",
+        {
+            "type": "object",
+            "properties": {"thought": {"type": "string", "description": "Why the work is done; not judged."}},
+            "additionalProperties": False,
+        },
+    ),
+    _schema("answer_action", "End with the answer to the question.", "answer"),
+)
+_HOW = 'Call a tool, for example <tool_call>{"name": "bash_action", "arguments": {"script": "ls"}}</tool_call>.'
+
+
+class ShellEnvironment(SingleAgentEnvironment):
+    """A question about a system, or a change to make to it, with ``bash`` as the tool.
+
+    The reward is 1.0 if the answer, or the system at the end, is right, else 0. Tools are ``bash_action(script)``,
+    ``answer_action(answer)`` and ``finish_action()``. The system has the programs of this machine, read-only, and
+    private writable folders (``/home``, ``/var``, ``/tmp``, ``/root``, ``/srv``, ``/opt``) that last for the episode;
+    it has no network.
+
+    Answers are compared with what the reference solution prints on a copy of the system that is made before the agent
+    acts. So set-ups may be random, and nothing that the agent does changes what is expected.
+
+    Args:
+        data: in place of generated tasks, rows in AgentBench's format: a file or a hub name, or a mapping from splits
+            to these.
+        max_turns: replies that the agent may give.
+        sandbox: how scripts are confined; ``wall_seconds`` is for each script, and a reply begins no further script
+            when its scripts have taken this long together. Namespaces are needed.
+        system_prompt: a system message before the task.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    name = "shell"
+    client_settings = ("max_turns", "system_prompt")
+
+    def __init__(
+        self,
+        data: str | dict[str, str] | None = None,
+        max_turns: int = 8,
+        sandbox: Sandbox = Sandbox(minimum="namespaces"),  # noqa: B008 (frozen)
+        system_prompt: str = "",
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        if max_turns < 1:
+            raise ConfigurationError(f"shell: max_turns is {max_turns!r}; it must be 1 or above")
+        if sandbox.minimum != "namespaces":
+            raise ConfigurationError(
+                f"shell: sandbox.minimum is {sandbox.minimum!r}; a system of its own needs 'namespaces'"
+            )
+        self.data, self.max_turns, self.sandbox, self.system_prompt = data, max_turns, sandbox, system_prompt
+        self._data_tasks = DataTasks(self.name, bad_rows)
+        self._cell: Cell | None = None
+
+    def tools(self, agent: str) -> Sequence[ToolSchema]:
+        """The three tools."""
+        return TOOLS
+
+    def tasks(self, split: str) -> TaskSource:
+        """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: a row is malformed.
+            ConfigurationError: the split is unknown or empty, or this machine has no namespaces.
+        """
+        _ = self.sandbox.isolation  # a machine that cannot run the tasks says so at the start
+        if self.data is None:
+            return SeededTasks(self.name, split, generate_data, lambda data: data["description"])
+        return self._data_tasks.source(self.data, split, ("description", "evaluation"), json.dumps, task_data)
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """The reference solution's output as the answer, or the solution itself where a change is asked for."""
+        data = task.data
+        if data["match"] is not None:
+            if "regex" in data["match"]:
+                return None
+            replies = [_call("answer_action", answer=str(data["match"]["answer"]))]
+        elif data["checks"][0] is None:
+            outputs = {self._expected_of(data) for _ in range(2)}
+            if len(outputs) > 1:
+                return None  # a random set-up: what is right is known within an episode only
+            replies = [_call("answer_action", answer=outputs.pop().strip())]
+        elif data["reference"]:
+            replies = [_call("bash_action", script=data["reference"]), _call("finish_action")]
+        else:
+            return None
+        return {self.agents[0]: replies}
+
+    def begin(self, task: Task) -> Sequence[Message]:
+        """The question; see :meth:`SingleAgentEnvironment.begin`.
+
+        Raises:
+            SandboxError: a script that sets the system up failed, or the reference solution was ended.
+        """
+        self.close()
+        self._task, self._turns = task, 0
+        self._cell, self._expected = self._system(task.data)
+        posed = Message("user", task.data["description"])
+        return [Message("system", self.system_prompt), posed] if self.system_prompt else [posed]
+
+    def reply(self, message: Message) -> Outcome:
+        """Run the scripts of one reply, or judge its answer; see :meth:`SingleAgentEnvironment.reply`."""
+        self._turns += 1
+        self._deadline = time.monotonic() + self.sandbox.wall_seconds
+        answers: list[Message] = []
+        for call in requested_calls(message):
+            fault = self._fault(call)
+            if fault is None and isinstance(call, ToolCall) and call.name != "bash_action":
+                return self._judged(call)
+            answers.append(tool_message(call, fault or self._run(call)))
+        if self._turns == self.max_turns:
+            self.close()
+            return Outcome({"solved": 0.0}, stop_reason="max_turns", truncated=True, success=False)
+        return Outcome({"solved": 0.0}, observation=answers or [Message("user", _HOW)])
+
+    def close(self) -> None:
+        """End the episode's system; may be called twice."""
+        if self._cell is not None:
+            self._cell.close()
+            self._cell = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings and the episode's counters; a system is not copied."""
+        return {**self.__dict__, "_cell": None}
+
+    def _fault(self, call: ToolCall | MalformedCall) -> str | None:
+        if isinstance(call, MalformedCall):
+            return f"The call cannot be read: {call.fault}. {_HOW}"
+        schema = next((tool for tool in TOOLS if tool.name == call.name), None)
+        if schema is None:
+            return f"There is no tool {call.name[:100]!r}; there are {', '.join(tool.name for tool in TOOLS)}."
+        fault = argument_fault(schema, call.arguments)
+        return None if fault is None else f"The arguments of {call.name} are wrong: {fault}."
+
+    def _run(self, call: ToolCall | MalformedCall) -> str:
+        assert isinstance(call, ToolCall)
+        if self._cell is None:
+            return "[the system was ended]"
+        if time.monotonic() > self._deadline:
+            return "[not run: the scripts before it took too long]"
+        done = self._script(self._cell, call.arguments["script"])
+        if self._cell.ending is None:
+            return told(done, SHOWN_CHARACTERS)
+        self.close()
+        return told(done, SHOWN_CHARACTERS, "The system is gone.")
+
+    def _judged(self, call: ToolCall) -> Outcome:
+        data = self._task.data
+        answer = call.arguments.get("answer", "")
+        rule = data["match"]
+        right = self._passes(answer) if rule is None else matches(answer, rule, self.sandbox)
+        self.close()
+        return Outcome({"solved": SOLVED * right}, stop_reason="answered", success=right)
+
+    def _passes(self, answer: str) -> bool:
+        """Whether every check holds; each one receives the answer and the outputs of those before it."""
+        values = [answer]
+        for check in self._task.data["checks"]:
+            if check is None:
+                values.append(self._expected)
+            elif isinstance(check, str):
+                if not COMPARISONS[check](*values[:2]):
+                    return False
+            else:
+                done = self._checked(check, values)
+                if done is None or done.status != 0:
+                    return False
+                values.append(done.output)
+        return True
+
+    def _checked(self, check: Mapping[str, str], values: Sequence[str]) -> Execution | None:
+        """What a check program did in the agent's system; None where that is gone."""
+        if self._cell is None:
+            return None
+        name = ["--"] if check["language"] == "bash" else []
+        words = [shlex.quote(word) for word in (check["code"], *name, *values)]
+        return self._script(self._cell, f"{_CHECKERS[check['language']]} {' '.join(words)} {_NO_ERRORS}")
+
+    def _expected_of(self, data: Mapping[str, Any]) -> str:
+        cell, expected = self._system(data)
+        cell.close()
+        return expected
+
+    def _system(self, data: Mapping[str, Any]) -> tuple[Cell, str]:
+        """A fresh system that the task's scripts have set up, and what the reference prints on a copy of it."""
+        with ExitStack() as stack:
+            cell = stack.enter_context(self.sandbox.open(shell=True))
+            self._set_up(cell, data["init"])
+            expected = ""
+            if None in data["checks"]:
+                with self.sandbox.open(shell=True) as copied:
+                    self._set_up(copied, data["init"])  # for what it leaves running
+                    if not self.sandbox.copy_files(cell, copied):  # for what it drew at random
+                        logger.warning(
+                            "shell: the files of %r are too large to be copied; no answer to a random set-up is right",
+                            data["description"][:200],
+                        )
+                    self._set_up(copied, data["start"])
+                    expected = self._reference(copied, data)
+            self._set_up(cell, data["start"])
+            cell.output()
+            stack.pop_all()
+        return cell, expected
+
+    def _set_up(self, cell: Cell, script: str) -> None:
+        if not script:
+            return
+        done = self._script(cell, script)
+        if done.ending is not None or done.status:
+            how = f"was ended ({done.ending})" if done.ending else f"left with status {done.status}"
+            raise SandboxError(
+                f"a script that sets the system up {how}: {script[:200]!r}; it printed {done.output[-200:]!r}"
+            )
+
+    def _reference(self, cell: Cell, data: Mapping[str, Any]) -> str:
+        """What the reference solution prints, errors left out."""
+        done = self._script(cell, f"bash -c {shlex.quote(data['reference'])} {_NO_ERRORS}")
+        if done.ending is not None:
+            raise SandboxError(f"the reference solution of {data['description'][:200]!r} was ended ({done.ending})")
+        return done.output
+
+    def _script(self, cell: Cell, script: str) -> Execution:
+        with running():
+            return self.sandbox.script(cell, script)
+
+
+def _call(name: str, **arguments: str) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"

@@ -1,0 +1,226 @@
+"""The database of one episode: SQLite in memory, fenced in, which reads MySQL's statements."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from mrlm_environments.sql import functions as sql_functions
+from mrlm_environments.sql.dialect import SqlError, sqlite_statement
+from mrlm_environments.sql.scoring import state_hash
+from mrlm_pl.errors import DataError
+
+SHOWN_CHARACTERS = 20_000
+"""Characters of a result that are read, and of each of its rows; what an agent sees of it is cut before."""
+
+STATE_CHARACTERS = 20_000_000
+"""Characters of a table that are read to judge its state."""
+
+MAX_STEPS = 20_000_000
+"""Steps of SQLite's virtual machine that a statement may take: about two seconds, and the same on every machine."""
+
+STEPS_PER_CHECK = 10_000
+MAX_MEMORY = 256 * 1024 * 1024
+"""Bytes that SQLite may hold in a process, over all databases; a statement that wants more fails."""
+
+MAX_PAGES = 64 * 1024 * 1024 // 4096
+"""Pages of one database, which are 64 MiB: no episode takes the memory of the others."""
+
+_FAULTS = {"database or disk is full": f"the tables need too much memory: {MAX_PAGES * 4096 >> 20} MiB are the most"}
+
+Table = Mapping[str, Any]
+"""A table of a task: ``name``, ``columns`` (names) and ``rows`` of texts."""
+
+_ALLOWED_ACTIONS = frozenset(
+    (
+        *(sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE),
+        *(sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE),
+        *(sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_DROP_TABLE, sqlite3.SQLITE_ALTER_TABLE),
+        *(sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_DROP_INDEX, sqlite3.SQLITE_REINDEX),
+        *(sqlite3.SQLITE_CREATE_VIEW, sqlite3.SQLITE_DROP_VIEW),
+    )
+)
+
+
+class Database(ABC):
+    """One episode's database, filled with the task's tables."""
+
+    @abstractmethod
+    def execute(self, query: str) -> str:
+        """What one statement answers: its rows as a list of tuples, or how many rows it changed.
+
+        Raises:
+            SqlError: the statement is refused or fails.
+        """
+
+    @abstractmethod
+    def state(self, tables: Sequence[Table]) -> str:
+        """The hash of the present content of some tables; see :func:`~mrlm_environments.sql.scoring.state_hash`.
+
+        Raises:
+            SqlError: a table or a column is gone, or reading it takes too long.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Remove the database; may be called twice."""
+
+
+class Fence:
+    """Keeps the statements of an SQLite connection away from files and within bounds of time and memory.
+
+    The time is checked every :data:`STEPS_PER_CHECK` steps of SQLite and before every function and comparison. A single
+    call of one of SQLite's own functions is not interrupted: only :mod:`mrlm_environments.sql.worker` stops it.
+
+    Args:
+        connection: with its tables in place; nothing but tables can be reached through it afterwards.
+        seconds: how long a statement may take.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, seconds: float) -> None:
+        self.seconds = seconds
+        self.begin()
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute(f"PRAGMA hard_heap_limit = {MAX_MEMORY}")
+        connection.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
+        if sys.version_info >= (3, 11):  # before, the limit of memory alone stops huge texts
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, sql_functions.MAX_TEXT)
+        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        sql_functions.install(connection, self.expired)
+        connection.set_progress_handler(self._checked, STEPS_PER_CHECK)
+        connection.set_authorizer(_authorized)
+
+    def begin(self) -> None:
+        """Start the clock of a statement."""
+        self._deadline, self._checks = time.monotonic() + self.seconds, 0
+
+    def expired(self) -> bool:
+        """Whether the statement's time is over."""
+        return time.monotonic() > self._deadline
+
+    def _checked(self) -> bool:
+        self._checks += 1
+        return self._checks > MAX_STEPS // STEPS_PER_CHECK or self.expired()
+
+
+def _authorized(action: int, first: str | None, second: str | None, *_: Any) -> int:
+    if action == sqlite3.SQLITE_FUNCTION:
+        allowed = str(second).lower() in sql_functions.ALLOWED
+    elif action == sqlite3.SQLITE_PRAGMA:
+        allowed = first == "table_info"
+    else:
+        allowed = action in _ALLOWED_ACTIONS
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
+class MemoryDatabase(Database):
+    """SQLite in the memory of this process that reads MySQL's statements.
+
+    Args:
+        tables: the task's tables; all columns hold text.
+        seconds: how long a statement may take.
+
+    Raises:
+        DataError: SQLite cannot hold the tables.
+    """
+
+    def __init__(self, tables: Sequence[Table], seconds: float) -> None:
+        # Episodes run in threads, but one statement at a time.
+        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._connection.create_collation(sql_functions.COLLATION, lambda first, second: 0)
+        try:
+            for table in tables:
+                columns = ", ".join(
+                    f"{quoted(column)} TEXT COLLATE {sql_functions.COLLATION}" for column in table["columns"]
+                )
+                self._connection.execute(f"CREATE TABLE {quoted(table['name'])} ({columns})")
+                places = ", ".join("?" * len(table["columns"]))
+                self._connection.executemany(f"INSERT INTO {quoted(table['name'])} VALUES ({places})", table["rows"])
+        except (sqlite3.Error, ValueError) as error:
+            self._connection.close()
+            raise DataError(f"sql: SQLite cannot hold the task's tables ({error}); mend the row of the data") from error
+        self._fence, self.has_changed = Fence(self._connection, seconds), False
+
+    def execute(self, query: str) -> str:
+        """See :meth:`Database.execute`; ``has_changed`` then tells whether the statement could change something."""
+
+        def run() -> str:
+            cursor = self._connection.execute(sqlite_statement(query))
+            if cursor.description is None:
+                return changed(cursor.rowcount)
+            shown = listed(cursor)
+            cursor.close()
+            return shown
+
+        before = self._connection.total_changes
+        shown = self._guarded(run)
+        self.has_changed = shown.startswith("OK") or self._connection.total_changes != before
+        return shown
+
+    def state(self, tables: Sequence[Table]) -> str:
+        """See :meth:`Database.state`."""
+        return self._guarded(
+            lambda: state_hash(state_rows(self._connection.execute(reading(table))) for table in tables)
+        )
+
+    def _guarded(self, run: Callable[[], Any]) -> Any:
+        self._fence.begin()
+        try:
+            return run()
+        except MemoryError:
+            raise SqlError("the statement needs too much memory") from None
+        except sqlite3.Error as error:
+            # SQLite reports a function that was stopped as a failure of its own.
+            slow = str(error) == "interrupted" or self._fence.expired()
+            raise SqlError("the statement takes too long" if slow else _FAULTS.get(str(error), str(error))) from None
+        except (ValueError, OverflowError) as error:  # texts that are no Unicode, numbers beyond 64 bits
+            raise SqlError(str(error)) from None
+
+    def close(self) -> None:
+        """See :meth:`Database.close`."""
+        self._connection.close()
+
+
+def quoted(name: str) -> str:
+    """A name in back-ticks."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def reading(table: Table) -> str:
+    """The statement that reads a table's columns."""
+    return f"SELECT {', '.join(map(quoted, table['columns']))} FROM {quoted(table['name'])}"
+
+
+def changed(count: int) -> str:
+    """What a statement without a result answers; a count below 0 is unknown."""
+    return f"OK, {count} row{'' if count == 1 else 's'} changed" if count >= 0 else "OK"
+
+
+def listed(rows: Iterable[Sequence[Any]]) -> str:
+    """The rows of a result as a list of tuples, up to :data:`SHOWN_CHARACTERS`."""
+    shown, length = [], 0
+    for row in rows:
+        shown.append(repr(tuple(row))[:SHOWN_CHARACTERS])
+        length += len(shown[-1])
+        if length > SHOWN_CHARACTERS:
+            return f"[{', '.join(shown)}, and more rows]"
+    return f"[{', '.join(shown)}]"
+
+
+def state_rows(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """All rows of a table.
+
+    Raises:
+        SqlError: they have more than :data:`STATE_CHARACTERS`.
+    """
+    found, length = [], 0
+    for row in rows:
+        found.append(tuple(row))
+        length += 50 + sum(len(str(value)) for value in row)
+        if length > STATE_CHARACTERS:
+            raise SqlError("the table is too large")
+    return found

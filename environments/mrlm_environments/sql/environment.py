@@ -1,0 +1,225 @@
+"""Questions about tables and changes of them, solved by SQL: AgentBench's DBBench, or generated tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.sql.database import Database
+from mrlm_environments.sql.dialect import SqlError
+from mrlm_environments.sql.scoring import equal_answers
+from mrlm_environments.sql.tasks import KINDS, Kind, dbbench_task, generated_task
+from mrlm_environments.sql.worker import SqliteDatabase
+from mrlm_pl.environment import (
+    Message,
+    Outcome,
+    SeededTasks,
+    SingleAgentEnvironment,
+    Task,
+    TaskSource,
+    ToolSchema,
+)
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.environment.tools import MalformedCall, argument_fault, clipped, requested_calls, tool_message
+from mrlm_pl.episode import ToolCall
+from mrlm_pl.errors import ConfigurationError
+
+EXECUTE = ToolSchema(
+    "execute_sql",
+    "Execute one MySQL statement.",
+    {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+)
+COMMIT = ToolSchema(
+    "commit_final_answer",
+    "End with the list of answers; after a change of the table, with an empty list.",
+    {
+        "type": "object",
+        "properties": {"answers": {"type": "array", "items": {"type": ["string", "number", "null"]}}},
+        "required": ["answers"],
+    },
+)
+TOOLS = {schema.name: schema for schema in (EXECUTE, COMMIT)}
+INSTRUCTION = (
+    "Answer the question about the MySQL database with execute_sql, or make the change that it asks for; all columns "
+    "hold text. Then call commit_final_answer."
+)
+HOW_TO_CALL = (
+    'Call a tool: <tool_call>{"name": "execute_sql", "arguments": {"query": "SELECT ..."}}</tool_call> or '
+    '<tool_call>{"name": "commit_final_answer", "arguments": {"answers": [...]}}</tool_call>.'
+)
+
+
+class SqlEnvironment(SingleAgentEnvironment):
+    """Tables, a question about them or a change to make, and two tools: ``execute_sql`` and ``commit_final_answer``.
+
+    Committing ends the episode. The reward is 1.0 if the committed answers equal the labels as multisets (numbers by
+    value, to 0.01), or, for an INSERT, UPDATE or DELETE, if the tables are in the expected state, whatever the answers;
+    else, and without a commit within ``max_turns`` replies, it is 0.
+
+    Args:
+        data: in place of generated tasks, rows in DBBench's format: a file or a hub name, or a mapping from splits to
+            these; see :func:`mrlm_pl.environment.rows.read_split`.
+        kinds: kinds of generated tasks; None is all of them.
+        rows: least and most rows of a generated table, from 1 to 8.
+        max_turns: replies that the agent may give.
+        output_characters: a tool's answer is cut after this many.
+        statement_seconds: a statement that takes longer is stopped.
+        database_url: a server, as SQLAlchemy's URL (``mysql+pymysql://user:password@host``), in place of SQLite; each
+            episode has a database of its own on it. Needs the extra ``sql``.
+        instruction: a system message before the question.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    name = "sql"
+    client_settings = ("kinds", "rows", "max_turns", "instruction")
+
+    def __init__(
+        self,
+        data: str | dict[str, str] | None = None,
+        kinds: list[Kind] | None = None,
+        rows: tuple[int, int] = (3, 6),
+        max_turns: int = 15,
+        output_characters: int = 800,
+        statement_seconds: float = 3.0,
+        database_url: str | None = None,
+        instruction: str = INSTRUCTION,
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        unknown = [kind for kind in kinds or () if kind not in KINDS]
+        if unknown or kinds == []:
+            raise ConfigurationError(f"sql: kinds is {kinds!r}; choose from {', '.join(KINDS)}")
+        if len(tuple(rows)) != 2 or not 1 <= rows[0] <= rows[1] <= 8:
+            raise ConfigurationError(f"sql: rows is {rows!r}; give [least, most] from 1 to 8")
+        for option, value in (("max_turns", max_turns), ("output_characters", output_characters)):
+            if value < 1:
+                raise ConfigurationError(f"sql: {option} is {value!r}; it must be 1 or above")
+        if not 0 < statement_seconds <= 600:
+            raise ConfigurationError(
+                f"sql: statement_seconds is {statement_seconds!r}; it must be above 0 and at most 600"
+            )
+        self.data, self.kinds, self.rows = data, tuple(kinds or KINDS), (rows[0], rows[1])
+        self.max_turns, self.output_characters, self.statement_seconds = max_turns, output_characters, statement_seconds
+        self.database_url, self.instruction = database_url, instruction
+        self._data_tasks = DataTasks(self.name, bad_rows)
+        self._database: Database | None = None
+
+    def tasks(self, split: str) -> TaskSource:
+        """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: a row lacks a field or is of another form.
+            ConfigurationError: the split is unknown or empty.
+        """
+        if self.data is None:
+            return SeededTasks(self.name, split, self._generate, lambda data: data["key"])
+        return self._data_tasks.source(self.data, split, ("description", "table", "type"), _identity, dbbench_task)
+
+    def tools(self, agent: str) -> Sequence[ToolSchema]:
+        """The two tools; see :meth:`Environment.tools`."""
+        return (EXECUTE, COMMIT)
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """The statements that do what is asked, and the commit; None where they do not fit in the turns."""
+        replies = [_call(EXECUTE, {"query": statement}) for statement in task.data["statements"]]
+        replies.append(_call(COMMIT, {"answers": task.data["answers"]}))
+        if (task.data["state"] and len(replies) == 1) or len(replies) > self.max_turns:
+            return None
+        return {self.agents[0]: replies}
+
+    def begin(self, task: Task) -> Sequence[Message]:
+        """The question, with a fresh database behind it; see :meth:`SingleAgentEnvironment.begin`."""
+        self.close()
+        self._task, self._turns = task, 0
+        self._database = self._opened(task.data["tables"])
+        posed = Message("user", task.data["question"])
+        return [Message("system", self.instruction), posed] if self.instruction else [posed]
+
+    def reply(self, message: Message) -> Outcome:
+        """Answer the calls of a reply in order; see :meth:`SingleAgentEnvironment.reply`."""
+        self._turns += 1
+        calls = requested_calls(message)
+        answers: list[Message] = []
+        faults = int(not calls)
+        for call in calls:
+            fault = _fault(call)
+            if fault is None and isinstance(call, ToolCall) and call.name == COMMIT.name:
+                return self._ended(self._is_right(call.arguments["answers"]), "answered")
+            try:
+                told = self._executed(call) if fault is None and isinstance(call, ToolCall) else f"Error: {fault}"
+            except SqlError as error:
+                told, fault = f"Error: {error}", str(error)
+            faults += fault is not None
+            answers.append(tool_message(call, clipped(told, self.output_characters)))
+        metrics = {"failed_calls": float(faults)}
+        if self._turns == self.max_turns:
+            return self._ended(False, "max_turns", metrics)
+        return Outcome(observation=answers or HOW_TO_CALL, metrics=metrics)
+
+    def close(self) -> None:
+        """Remove the episode's database; see :meth:`Environment.close`."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy plays episodes of its own; an open database cannot be copied.
+        return {**self.__dict__, "_database": None}
+
+    def _opened(self, tables: Sequence[Mapping[str, Any]]) -> Database:
+        if self.database_url is None:
+            return SqliteDatabase(tables, self.statement_seconds)
+        # Imported here: SQLAlchemy is an extra.
+        from mrlm_environments.sql.server import ServerDatabase
+
+        return ServerDatabase(self.database_url, tables, self.statement_seconds)
+
+    def _executed(self, call: ToolCall) -> str:
+        assert self._database is not None
+        return self._database.execute(call.arguments["query"])
+
+    def _is_right(self, answers: Sequence[Any]) -> bool:
+        data = self._task.data
+        if not data["state"]:
+            return equal_answers(answers, data["answers"])
+        assert self._database is not None
+        try:
+            state = self._database.state(data["tables"])
+        except SqlError:  # the agent dropped a table, or made it too large to be read
+            return False
+        return state == data["state"]
+
+    def _ended(self, right: bool, stop_reason: str, metrics: Mapping[str, float] | None = None) -> Outcome:
+        self.close()
+        return Outcome(
+            {"correct": float(right)},
+            stop_reason=stop_reason,
+            truncated=stop_reason == "max_turns",
+            success=right,
+            metrics=metrics or {},
+        )
+
+    def _generate(self, rng: Random) -> Mapping[str, Any]:
+        return generated_task(rng, self.kinds, self.rows)
+
+
+def _fault(call: ToolCall | MalformedCall) -> str | None:
+    if isinstance(call, MalformedCall):
+        return f"{call.fault}. {HOW_TO_CALL}"
+    if call.name not in TOOLS:
+        return f"there is no tool {call.name[:40]!r}; the tools are {', '.join(TOOLS)}"
+    return argument_fault(TOOLS[call.name], call.arguments)
+
+
+def _call(schema: ToolSchema, arguments: Mapping[str, Any]) -> str:
+    return f"<tool_call>{json.dumps({'name': schema.name, 'arguments': arguments})}</tool_call>"
+
+
+def _identity(row: Mapping[str, Any]) -> str:
+    return json.dumps([row["description"], row["table"]], sort_keys=True, default=str)

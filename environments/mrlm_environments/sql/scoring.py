@@ -1,0 +1,82 @@
+"""Scoring of SQL tasks: the state of the tables after a change, and the answers to a question."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mrlm_environments.sql.functions import text
+
+TOLERANCE = 1e-2
+"""Numbers of answers that differ by this or less are equal."""
+
+NOTHING = frozenset(("", "none", "null"))
+_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?%?")
+
+
+def state_hash(tables: Iterable[Iterable[Sequence[Any]]]) -> str:
+    """AgentBench's hash of the tables' rows: equal for equal rows in any order.
+
+    The first five hexadecimal digits of the MD5 of each row (its columns that are not NULL, joined by commas) are
+    sorted and joined by commas; the MD5 of that is the table's. Hashes of several tables are sorted, joined by ``_``.
+
+    >>> state_hash([[("a", "1"), ("b", None)]]) == state_hash([[("b", None), ("a", "1")]])
+    True
+    """
+    return "_".join(sorted(_table_hash(rows) for rows in tables))
+
+
+def _table_hash(rows: Iterable[Sequence[Any]]) -> str:
+    return _md5(",".join(sorted(_md5(",".join(text(value) for value in row if value is not None))[:5] for row in rows)))
+
+
+def _md5(content: str) -> str:
+    return hashlib.md5(content.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
+
+
+def equal_answers(given: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Whether two lists of answers hold the same values, each as often, in any order.
+
+    Numbers are compared by value with :data:`TOLERANCE`, with thousands separators and a percent sign left out; other
+    texts exactly, but for spaces around them. An empty list and a single "none", "null" or NULL say the same.
+
+    >>> equal_answers(["1,234", 7.001], ["7", "1234.0"]), equal_answers(["a", "a"], ["a"]), equal_answers([], ["none"])
+    (True, False, True)
+    """
+    mine, wanted = _sorted_out(given), _sorted_out(expected)
+    return (
+        mine[1] == wanted[1]
+        and len(mine[0]) == len(wanted[0])
+        # Sorted lists match in order if they match at all.
+        and all(
+            math.isclose(one, other, rel_tol=0.0, abs_tol=TOLERANCE)
+            for one, other in zip(sorted(mine[0]), sorted(wanted[0]), strict=True)
+        )
+    )
+
+
+def _sorted_out(values: Sequence[Any]) -> tuple[list[float], Counter[str]]:
+    numbers: list[float] = []
+    texts: Counter[str] = Counter()
+    shown = ["" if value is None else str(value).strip() for value in values] or [""]
+    for value in shown:
+        number = _number(value)
+        if number is not None:
+            numbers.append(number)
+        else:
+            texts["" if value.lower() in NOTHING else value] += 1
+    return numbers, texts
+
+
+def _number(value: str) -> float | None:
+    if len(value) > 400 or not _NUMBER.fullmatch(value) or not any(sign.isdigit() for sign in value):
+        return None
+    try:
+        number = float(value.replace(",", "").rstrip("%"))
+    except ValueError:  # an exponent without digits before it
+        return None
+    return number if math.isfinite(number) else None

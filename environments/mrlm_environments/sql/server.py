@@ -1,0 +1,142 @@
+"""The database of one episode on a server that SQLAlchemy reaches, such as MySQL or MariaDB."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mrlm_environments.sql.database import Database, Fence, Table, changed, listed, quoted, reading, state_rows
+from mrlm_environments.sql.dialect import SqlError, sqlite_statement
+from mrlm_environments.sql.functions import COLLATION
+from mrlm_environments.sql.scoring import state_hash
+from mrlm_pl.errors import ConfigurationError, MRLMError
+
+BACKENDS = ("mysql", "mariadb", "sqlite")
+
+
+class ServerDatabase(Database):
+    """A fresh database on a server, reached through SQLAlchemy; it is dropped at the end.
+
+    Statements go to the server as they are. ``sqlite://`` is for tests of this class: the database is in the memory of
+    this process, where nothing stops a single call of a function, and statements are MySQL's.
+
+    Args:
+        url: SQLAlchemy's URL, such as ``mysql+pymysql://user:password@host``.
+        tables: the task's tables; all columns hold text.
+        seconds: how long a statement may take.
+
+    Raises:
+        ConfigurationError: the URL is of another kind, SQLAlchemy or the driver is not installed, or the server does
+            not answer.
+    """
+
+    def __init__(self, url: str, tables: Sequence[Table], seconds: float) -> None:
+        try:
+            import sqlalchemy
+        except ImportError as error:
+            raise ConfigurationError("sql: database_url needs SQLAlchemy; pip install 'mrlm[sql]'") from error
+        try:
+            parsed = sqlalchemy.make_url(url)
+            if parsed.get_backend_name() not in BACKENDS:
+                raise ConfigurationError(
+                    f"sql: database_url names {parsed.get_backend_name()!r}; the tasks are MySQL's, use one of "
+                    f"{', '.join(BACKENDS)}"
+                )
+            waits = {"read_timeout": int(seconds) + 10, "connect_timeout": 10}
+            options: dict[str, Any] = {"connect_args": waits} if parsed.drivername == "mysql+pymysql" else {}
+            self._engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT", **options)
+        except (ImportError, sqlalchemy.exc.ArgumentError) as error:
+            raise ConfigurationError(
+                f"sql: database_url cannot be used ({error}); give SQLAlchemy's URL, such as "
+                "mysql+pymysql://user:password@host, and pip install 'mrlm[sql]' for the driver"
+            ) from error
+        self._sqlalchemy, self._name, self._fence = sqlalchemy, f"mrlm_{uuid.uuid4().hex}", None
+        try:
+            self._connection = self._engine.connect()
+            self._is_sqlite = self._engine.dialect.name == "sqlite"
+            if not self._is_sqlite:
+                self._enter(seconds)
+            self._fill(tables)
+        except sqlalchemy.exc.SQLAlchemyError as error:
+            self._engine.dispose()
+            shown = parsed.render_as_string(hide_password=True)
+            raise ConfigurationError(
+                f"sql: no database can be made at {shown} ({error}); check the server and the account's rights"
+            ) from error
+        if self._is_sqlite:
+            self._fence = Fence(self._driver(), seconds)
+
+    def _enter(self, seconds: float) -> None:
+        limit = (
+            f"max_statement_time = {seconds}"
+            if getattr(self._engine.dialect, "is_mariadb", False)
+            else f"max_execution_time = {int(seconds * 1000)}"
+        )
+        for statement in (
+            f"CREATE DATABASE {self._name} CHARACTER SET utf8mb4",
+            f"USE {self._name}",
+            f"SET SESSION {limit}",
+        ):
+            self._run(statement)
+
+    def _fill(self, tables: Sequence[Table]) -> None:
+        place, percent, kind = "%s", "%%", "TEXT"
+        if self._is_sqlite:
+            self._driver().create_collation(COLLATION, lambda first, second: 0)
+            place, percent, kind = "?", "%", f"TEXT COLLATE {COLLATION}"
+        for table in tables:
+            columns = ", ".join(f"{quoted(column)} {kind}" for column in table["columns"])
+            self._run(f"CREATE TABLE {quoted(table['name'])} ({columns})")
+            if table["rows"]:
+                into = quoted(table["name"]).replace("%", percent)
+                places = ", ".join([place] * len(table["columns"]))
+                rows = [tuple(row) for row in table["rows"]]
+                self._connection.exec_driver_sql(f"INSERT INTO {into} VALUES ({places})", rows)
+
+    def _driver(self) -> Any:
+        return self._connection.connection.driver_connection
+
+    def _run(self, statement: str) -> Any:
+        # Without the option a percent sign in the statement would be taken for a place of a parameter.
+        return self._connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+    def execute(self, query: str) -> str:
+        """See :meth:`Database.execute`."""
+        statement = sqlite_statement(query) if self._is_sqlite else query
+
+        def run() -> str:
+            result = self._run(statement)
+            if not result.returns_rows:
+                return changed(result.rowcount)
+            shown = listed(result)
+            result.close()
+            return shown
+
+        return self._guarded(run)
+
+    def state(self, tables: Sequence[Table]) -> str:
+        """See :meth:`Database.state`."""
+        return self._guarded(lambda: state_hash(state_rows(self._run(reading(table))) for table in tables))
+
+    def _guarded(self, run: Callable[[], Any]) -> Any:
+        if self._fence is not None:
+            self._fence.begin()
+        try:
+            return run()
+        except MemoryError:
+            raise SqlError("the statement needs too much memory") from None
+        except self._sqlalchemy.exc.SQLAlchemyError as error:
+            if getattr(error, "connection_invalidated", False):
+                raise MRLMError(f"sql: the server closed the connection ({error}); check that it runs") from error
+            raise SqlError(str(getattr(error, "orig", None) or error)) from None
+        except (ValueError, OverflowError) as error:
+            raise SqlError(str(error)) from None
+
+    def close(self) -> None:
+        """See :meth:`Database.close`."""
+        if not self._connection.closed:
+            if not self._is_sqlite:
+                self._run(f"DROP DATABASE IF EXISTS {self._name}")
+            self._connection.close()
+        self._engine.dispose()

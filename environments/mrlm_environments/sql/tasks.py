@@ -1,0 +1,214 @@
+"""Tasks about tables: generated ones, and rows of AgentBench's DBBench.
+
+A task's data has ``question``, ``tables`` (each with ``name``, ``columns`` and ``rows`` of texts), ``kind``,
+``answers`` (of a question), ``state`` (the hash after a change, "" for a question) and ``statements``, which do what is
+asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any, Literal, get_args
+
+from mrlm_environments.sql.scoring import state_hash
+from mrlm_pl.errors import DataError
+
+Kind = Literal["select", "count", "max", "sum", "order", "insert", "update", "delete"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+CHANGES = ("INSERT", "UPDATE", "DELETE")
+
+# Name of the table, its columns (a name, a group, two numbers), and values of the first two.
+SUBJECTS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
+    (
+        "staff",
+        ("name", "city", "age", "pay"),
+        ("Ada", "Ben", "Eva", "Ida", "Kim", "Leo", "Mia", "Sam", "Tom", "Uma"),
+        ("Oslo", "Rome", "Bonn"),
+    ),
+    (
+        "books",
+        ("title", "genre", "pages", "copies sold"),
+        ("Ash", "Bay", "Dusk", "Echo", "Fern", "Gale", "Iris", "Moon"),
+        ("art", "law"),
+    ),
+    (
+        "2nd hand cars",
+        ("model", "maker", "stock", "price"),
+        ("A1", "B2", "C3", "D4", "E5", "F6", "G7", "H8"),
+        ("Alto", "Brio", "Cito"),
+    ),
+)
+
+Row = list[str]
+Drawn = tuple[str, tuple[Any, ...], list[Row] | None, str]
+"""A question, its answers, the rows after a change (None for a question), and a statement that does it."""
+
+
+def generated_task(rng: Random, kinds: Sequence[Kind], rows: tuple[int, int]) -> dict[str, Any]:
+    """A small table and a question about it, or a change of it.
+
+    Args:
+        rng: source of all choices.
+        kinds: kinds of questions to choose from.
+        rows: least and most rows of the table.
+    """
+    name, columns, names, groups = rng.choice(SUBJECTS)
+    chosen = rng.sample(list(names), min(len(names), rng.randint(*rows)))
+    content = [[one, rng.choice(list(groups)), str(rng.randint(1, 99)), str(rng.randint(1, 9) * 100)] for one in chosen]
+    kind = rng.choice(list(kinds))
+    question, answers, after, statement = _DRAWN[kind](rng, name, columns, content, list(groups))
+    table = {"name": name, "columns": list(columns), "rows": content}
+    described = _described([table])
+    return {
+        "question": f"{question}\n{described}",
+        "tables": [table],
+        "kind": kind,
+        "answers": list(answers),
+        "state": "" if after is None else state_hash([after]),
+        "statements": [statement],
+        "key": question,
+    }
+
+
+def _described(tables: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(f"Table `{table['name']}`, columns {', '.join(table['columns'])}." for table in tables)
+
+
+def _q(name: str) -> str:
+    return f"`{name}`"
+
+
+def _select(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
+    row, column = rng.choice(rows), rng.randint(1, 3)
+    statement = f"SELECT {_q(columns[column])} FROM {_q(table)} WHERE {_q(columns[0])} = '{row[0]}'"
+    return f"What is the {columns[column]} of {row[0]}?", (row[column],), None, statement
+
+
+def _count(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
+    column, bound = rng.choice(((2, rng.randint(10, 90)), (3, rng.randint(2, 8) * 100)))
+    answer = sum(int(row[column]) > bound for row in rows)
+    statement = f"SELECT COUNT(*) FROM {_q(table)} WHERE {_q(columns[column])} > {bound}"
+    return f"How many rows have {columns[column]} above {bound}?", (answer,), None, statement
+
+
+def _aggregate(word: str, function: str, of: Callable[[list[int]], int]) -> Callable[..., Drawn]:
+    def draw(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
+        column, other = rng.choice(((2, 3), (3, 2)))
+        bound = int(rng.choice(rows)[other])
+        answer = of([int(row[column]) for row in rows if int(row[other]) <= bound])
+        # MAX without "+ 0" would compare texts, in MySQL too.
+        value = f"{function}({_q(columns[column])} + 0)"
+        statement = f"SELECT {value} FROM {_q(table)} WHERE {_q(columns[other])} <= {bound}"
+        return (
+            f"What is the {word} {columns[column]} where {columns[other]} is {bound} or less?",
+            (answer,),
+            None,
+            statement,
+        )
+
+    return draw
+
+
+def _order(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
+    column, other = rng.choice(((2, 3), (3, 2)))
+    bound = int(rng.choice(rows)[other])
+    # Equal numbers would leave the order open, so the first column decides between them.
+    found = sorted((row for row in rows if int(row[other]) <= bound), key=lambda row: (-int(row[column]), row[0]))
+    count = rng.randint(1, min(3, len(found)))
+    question = (
+        f"Of the rows with {columns[other]} of {bound} or less, which {count} {columns[0]} have the highest "
+        f"{columns[column]} (among equal ones the first by alphabet)?"
+    )
+    statement = (
+        f"SELECT {_q(columns[0])} FROM {_q(table)} WHERE {_q(columns[other])} <= {bound} "
+        f"ORDER BY {_q(columns[column])} + 0 DESC, {_q(columns[0])} LIMIT {count}"
+    )
+    return question, tuple(row[0] for row in found[:count]), None, statement
+
+
+def _insert(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
+    row = [rng.choice(("Zoe", "Zed", "Z9")), rng.choice(groups), str(rng.randint(1, 99)), str(rng.randint(1, 9) * 100)]
+    values = ", ".join(f"{column} {value}" for column, value in zip(columns, row, strict=True))
+    statement = f"INSERT INTO {_q(table)} VALUES ('{row[0]}', '{row[1]}', {row[2]}, {row[3]})"
+    return f"Add a row: {values}.", (), [*rows, row], statement
+
+
+def _update(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
+    group, amount = rng.choice(rows)[1], rng.randint(1, 9)
+    after = [[*row[:2], str(int(row[2]) + amount), row[3]] if row[1] == group else row for row in rows]
+    column = _q(columns[2])
+    statement = f"UPDATE {_q(table)} SET {column} = {column} + {amount} WHERE {_q(columns[1])} = '{group}'"
+    return f"Add {amount} to {columns[2]} where {columns[1]} is {group}.", (), after, statement
+
+
+def _delete(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
+    bound = int(rng.choice(rows)[2])
+    after = [row for row in rows if int(row[2]) < bound]
+    statement = f"DELETE FROM {_q(table)} WHERE {_q(columns[2])} >= {bound}"
+    return f"Remove all rows with {columns[2]} of {bound} or more.", (), after, statement
+
+
+_DRAWN: dict[Kind, Callable[[Random, str, Sequence[str], list[Row], list[str]], Drawn]] = {
+    "select": _select,
+    "count": _count,
+    "max": _aggregate("highest", "MAX", max),
+    "sum": _aggregate("total", "SUM", sum),
+    "order": _order,
+    "insert": _insert,
+    "update": _update,
+    "delete": _delete,
+}
+
+
+def dbbench_task(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+    """The task of one DBBench row, which has ``description``, ``table``, ``type`` and ``label`` or ``answer_md5``.
+
+    Args:
+        row: the row.
+        number: its number, for messages.
+        source: the data set, for messages.
+
+    Raises:
+        DataError: a field is missing or of another form.
+    """
+    place = f"sql data {source!r}, row {number}"
+    listed = row["table"] if isinstance(row["table"], list) else [row["table"]]
+    tables = [_dbbench_table(table, place) for table in listed]
+    kind = row["type"][0] if isinstance(row["type"], list) and row["type"] else row["type"]
+    label = row.get("label")
+    if not isinstance(kind, str) or not isinstance(row["description"], str) or not tables:
+        raise DataError(f"{place}: type must be a list of texts, description a text, and table hold a table")
+    hashes = re.findall(r"\b[0-9a-f]{32}\b", str(row.get("answer_md5"))) if kind in CHANGES else []
+    if kind in CHANGES and len(hashes) != len(tables):
+        raise DataError(f"{place}: a row of type {kind} needs answer_md5, one hash for each table")
+    if not hashes and not isinstance(label, list):
+        raise DataError(f"{place}: a row of type {kind} needs label, the list of its answers")
+    state = "_".join(sorted(hashes))
+    extra = [str(row[name]) for name in ("evidence", "add_description") if row.get(name)]
+    return {
+        "question": "\n".join([row["description"], *(extra or [_described(tables)])]),
+        "tables": tables,
+        "kind": kind,
+        "answers": [] if state else label,
+        "state": state,
+        "statements": [str(one) for one in label[:1]] if state and isinstance(label, list) else [],
+    }
+
+
+def _dbbench_table(table: Any, place: str) -> dict[str, Any]:
+    try:
+        info = table["table_info"]
+        columns = [str(column["name"]) for column in info["columns"]]
+        # AgentBench creates every column as text and inserts str(value), whatever type the row names.
+        rows = [[str(value) for value in row] for row in info["rows"]]
+        name = str(table["table_name"])
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{place}: the table has no {error}; it needs table_name and table_info with columns, "
+            "each with a name, and rows"
+        ) from error
+    if not columns or any(len(row) != len(columns) for row in rows):
+        raise DataError(f"{place}: table {name!r} has {len(columns)} columns, but a row of another length")
+    return {"name": name, "columns": columns, "rows": rows}

@@ -1,0 +1,1 @@
+"""Tools that agents call: calculator, files, programs, search, MCP servers."""

@@ -1,0 +1,326 @@
+"""A calculator for agents: exact arithmetic on integers and fractions, the usual functions, at a bounded cost.
+
+The text is cut into tokens of a short list, so that nothing but numbers, names, operators, brackets and commas reaches
+``ast.parse``; the tree is then evaluated by node type. Nothing of Python can be reached from an expression.
+"""
+
+from __future__ import annotations
+
+import ast
+import decimal
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+from mrlm_pl.environment import ToolSchema
+from mrlm_pl.environment.tools import Tool, ToolError
+
+Number: TypeAlias = "int | float | Fraction"
+
+MAX_CHARACTERS = 4_000
+MAX_DEPTH = 100
+"""Levels of brackets, calls, signs and powers inside one another."""
+
+MAX_DIGITS = 1_000
+"""Decimal digits of the largest number; intermediate results count as well."""
+
+_MAX_BITS = math.ceil(MAX_DIGITS * math.log2(10))
+_SIGNIFICANT = 15
+
+_TOKEN = re.compile(r"\s*(?:((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)|([a-z][a-z_0-9]*)|(\*\*|//|\S))", re.DOTALL)
+_SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "π": " pi "})
+_SIGNS = {"+", "-", "*", "/", "//", "**", "%", "!", "^", "(", ")", ","}
+_PER_CENT, _FACTORIAL = "_per_cent", "_factorial"
+_TOO_LARGE = f"the result is too large: more than {MAX_DIGITS} digits"
+
+
+def evaluate(expression: str) -> Number:
+    """The value of an expression: an int wherever it is whole and exact, else a fraction or a float.
+
+    Operators are ``+ - * / // ** ^`` (both are powers), ``!`` (factorial) and ``%``. A per cent sign before a number, a
+    name or an opening bracket is the remainder (``17 % 5``), else it is per cent (``50%``, ``15% of 280``). An equals
+    sign at the end is ignored.
+
+    Args:
+        expression: the text; upper and lower case are alike.
+
+    Raises:
+        ToolError: the text is no expression, has no real value, or is too long, too deep or too large.
+
+    >>> evaluate("17*23+4"), evaluate("15% of 280"), evaluate("sqrt(16)"), evaluate("2^10"), evaluate("1/3 + 1/6")
+    (395, 42, 4, 1024, Fraction(1, 2))
+    """
+    tree = _parsed(expression)
+    try:
+        return _Evaluation().value(tree.body, 0)
+    except ZeroDivisionError:
+        raise ToolError("division by zero") from None
+    except OverflowError:
+        raise ToolError(_TOO_LARGE) from None
+    except (ValueError, TypeError) as error:
+        raise ToolError(f"no real value: {error}") from None
+
+
+def shown(value: Number) -> str:
+    """The number as text: integers in full, others with up to 15 significant digits.
+
+    >>> shown(42), shown(Fraction(1, 8)), shown(Fraction(2, 3)), shown(1.0)
+    ('42', '0.125', '0.666666666666667', '1')
+    """
+    if isinstance(value, int):
+        return str(value)
+    with decimal.localcontext(decimal.Context(prec=_SIGNIFICANT, Emax=10_000, Emin=-10_000)):
+        if isinstance(value, Fraction):
+            rounded = decimal.Decimal(value.numerator) / decimal.Decimal(value.denominator)
+        else:
+            rounded = +decimal.Decimal(value)
+        rounded = rounded.normalize()
+        if -7 <= rounded.adjusted() < _SIGNIFICANT:
+            return f"{rounded:f}"
+        return f"{rounded:e}"
+
+
+class Calculator(Tool):
+    """Evaluates one expression for each call; see :func:`evaluate`."""
+
+    schema = ToolSchema(
+        "calculator",
+        "Evaluate an expression such as 17*23+4, sqrt(2), 15% of 280.",
+        {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    )
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        """The value as text; see :meth:`Tool.call`."""
+        return shown(evaluate(arguments["expression"]))
+
+
+def _parsed(expression: str) -> ast.Expression:
+    text = _source(expression)
+    try:
+        return ast.parse(text, mode="eval")
+    except SyntaxError:
+        raise ToolError("it is not an expression; write for example (2 + 3) * sqrt(16)") from None
+    except (RecursionError, MemoryError, ValueError):
+        raise ToolError("it is nested too deeply") from None
+
+
+def _source(expression: str) -> str:
+    """Python source of the expression, made of known tokens only."""
+    if len(expression) > MAX_CHARACTERS:
+        raise ToolError(f"the expression has {len(expression)} characters; {MAX_CHARACTERS} are the most")
+    text = expression.lower().translate(_SPELLINGS).rstrip("=? \n\t")
+    if not text.strip():
+        raise ToolError("the expression is empty")
+    tokens: list[tuple[str, str]] = []
+    for number, name, sign in _TOKEN.findall(text):
+        kind = "number" if number else "name" if name else "sign"
+        if kind == "sign" and sign not in _SIGNS:
+            raise ToolError(f"{sign!a} is not allowed; use numbers, + - * / // % ^ ! ( ) and functions")
+        tokens.append((kind, number or name or sign))
+    return " ".join(_written(tokens, index) for index in range(len(tokens)))
+
+
+def _written(tokens: Sequence[tuple[str, str]], index: int) -> str:
+    """A token as Python. What follows its operand (per cent, factorial) becomes a subscript, which binds as closely."""
+    kind, text = tokens[index]
+    following = tokens[index + 1] if index + 1 < len(tokens) else ("end", "")
+    if kind == "number":
+        return f"({_literal(text)})" if following[1] == "(" else _literal(text)
+    if text == "of":
+        if index == 0 or tokens[index - 1][1] != "%":
+            raise ToolError("'of' follows a per cent sign, as in 15% of 280")
+        return "*"
+    if text == "%":
+        remainder = following[0] == "number" or following[1] == "(" or (following[0] == "name" and following[1] != "of")
+        return "%" if remainder else f"[{_PER_CENT}]"
+    return {"^": "**", "!": f"[{_FACTORIAL}]"}.get(text, text)
+
+
+def _literal(text: str) -> str:
+    mantissa, _, exponent = text.partition("e")
+    if len(mantissa) > MAX_DIGITS or len(exponent.lstrip("+-0")) > 4 or abs(int(exponent or 0)) > MAX_DIGITS:
+        raise ToolError(f"the number {text[:20]} is too long: more than {MAX_DIGITS} digits")
+    value = Fraction(text)
+    return f"{value.numerator}" if value.denominator == 1 else f"_fraction({value.numerator}, {value.denominator})"
+
+
+class _Evaluation:
+    """Evaluates a syntax tree; every intermediate result is checked for its size."""
+
+    def value(self, node: ast.expr, depth: int) -> Number:
+        if depth > MAX_DEPTH:
+            raise ToolError(f"it is nested too deeply; {MAX_DEPTH} levels are the most")
+        spine: list[ast.BinOp] = []  # a long sum leans to the left; walking down it takes no recursion
+        while isinstance(node, ast.BinOp):
+            spine.append(node)
+            node = node.left
+        value = self._operand(node, depth)
+        for step in reversed(spine):
+            value = _checked(_OPERATORS[type(step.op)](value, self.value(step.right, depth + 1)))
+        return value
+
+    def _operand(self, node: ast.expr, depth: int) -> Number:
+        if isinstance(node, ast.Constant):
+            return node.value  # type: ignore[return-value]
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+            value = self.value(node.operand, depth + 1)
+            return -value if isinstance(node.op, ast.USub) else value
+        if isinstance(node, ast.Subscript):
+            return self._postfix(node, depth)
+        if isinstance(node, ast.Name):
+            if node.id not in _CONSTANTS:
+                raise ToolError(f"there is no name {node.id[:40]!r}; {_KNOWN}")
+            return _CONSTANTS[node.id]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+            return self._call(node.func.id, [self.value(argument, depth + 1) for argument in node.args])
+        if isinstance(node, ast.Tuple):
+            raise ToolError("a comma separates the arguments of a function; write 1234, not 1,234")
+        raise ToolError("it is not an expression; write a sign between two numbers, as in 2*(3+4)")
+
+    def _postfix(self, node: ast.Subscript, depth: int) -> Number:
+        value = self.value(node.value, depth + 1)
+        if isinstance(node.slice, ast.Name) and node.slice.id == _PER_CENT:
+            return _exact(value / 100 if isinstance(value, float) else Fraction(value) / 100)
+        return _checked(_factorial(value))
+
+    def _call(self, name: str, arguments: list[Number]) -> Number:
+        if name not in _FUNCTIONS:
+            raise ToolError(f"there is no function {name[:40]!r}; {_KNOWN}")
+        least, most, function = _FUNCTIONS[name]
+        if not least <= len(arguments) <= most:
+            raise ToolError(f"{name} takes {least if least == most else f'{least} or more'} arguments")
+        return _checked(function(*arguments))
+
+
+def _exact(value: Number) -> Number:
+    """An int for a whole fraction; floats stay floats."""
+    return value.numerator if isinstance(value, Fraction) and value.denominator == 1 else value
+
+
+def _checked(value: Any) -> Number:
+    if isinstance(value, complex):
+        raise ToolError("it has no real value")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ToolError(_TOO_LARGE)
+        return value
+    if _bits(value) > _MAX_BITS:
+        raise ToolError(_TOO_LARGE)
+    return _exact(value)
+
+
+def _bits(value: int | Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
+def _divide(left: Number, right: Number) -> Number:
+    return left / right if isinstance(left, float) or isinstance(right, float) else Fraction(left) / right
+
+
+def _power(base: Number, exponent: Number) -> Any:
+    if isinstance(base, float) or not isinstance(exponent, int):
+        return base**exponent
+    if (_bits(base) - 1) * abs(exponent) > _MAX_BITS:
+        raise ToolError(_TOO_LARGE)
+    return Fraction(base) ** exponent
+
+
+def _square_root(value: Number) -> Number:
+    if isinstance(value, (int, Fraction)) and value >= 0:
+        top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
+        if top * top == value.numerator and bottom * bottom == value.denominator:
+            return Fraction(top, bottom)
+    return math.sqrt(value)
+
+
+def _factorial(value: Number) -> int:
+    number = _whole(value)
+    if number > MAX_DIGITS:
+        raise ToolError(_TOO_LARGE)
+    return math.factorial(number)
+
+
+def _choices(function: Callable[[int, int], int]) -> Callable[[Number, Number], int]:
+    def bounded(n: Number, k: Number) -> int:
+        total, chosen = _whole(n), _whole(k)
+        drawn = min(chosen, abs(total - chosen)) if function is math.comb else chosen
+        if 0 <= drawn <= total and drawn * total.bit_length() > 8 * _MAX_BITS:
+            raise ToolError(_TOO_LARGE)
+        return function(total, chosen)
+
+    return bounded
+
+
+def _whole(value: Number) -> int:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, int):
+        raise ToolError(f"{shown(value)} is not a whole number")
+    return value
+
+
+def _rounded(value: Number, digits: Number = 0) -> Number:
+    places = _whole(digits)
+    if abs(places) > MAX_DIGITS:
+        raise ToolError(f"rounding to {places} places; {MAX_DIGITS} are the most")
+    return round(value, places) if isinstance(value, float) else round(Fraction(value), places)
+
+
+def _integers(function: Callable[..., int]) -> Callable[..., int]:
+    return lambda *values: function(*(_whole(value) for value in values))
+
+
+def _logarithm(value: Number, base: Number = math.e) -> float:
+    if base == 10:
+        return math.log10(value)
+    return math.log(value) if base == math.e else math.log(value, base)
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _divide,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+}
+_CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e, "tau": math.tau}
+_MANY = 100
+_FUNCTIONS: dict[str, tuple[int, int, Callable[..., Any]]] = {
+    "_fraction": (2, 2, Fraction),
+    "abs": (1, 1, abs),
+    "acos": (1, 1, math.acos),
+    "asin": (1, 1, math.asin),
+    "atan": (1, 1, math.atan),
+    "atan2": (2, 2, math.atan2),
+    "ceil": (1, 1, math.ceil),
+    "comb": (2, 2, _choices(math.comb)),
+    "cos": (1, 1, math.cos),
+    "cosh": (1, 1, math.cosh),
+    "degrees": (1, 1, math.degrees),
+    "exp": (1, 1, math.exp),
+    "factorial": (1, 1, _factorial),
+    "floor": (1, 1, math.floor),
+    "gcd": (1, _MANY, _integers(math.gcd)),
+    "lcm": (1, _MANY, _integers(math.lcm)),
+    "ln": (1, 1, math.log),
+    "log": (1, 2, _logarithm),
+    "log10": (1, 1, math.log10),
+    "log2": (1, 1, math.log2),
+    "max": (1, _MANY, max),
+    "min": (1, _MANY, min),
+    "perm": (2, 2, _choices(math.perm)),
+    "radians": (1, 1, math.radians),
+    "round": (1, 2, _rounded),
+    "sin": (1, 1, math.sin),
+    "sinh": (1, 1, math.sinh),
+    "sqrt": (1, 1, _square_root),
+    "sum": (1, _MANY, lambda *values: sum(values)),
+    "tan": (1, 1, math.tan),
+    "tanh": (1, 1, math.tanh),
+}
+_KNOWN = "known are " + ", ".join(name for name in (*_CONSTANTS, *_FUNCTIONS) if not name.startswith("_"))

@@ -1,0 +1,139 @@
+"""Tools that run what an agent writes: Python that remembers, and a shell. Both in the sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mrlm_pl.environment import ToolSchema
+from mrlm_pl.environment.tools import Tool, clipped
+from mrlm_pl.episode import Task
+from mrlm_pl.sandbox import Cell, Execution, Isolation, Sandbox, running
+
+MAX_SOURCE = 100_000
+OUTPUT_CHARACTERS = 2_000
+SESSION_CALLS = 8
+_ENDINGS = {
+    "time": "it took too long",
+    "output": "it printed too much",
+    "memory": "it used too much memory",
+    "disk": "it wrote too much",
+    "exit": "its process ended",
+    "protocol": "its process ended",
+}
+
+
+class _CellTool(Tool):
+    """A tool with a cell of the sandbox, which it opens at its first call and keeps until the episode ends."""
+
+    def __init__(self, sandbox: Sandbox = Sandbox()) -> None:  # noqa: B008 (frozen)
+        self.sandbox = sandbox
+        self._cell: Cell | None = None
+
+    def open(self, task: Task) -> None:
+        """Begin with a fresh cell; see :meth:`Tool.open`."""
+        self.close()
+
+    def close(self) -> None:
+        """End the cell; see :meth:`Tool.close`."""
+        if self._cell is not None:
+            self._cell.close()
+            self._cell = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings; a cell is not copied."""
+        return {**self.__dict__, "_cell": None}
+
+
+class PythonRepl(_CellTool):
+    """Runs lines of Python in a session that lasts for the episode; the value of a last expression is printed.
+
+    Args:
+        sandbox: how the session is confined; ``wall_seconds`` is for each call, and the whole session has the processor
+            time of eight calls of this length.
+    """
+
+    schema = ToolSchema(
+        "python_repl",
+        "Run Python code in a session that remembers earlier calls. Returns what is printed and the last value.",
+        {
+            "type": "object",
+            "properties": {"code": {"type": "string", "maxLength": MAX_SOURCE}},
+            "required": ["code"],
+            "additionalProperties": False,
+        },
+    )
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        """What the code printed, the error that ended it, or why the session was ended.
+
+        Raises:
+            SandboxError: the sandbox is broken.
+        """
+        with running():
+            if self._cell is None:
+                self._cell = self.sandbox.open(requests=SESSION_CALLS)
+            done = self.sandbox.execute(self._cell, {"operation": "run", "source": arguments["code"]})
+        if done.ending is not None:
+            self.close()
+        return _told(done, "The session begins anew.")
+
+
+class Shell(_CellTool):
+    """Runs ``bash`` scripts. Files last for the episode where the sandbox has namespaces, else for the script.
+
+    Args:
+        sandbox: how scripts are confined; ``wall_seconds`` is for each.
+    """
+
+    schema = ToolSchema(
+        "shell",
+        "Run a bash script. Returns what is printed and the exit status, if it is not 0.",
+        {
+            "type": "object",
+            "properties": {"script": {"type": "string", "maxLength": MAX_SOURCE}},
+            "required": ["script"],
+            "additionalProperties": False,
+        },
+    )
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        """What the script printed, its exit status, or why it was ended.
+
+        Raises:
+            SandboxError: the sandbox is broken.
+        """
+        if self.sandbox.isolation is not Isolation.NAMESPACES:
+            return _told(self.sandbox.shell(arguments["script"]), "")
+        with running():
+            if self._cell is None:
+                self._cell = self.sandbox.open(shell=True)
+            done = self.sandbox.script(self._cell, arguments["script"])
+        if self._cell.ending is not None:
+            self.close()
+            return _told(done, "Its files are gone.")
+        return _told(done, "")
+
+
+def told(done: Execution, limit: int, consequence: str = "") -> str:
+    """What an agent is told of an execution: output, error, exit status, and why it was ended.
+
+    Args:
+        done: what happened.
+        limit: characters of the output that are shown.
+        consequence: what follows where its process was ended.
+    """
+    lines = [clipped(done.output.rstrip("\n"), limit)] if done.output.strip("\n") else []
+    if done.cut:
+        lines.append("[the rest of the output was thrown away]")
+    if done.error is not None:
+        lines.append(clipped(done.error, limit))
+    if done.status and done.ending is None:
+        lines.append(f"[exit status {done.status}]")
+    if done.ending is not None:
+        lines.append(f"[ended: {_ENDINGS[done.ending]}.{' ' + consequence if consequence else ''}]")
+    return "\n".join(lines) or "[no output]"
+
+
+def _told(done: Execution, consequence: str) -> str:
+    return told(done, OUTPUT_CHARACTERS, consequence)

@@ -1,0 +1,185 @@
+"""Search for agents, with a pluggable back end. The default one searches a local corpus and says so."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mrlm_pl.environment import ToolSchema
+from mrlm_pl.environment.rows import read_rows
+from mrlm_pl.environment.tools import Tool, ToolError, clipped
+from mrlm_pl.errors import ConfigurationError, DataError
+
+MAX_WORDS = 32
+"""Words of a query that are searched for; further ones are left out."""
+
+MAX_RESULTS = 20
+EMBEDDED_CORPUS = Path(__file__).with_name("web_corpus.jsonl")
+_WORD = re.compile(r"\w{1,64}")
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A document that was found: its title and text, and its address where it has one."""
+
+    title: str
+    text: str
+    address: str = ""
+
+
+class SearchBackend(ABC):
+    """Where :class:`WebSearch` looks. Copies of an environment copy it; keep connections out of a copy's state."""
+
+    label: str = "the search engine"
+    """What was searched; the agent is told."""
+
+    @abstractmethod
+    def search(self, query: str, k: int) -> Sequence[SearchResult]:
+        """At most ``k`` results, best first.
+
+        Raises:
+            ToolError: the search failed, for a reason that the agent is told; also where a deadline has passed.
+        """
+
+
+class CorpusSearch(SearchBackend):
+    """Full-text search of a corpus by BM25 with word stems (SQLite's FTS5, in memory).
+
+    The index is built at the first search and shared by the copies of an environment in one process.
+
+    Args:
+        path: a ``.jsonl``, ``.json`` or ``.parquet`` file, each also with ``.gz``, whose rows have ``title`` and
+            ``text``; None is the small corpus that comes with the package.
+
+    Raises:
+        DataError: there is no such file.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = Path(path) if path is not None else EMBEDDED_CORPUS
+        if not self.path.is_file():
+            raise DataError(f"corpus {str(path)!r} is no file; give a .jsonl file whose rows have a title and a text")
+        self._prepare()
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        """What was searched: never the web."""
+        return f"a local corpus of {self._connected()[1]} documents (not the web)"
+
+    def search(self, query: str, k: int) -> list[SearchResult]:
+        """Documents that hold any of the query's words, those with the most telling words first."""
+        words = _WORD.findall(query)[:MAX_WORDS]
+        if not words:
+            return []
+        match = " OR ".join(f'"{word}"' for word in words)
+        with self._lock:
+            rows = self._connected()[0].execute(
+                "SELECT title, text FROM documents WHERE documents MATCH ? "
+                "ORDER BY bm25(documents, 2.0, 1.0), rowid LIMIT ?",
+                (match, k),
+            )
+            return [SearchResult(title, text) for title, text in rows]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CorpusSearch:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._lock = threading.RLock()
+        self._index: tuple[sqlite3.Connection, int] | None = None
+
+    def _connected(self) -> tuple[sqlite3.Connection, int]:
+        """The index and its number of documents."""
+        with self._lock:
+            if self._index is None:
+                self._index = _indexed(self.path)
+            return self._index
+
+
+class WebSearch(Tool):
+    """Finds documents for a query.
+
+    Args:
+        backend: where to search; None is the local corpus.
+        corpus: path of the local corpus; see :class:`CorpusSearch`.
+        results: documents of one answer.
+        max_characters: characters of a document that are shown.
+
+    Raises:
+        ConfigurationError: a value is out of its range, or both a back end and a corpus are given.
+        DataError: there is no such corpus.
+    """
+
+    schema = ToolSchema(
+        "web_search",
+        "Search for documents.",
+        {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+    )
+
+    def __init__(
+        self,
+        backend: SearchBackend | None = None,
+        corpus: str | None = None,
+        results: int = 3,
+        max_characters: int = 500,
+    ) -> None:
+        if backend is not None and corpus is not None:
+            raise ConfigurationError("web_search: backend and corpus are both given; give one of them")
+        if not 1 <= results <= MAX_RESULTS or max_characters < 1:
+            raise ConfigurationError(
+                f"web_search: results is {results} and max_characters is {max_characters}; they must be 1 to "
+                f"{MAX_RESULTS} and above 0"
+            )
+        self.backend = backend or CorpusSearch(corpus)
+        self.results, self.max_characters = results, max_characters
+
+    @property
+    def searches_embedded_corpus(self) -> bool:
+        """Whether the documents are those that come with the package."""
+        return isinstance(self.backend, CorpusSearch) and self.backend.path == EMBEDDED_CORPUS
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        """What was searched, then the documents; see :meth:`Tool.call`."""
+        query = arguments["query"].strip()
+        if not query:
+            raise ToolError("the query is empty")
+        found = self.backend.search(query, self.results)[: self.results]
+        if not found:
+            return f"No document of {self.backend.label} matches; try other words."
+        parts = [f"Results from {self.backend.label}:"]
+        for number, result in enumerate(found, start=1):
+            address = f" ({result.address})" if result.address else ""
+            parts.append(f"[{number}] {result.title}{address}\n{clipped(result.text, self.max_characters)}")
+        return "\n".join(parts)
+
+
+def _indexed(path: Path) -> tuple[sqlite3.Connection, int]:
+    rows = read_rows(str(path), None, ("title", "text"))
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row["title"], str) or not isinstance(row["text"], str):
+            raise DataError(f"corpus {str(path)!r}, row {number}: title and text must be texts")
+    # One thread at a time, by the lock; not always the same one.
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    try:
+        connection.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text, tokenize='porter unicode61')")
+    except sqlite3.OperationalError as error:
+        with contextlib.closing(connection):
+            raise ConfigurationError(
+                f"this Python's SQLite cannot search text ({error}); use a Python whose SQLite has FTS5"
+            ) from error
+    connection.executemany("INSERT INTO documents VALUES (?, ?)", [(row["title"], row["text"]) for row in rows])
+    connection.commit()
+    return connection, len(rows)

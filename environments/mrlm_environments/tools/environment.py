@@ -1,0 +1,324 @@
+"""Questions that are answered with tools: a calculator, files, a search, a server's tools, or tools of one's own."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from random import Random
+from typing import Any
+
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.toolbox.files import FileSystem
+from mrlm_environments.toolbox.search import WebSearch
+from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
+from mrlm_pl.answers.numbers import equal_answers, number_value
+from mrlm_pl.environment import (
+    Message,
+    Outcome,
+    SeededTasks,
+    SingleAgentEnvironment,
+    Task,
+    TaskSource,
+    ToolSchema,
+)
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.environment.tools import (
+    MalformedCall,
+    Tool,
+    ToolError,
+    ToolSet,
+    argument_fault,
+    clipped,
+    requested_calls,
+    stated_answer,
+    tool_message,
+)
+from mrlm_pl.episode import ToolCall
+from mrlm_pl.errors import ConfigurationError, nearest
+
+CORRECT, TOOLS, SPEED = 0.5, 0.3, 0.2
+BUILT_IN = {
+    "calculator": "mrlm_environments.toolbox.calculator.Calculator",
+    "file_system": "mrlm_environments.toolbox.files.FileSystem",
+    "python_repl": "mrlm_environments.toolbox.programs.PythonRepl",
+    "shell": "mrlm_environments.toolbox.programs.Shell",
+    "web_search": "mrlm_environments.toolbox.search.WebSearch",
+}
+"""The tools that can be named in ``tools``, and their classes, which are imported when they are named."""
+
+DEFAULT_TOOLS = ("calculator", "file_system", "web_search")
+
+NUDGE = "Call a tool, or write the answer as <answer>...</answer>."
+_CALLS = re.compile(r"<tool_call>.*?(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+
+
+class ToolEnvironment(SingleAgentEnvironment):
+    """A question, tools to answer it with, and ``<answer>`` to end.
+
+    The last decision earns .5 for a right answer, .3 for the share of the required tools that were called with success,
+    and, for a right answer, .2 (1 - t/T), where t is the number of turns before the answering one and T is
+    ``max_turns``. Without required tools their share is 1 with a right answer and 0 with a wrong one. So 1 is the most,
+    for an answer in the first turn, and .5 + .3 + .2 (1 - 1/T) where tools are required. Calls in a reply that answers
+    are not made.
+
+    On the way, a reply earns ``shaping`` times what it added to the share, and the last decision gives all of it back:
+    the sum over an episode is the final reward alone, however often tools are called.
+
+    Numbers are compared by value, other answers as text without regard to case, spacing and a full stop at the end.
+    Where a task names ``expected_files``, the answer is right only if the files hold their texts.
+
+    Args:
+        tools: tools by name (``calculator``, ``file_system``, ``web_search``, ``python_repl``, ``shell``), or instances
+            of :class:`mrlm_pl.environment.tools.Tool` or :class:`mrlm_pl.environment.tools.ToolSet`; None is the first
+            three.
+        kinds: kinds of generated problems; None is all that the tools can solve.
+        data: in place of generated problems, rows with ``question``, ``answer`` and, optionally, ``required_tools`` (a
+            list of names) and ``files`` (contents by path): a file or a hub name, or a mapping from splits to these;
+            see :func:`mrlm_pl.environment.rows.read_split`.
+        max_turns: replies that the agent may give.
+        shaping: what all required tools together earn on the way, from 0 to .3.
+        max_output: characters of a tool's answer that the agent sees.
+        system_prompt: a system message before the question.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
+
+    Raises:
+        ConfigurationError: a value is out of its range, a tool has no name or two have the same one, or the tools can
+            solve none of the kinds.
+    """
+
+    name = "tools"
+    client_settings = ("kinds", "max_turns", "shaping", "system_prompt")
+
+    def __init__(
+        self,
+        tools: list[Tool | ToolSet | str] | None = None,
+        kinds: list[Kind] | None = None,
+        data: str | dict[str, str] | None = None,
+        max_turns: int = 8,
+        shaping: float = 0.1,
+        max_output: int = 2000,
+        system_prompt: str = "",
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        if max_turns < 1 or max_output < 1:
+            raise ConfigurationError(
+                f"tools: max_turns is {max_turns} and max_output is {max_output}; both must be above 0"
+            )
+        if not 0 <= shaping <= TOOLS:
+            raise ConfigurationError(f"tools: shaping is {shaping!r}; it must be from 0 to {TOOLS}")
+        self.toolbox = tuple(_built(item) for item in (tools if tools is not None else DEFAULT_TOOLS))
+        own = [item.schema.name for item in self.toolbox if isinstance(item, Tool)]
+        _check_names(own)
+        self.kinds = _solvable_kinds(self.toolbox, kinds, data is not None)
+        self.data, self.max_turns, self.shaping, self.max_output = data, max_turns, shaping, max_output
+        self.system_prompt = system_prompt
+        self._data_tasks = DataTasks(self.name, bad_rows)
+
+    def tools(self, agent: str) -> Sequence[ToolSchema]:
+        """Schemas of all tools; a server is asked for its own.
+
+        Raises:
+            ConfigurationError: two tools have the same name.
+        """
+        return [tool.schema for tool in self._named_tools().values()]
+
+    def tasks(self, split: str) -> TaskSource:
+        """Generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: a row lacks a field, or has a wrong one.
+            ConfigurationError: the split is unknown or empty.
+        """
+        if self.data is None:
+            return SeededTasks(self.name, split, self._generate, lambda data: data["question"])
+        convert = partial(data_problem, tools=self._named_tools())
+        return self._data_tasks.source(
+            self.data, split, ("question", "answer"), lambda row: str(row["question"]), convert
+        )
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """The calls in one reply, then the answer; None for rows that require tools, or where the turns are too few."""
+        replies = task.data.get("gold")
+        return None if replies is None or len(replies) > self.max_turns else {self.agents[0]: replies}
+
+    def begin(self, task: Task) -> Sequence[Message]:
+        """The question; see :meth:`SingleAgentEnvironment.begin`."""
+        self._finish_tools()
+        for item in self.toolbox:
+            item.open(task)
+        self._task, self._available = task, self._named_tools()
+        self._turn, self._calls, self._errors = 0, 0, 0
+        self._used: set[str] = set()
+        posed = Message("user", task.data["question"])
+        return [Message("system", self.system_prompt), posed] if self.system_prompt else [posed]
+
+    def reply(self, message: Message) -> Outcome:
+        """Make the calls of one reply, or judge its answer; see :meth:`SingleAgentEnvironment.reply`."""
+        before = self._turn
+        self._turn += 1
+        answer = stated_answer(_CALLS.sub(" ", message.content))
+        if answer is not None:
+            return self._judged(answer, before)
+        earned = self._share()
+        answers = [tool_message(call, self._answer(call)) for call in requested_calls(message)]
+        if self._turn == self.max_turns:
+            return self._ended(False, before, earned, "max_turns")
+        paid = {"shaping": self.shaping * (self._share() - earned)}
+        return Outcome(paid, observation=answers or NUDGE, metrics=self._metrics())
+
+    def close(self) -> None:
+        """Close all tools, also when one cannot be closed."""
+        with ExitStack() as stack:
+            for item in self.toolbox:
+                stack.callback(item.close)
+
+    def _judged(self, answer: str, turns: int) -> Outcome:
+        expected: Mapping[str, str] = self._task.data.get("expected_files") or {}
+        correct = same_answer(answer, self._task.data["answer"]) and all(
+            self._holds(path, text) for path, text in expected.items()
+        )
+        return self._ended(correct, turns, self._share(), "answered")
+
+    def _ended(self, correct: bool, turns: int, earned: float, reason: str) -> Outcome:
+        """The final reward; ``earned`` is the share of tools that earlier replies were paid for."""
+        share = self._share() if self._required() else float(correct)
+        self._finish_tools()
+        return Outcome(
+            {
+                "correct": CORRECT * correct,
+                "tools": TOOLS * share,
+                "speed": SPEED * (1 - turns / self.max_turns) * correct,
+                "shaping": -self.shaping * earned,
+            },
+            stop_reason=reason,
+            truncated=reason == "max_turns",
+            success=correct,
+            metrics=self._metrics(),
+        )
+
+    def _required(self) -> set[str]:
+        return set(self._task.data.get("required_tools") or ())
+
+    def _share(self) -> float:
+        """Share of the required tools that were called with success; 0 when none is required."""
+        required = self._required()
+        return len(required & self._used) / len(required) if required else 0.0
+
+    def _answer(self, call: ToolCall | MalformedCall) -> str:
+        """What the agent is told about a call."""
+        self._calls += 1
+        try:
+            text = self._called(call)
+        except ToolError as error:
+            self._errors += 1
+            return clipped(f"error: {error}", self.max_output)
+        return clipped(text, self.max_output)
+
+    def _called(self, call: ToolCall | MalformedCall) -> str:
+        if isinstance(call, MalformedCall):
+            raise ToolError(f'malformed call: {call.fault}; write {{"name": NAME, "arguments": OBJECT}}')
+        tool = self._available.get(call.name)
+        if tool is None:
+            raise ToolError(f"there is no tool {call.name[:40]!a}; the tools are {', '.join(self._available)}")
+        fault = argument_fault(tool.schema, call.arguments)
+        if fault is not None:
+            raise ToolError(f"wrong arguments: {fault}")
+        text = tool.call(call.arguments)
+        self._used.add(call.name)
+        return text
+
+    def _holds(self, path: str, text: str) -> bool:
+        files = self._available.get(FileSystem.schema.name)
+        if not isinstance(files, FileSystem):
+            return False
+        try:
+            return same_answer(files.read(path), text)
+        except ToolError:
+            return False
+
+    def _metrics(self) -> dict[str, float]:
+        return {"tool_calls": float(self._calls), "tool_errors": float(self._errors)}
+
+    def _finish_tools(self) -> None:
+        with ExitStack() as stack:
+            for item in self.toolbox:
+                stack.callback(item.finish if isinstance(item, ToolSet) else item.close)
+
+    def _named_tools(self) -> dict[str, Tool]:
+        found: list[Tool] = []
+        for item in self.toolbox:
+            found += item.tools() if isinstance(item, ToolSet) else [item]
+        _check_names([tool.schema.name for tool in found])
+        return {tool.schema.name: tool for tool in found}
+
+    def _generate(self, rng: Random) -> Mapping[str, Any]:
+        return generate_problem(rng, rng.choice(self.kinds))
+
+
+def same_answer(reply: str, expected: str) -> bool:
+    """Whether two answers are the same: by value where the expected one is a number, else as normalised text.
+
+    >>> same_answer("1,234.0", "1234"), same_answer(" The  EIFFEL tower.", "the Eiffel Tower"), same_answer("4, 5", "5")
+    (True, True, False)
+    """
+    if number_value(expected) is not None:
+        return equal_answers(reply.strip().removesuffix("."), expected)
+    return _normalised(reply) == _normalised(expected)
+
+
+def _normalised(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".")
+
+
+def _built(item: Tool | ToolSet | str) -> Tool | ToolSet:
+    if not isinstance(item, str):
+        return item
+    if item not in BUILT_IN:
+        near = nearest(item, BUILT_IN)
+        hint = f"did you mean {near!r}? Known are" if near else "known are"
+        raise ConfigurationError(f"tools: there is no tool {item!r}; {hint}: {', '.join(BUILT_IN)}")
+    module, _, name = BUILT_IN[item].rpartition(".")
+    made: Tool = getattr(importlib.import_module(module), name)()
+    return made
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"tools: two tools are named {name!r}; leave one out or change its schema's name")
+
+
+def _solvable_kinds(
+    toolbox: Sequence[Tool | ToolSet], kinds: Sequence[Kind] | None, has_data: bool
+) -> tuple[Kind, ...]:
+    """The kinds to generate: those that are asked for, else all that the tools can solve."""
+    unknown = [kind for kind in kinds or () if kind not in KINDS]
+    if unknown or (kinds is not None and not kinds):
+        raise ConfigurationError(f"tools: kinds is {kinds!r}; choose from {', '.join(KINDS)}")
+    if has_data:
+        if kinds:
+            raise ConfigurationError("tools: kinds and data are both given; give one of them")
+        return ()
+    # The generated lookups ask for facts of the embedded corpus, and sums are read back from the files.
+    usable = {
+        item.schema.name
+        for item in toolbox
+        if isinstance(item, Tool)
+        and (item.schema.name != "web_search" or (isinstance(item, WebSearch) and item.searches_embedded_corpus))
+        and (item.schema.name != "file_system" or isinstance(item, FileSystem))
+    }
+    solvable = [kind for kind in KINDS if usable.issuperset(REQUIRED_TOOLS[kind])]
+    for kind in kinds or ():
+        if kind not in solvable:
+            raise ConfigurationError(
+                f"tools: problems of kind {kind!r} need the tools {', '.join(REQUIRED_TOOLS[kind])} (the search with "
+                "the embedded corpus); add them to `tools`"
+            )
+    if not solvable:
+        raise ConfigurationError(f"tools: the tools solve none of the kinds {', '.join(KINDS)}; give `data`")
+    return tuple(kinds or solvable)

@@ -1,0 +1,138 @@
+"""Problems that need tools: generated ones of three kinds, and rows of a data set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from random import Random
+from typing import Any, Literal
+
+from mrlm_environments.toolbox.search import EMBEDDED_CORPUS
+from mrlm_pl.environment.rows import read_rows
+from mrlm_pl.errors import DataError
+
+Kind = Literal["arithmetic", "lookup", "files"]
+REQUIRED_TOOLS: dict[Kind, tuple[str, ...]] = {
+    "arithmetic": ("calculator",),
+    "lookup": ("web_search", "calculator"),
+    "files": ("file_system",),
+}
+KINDS: tuple[Kind, ...] = tuple(REQUIRED_TOOLS)
+_NAMES = ("prices", "points", "weights", "visits", "lengths", "orders", "ages", "scores")
+
+
+def generate_problem(rng: Random, kind: Kind) -> dict[str, Any]:
+    """Data of a task: question, answer, required_tools, files, expected_files, kind and gold.
+
+    ``gold`` are the replies that earn the most: the calls in one reply, then the answer.
+
+    Args:
+        rng: where all draws come from.
+        kind: ``arithmetic`` is a product too long for the head, ``lookup`` needs two facts of the embedded corpus,
+            ``files`` sums the numbers of a file into another one.
+    """
+    makers: dict[Kind, Callable[[Random], dict[str, Any]]] = {
+        "arithmetic": _arithmetic,
+        "lookup": _lookup,
+        "files": _files,
+    }
+    data = {"files": {}, "expected_files": {}, **makers[kind](rng)}
+    calls = "".join(_call(*call) for call in data.pop("calls"))
+    gold = [calls, f"<answer>{data['answer']}</answer>"]
+    return {**data, "kind": kind, "required_tools": list(REQUIRED_TOOLS[kind]), "gold": gold}
+
+
+def data_problem(row: Mapping[str, Any], number: int, source: object, tools: Collection[str]) -> dict[str, Any]:
+    """Data of a task from a row with ``question``, ``answer`` and, where it has them, ``required_tools`` and ``files``.
+
+    Args:
+        row: the row.
+        number: its number, for messages.
+        source: the data set, for messages.
+        tools: names of the tools that the agent has.
+
+    Raises:
+        DataError: a field has another type than it must have, or a required tool is not among the tools.
+    """
+
+    def fault(field: str, wanted: str) -> DataError:
+        return DataError(f"tools data {source!r}, row {number}: {field} is {row[field]!r:.80}; {wanted}")
+
+    question, answer = row["question"], row["answer"]
+    required, files = row.get("required_tools"), row.get("files")
+    if not isinstance(question, str) or not question.strip():
+        raise fault("question", "it must be a text")
+    if not isinstance(answer, (str, int, float)) or isinstance(answer, bool) or not str(answer).strip():
+        raise fault("answer", "it must be a text or a number")
+    if required is not None and (not isinstance(required, list) or not all(isinstance(name, str) for name in required)):
+        raise fault("required_tools", "it must be a list of names")
+    for name in required or ():
+        if name not in tools:
+            raise fault("required_tools", f"the tools are {', '.join(sorted(tools))}; add {name!r} to `tools`")
+    if files is not None and not isinstance(files, Mapping):
+        raise fault("files", "it must map paths to texts")
+    present = {path: content for path, content in (files or {}).items() if content is not None}  # parquet fills in None
+    if not all(isinstance(content, str) for content in present.values()):
+        raise fault("files", "it must map paths to texts")
+    if present and "file_system" not in tools:
+        raise fault("files", "add 'file_system' to `tools`")
+    text = str(answer).strip()
+    gold = None if required else [f"<answer>{text}</answer>"]
+    wanted = sorted(set(required or ()))
+    return {"question": question, "answer": text, "required_tools": wanted, "files": present, "gold": gold}
+
+
+def _arithmetic(rng: Random) -> dict[str, Any]:
+    a, b, c = rng.randint(101, 999), rng.randint(12, 99), rng.randint(2, 999)
+    expression, value = rng.choice(
+        (
+            (f"{a}*{b}", a * b),
+            (f"{a}*{b}+{c}", a * b + c),
+            (f"{a}*{b}-{c}", a * b - c),
+            (f"({a}+{c})*{b}", (a + c) * b),
+        )
+    )
+    calls = [("calculator", {"expression": expression})]
+    return {"question": f"{expression}=?", "answer": str(value), "calls": calls}
+
+
+def _lookup(rng: Random) -> dict[str, Any]:
+    # The larger one first, so that no question is another one the other way round.
+    low, high = sorted(rng.sample(_facts(), 2), key=lambda fact: (fact[1], fact[0]))
+    sign, words = rng.choice((("+", "plus"), ("-", "minus"), ("*", "times")))
+    expression = f"{high[1]}{sign}{low[1]}"
+    value = {"+": high[1] + low[1], "-": high[1] - low[1], "*": high[1] * low[1]}[sign]
+    calls = [
+        ("web_search", {"query": high[0]}),
+        ("web_search", {"query": low[0]}),
+        ("calculator", {"expression": expression}),
+    ]
+    return {"question": f"What is {high[0]} {words} {low[0]}?", "answer": str(value), "calls": calls}
+
+
+def _files(rng: Random) -> dict[str, Any]:
+    source = f"{rng.choice(_NAMES)}{rng.randint(100, 999)}.txt"
+    numbers = [rng.randint(10, 999) for _ in range(rng.randint(4, 8))]
+    total = str(sum(numbers))
+    calls = [
+        ("file_system", {"operation": "read", "path": source}),
+        ("file_system", {"operation": "write", "path": "sum.txt", "content": total}),
+    ]
+    return {
+        "question": f"Write the sum of the numbers in the file {source} to the file sum.txt. What is the sum?",
+        "answer": total,
+        "files": {source: "".join(f"{number}\n" for number in numbers)},
+        "expected_files": {"sum.txt": total},
+        "calls": calls,
+    }
+
+
+def _call(name: str, arguments: Mapping[str, Any]) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+@cache
+def _facts() -> Sequence[tuple[str, int]]:
+    rows = read_rows(str(EMBEDDED_CORPUS), None, ("facts",))
+    return [(fact["what"], fact["value"]) for row in rows for fact in row["facts"]]

@@ -1,0 +1,199 @@
+"""Two agents write two parts of a text, and are paid together for how the parts go with each other (CoMLRL)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, Literal
+
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.writing.score import GATES, RULES, Score, score_parts
+from mrlm_environments.writing.texts import demonstrate, make_text
+from mrlm_pl.environment import (
+    Environment,
+    Message,
+    Observations,
+    SeededTasks,
+    Step,
+    Task,
+    TaskSource,
+)
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.environment.tools import clipped
+from mrlm_pl.errors import ConfigurationError, DataError
+
+Family = Literal["tldr", "arxiv"]
+
+FIELDS: dict[str, tuple[str, ...]] = {"tldr": ("prompt",), "arxiv": ("abstract_text", "abstract")}
+"""Where a row's text stands; the first of them that it has."""
+
+AGENTS = {"tldr": ("brief", "detailed"), "arxiv": ("background", "method")}
+_ORDERS = {
+    "brief": "Summarize this post in one to three sentences. Your partner writes a longer summary of it.",
+    "detailed": (
+        "Summarize this post in detail, with more and other words than your partner, who writes a short summary of it. "
+        "Link your sentences with transition words."
+    ),
+    "background": (
+        "Write the first part of an introduction to the paper with this abstract: background and motivation, 130 to "
+        "250 words. Your partner writes the second part, on method and implications. Use transition words."
+    ),
+    "method": (
+        "Write the second part of an introduction to the paper with this abstract: method and implications, 130 to "
+        "250 words, somewhat longer than the first part, which your partner writes on background and motivation. Use "
+        "transition words."
+    ),
+}
+SHOWN_CHARACTERS = 3_000
+
+
+class WritingEnvironment(Environment):
+    """Two agents write a part each, at once; both earn the same reward, from 0 to 3, for the pair.
+
+    Four levels: both parts have the right number of words (.5); the second is so many times as long as the first (up
+    to 1) and has so many times as many different content words (up to .5); transition words (up to .4) and common
+    content words (up to .6). A level that is failed ends the score with what was earned before it. The exact bounds
+    are in docs/environments/writing.md; they are those of CoMLRL (arXiv 2508.04652).
+
+    Args:
+        family: ``tldr``, a brief and a detailed summary of a post, by the agents ``brief`` and ``detailed``; or
+            ``arxiv``, an introduction's first and second part from an abstract, by ``background`` and ``method``.
+        data: in place of made texts, rows with ``prompt`` (``tldr``) or ``abstract_text`` or ``abstract`` (``arxiv``):
+            a file or a hub name, or a mapping from splits to these; see :func:`mrlm_pl.environment.rows.read_split`.
+        turns: versions that each agent writes. Before a new one it reads its partner's last one and where the pair
+            fell short, without numbers; the last pair alone is paid.
+        faithfulness: weight of a fifth component, behind the last gate: the share of content words that both parts
+            together and the text have in common.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    name = "writing"
+    client_settings = ("family", "turns", "faithfulness")
+    agents = AGENTS["tldr"]
+    quick = True
+    forks = True
+
+    def __init__(
+        self,
+        family: Family = "tldr",
+        data: str | dict[str, str] | None = None,
+        turns: int = 1,
+        faithfulness: float = 0.0,
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        if family not in RULES:
+            raise ConfigurationError(f"writing: family is {family!r}; choose from {', '.join(RULES)}")
+        if turns < 1:
+            raise ConfigurationError(f"writing: turns is {turns!r}; it must be 1 or above")
+        if not 0 <= faithfulness < math.inf:
+            raise ConfigurationError(f"writing: faithfulness is {faithfulness!r}; it must be a number of 0 or above")
+        self.family, self.data, self.turns, self.faithfulness = family, data, turns, faithfulness
+        self.agents = AGENTS[family]
+        self._data_tasks = DataTasks(self.name, bad_rows)
+
+    def tasks(self, split: str) -> TaskSource:
+        """Made texts without end, or the rows of the data; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: a row has no text.
+            ConfigurationError: the split is unknown or empty.
+        """
+        if self.data is None:
+            return SeededTasks(self.name, split, self._make, lambda data: data["text"])
+        return self._data_tasks.source(
+            self.data,
+            split,
+            (),
+            lambda row: str(_text(row, self.family)),
+            lambda row, number, source: _task_data(row, number, self.family, source),
+        )
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """The demonstration of a made text; None for data, and where faithfulness is paid."""
+        if self.faithfulness or "choices" not in task.data:
+            return None
+        parts = demonstrate(self.family, task.data["choices"])
+        return {agent: [part] for agent, part in zip(self.agents, parts, strict=True)}
+
+    def reset(self, task: Task) -> Observations:
+        """Give both agents the text and their orders; see :meth:`Environment.reset`."""
+        self._source, self._turn = task.data["text"], 0
+        return {agent: (Message("user", f"{_ORDERS[agent]}\n\n{self._source}"),) for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Score the pair, or show it to both agents; see :meth:`Environment.step`."""
+        self._turn += 1
+        parts = (actions[self.agents[0]].content, actions[self.agents[1]].content)
+        found = score_parts(RULES[self.family], parts, self._source, self.faithfulness)
+        return self._paid(found) if self._turn == self.turns else self._shown(parts, found)
+
+    def _paid(self, found: Score) -> Step:
+        reward = math.fsum(found.components.values())
+        return Step(
+            rewards=dict.fromkeys(self.agents, reward),
+            components={agent: dict(found.components) for agent in self.agents},
+            done=True,
+            stop_reason="answered",
+            success=found.gates == GATES,
+            metrics={"gates": float(found.gates), **found.measures},
+        )
+
+    def _shown(self, parts: tuple[str, str], found: Score) -> Step:
+        advice = self._advice(parts, found)
+        observations = {}
+        for agent, own, other in zip(self.agents, parts, reversed(parts), strict=True):
+            text = (
+                f"Your part has {_count(own)} and your partner's {_count(other)}. {advice}\n"
+                f"Your partner's part:\n{clipped(other, SHOWN_CHARACTERS)}\n\nWrite a new version of your part."
+            )
+            observations[agent] = (Message("user", text),)
+        return Step(observations=observations)
+
+    def _advice(self, parts: tuple[str, str], found: Score) -> str:
+        """Where the pair falls short, in words: the first gate that is closed, or what more there is to earn."""
+        rules, (first, second) = RULES[self.family], self.agents
+        if found.gates == 0:
+            return "A part is too short or too long."
+        ratio = found.measures["length_ratio"]
+        if not rules.length.low <= ratio <= rules.length.high:
+            wanted = "longer" if ratio < rules.length.low else "shorter"
+            return f"The {second} part should be {wanted} beside the {first} one."
+        ratio = found.measures["vocabulary_ratio"]
+        if not rules.vocabulary.low <= ratio <= rules.vocabulary.high:
+            wanted = "more" if ratio < rules.vocabulary.low else "fewer"
+            return f"The {second} part should have {wanted} different words beside the {first} one."
+        if found.measures["common_words"] < rules.overlap:
+            return "The parts should have more words in common."
+        return "Use more kinds of transition words."
+
+    def _make(self, rng: Random) -> Mapping[str, Any]:
+        return make_text(self.family, rng)
+
+
+def _count(part: str) -> str:
+    words = len(part[: SHOWN_CHARACTERS + 1].split())
+    return f"{words} words" if len(part) <= SHOWN_CHARACTERS else f"more than {SHOWN_CHARACTERS} characters"
+
+
+def _text(row: Mapping[str, Any], family: str) -> Any:
+    """The row's text; arXiv's files hold a list of sentences, each between ``<S>`` and ``</S>``."""
+    text = next((row[name] for name in FIELDS[family] if name in row), None)
+    if family == "arxiv" and isinstance(text, list) and all(isinstance(sentence, str) for sentence in text):
+        return " ".join(re.sub(r"</?S>", "", sentence).strip() for sentence in text)
+    return text
+
+
+def _task_data(row: Mapping[str, Any], number: int, family: str, source: object) -> dict[str, Any]:
+    text = _text(row, family)
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(
+            f"writing data {source!r}, row {number}: the text is {text!r:.80}; a row of family "
+            f"{family!r} has it in {' or '.join(FIELDS[family])}, and this one has the fields {sorted(row)}"
+        )
+    return {"text": text}

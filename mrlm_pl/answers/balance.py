@@ -1,0 +1,194 @@
+"""As many right as wrong answers to each question, so that the question alone says nothing of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mrlm_pl.answers.records import Answer
+from mrlm_pl.answers.wrong import wrong_answers
+from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.seeding import derive_seed, keyed_random
+
+ONLY_RIGHT, ONLY_WRONG, CONTRADICTED = "only right answers", "only wrong answers", "only contradicted answers"
+
+
+@dataclass(frozen=True)
+class BalancedAnswers:
+    """Answers in equal parts.
+
+    Args:
+        splits: the answers of ``train`` and ``validation``, question after question, the right ones first; no question
+            is in both.
+        report: what was read, dropped and kept, as JSON-like data.
+    """
+
+    splits: dict[str, list[Answer]]
+    report: dict[str, Any]
+
+
+@dataclass
+class _Question:
+    """One question as it was first written: the answers that were read, the different ones, and those kept."""
+
+    text: str
+    read: list[Answer] = field(default_factory=list)
+    right: list[Answer] = field(default_factory=list)
+    wrong: list[Answer] = field(default_factory=list)
+    contradicted: int = 0
+    kept: list[Answer] = field(default_factory=list)
+    made: int = 0
+
+    @property
+    def lack(self) -> str:
+        """Why nothing of it is kept."""
+        return ONLY_RIGHT if self.right else ONLY_WRONG if self.wrong else CONTRADICTED
+
+
+def balance(
+    answers: Sequence[Answer],
+    *,
+    per_question: int | None = None,
+    seed: int = 0,
+    fill_wrong: bool = False,
+    validation_share: float = 0.2,
+) -> BalancedAnswers:
+    """Equally many right and wrong answers to each question, divided by question into two splits.
+
+    Questions are the same when their texts differ in white space only; so are answers. An answer that is called both
+    right and wrong is left out. Which surplus answers go, and which questions are for validation, is drawn by the seed
+    and does not depend on the order of the answers.
+
+    Args:
+        answers: right ones with ``correct`` 1, wrong ones with 0.
+        per_question: most right, and most wrong, answers to a question; None keeps all that have a counterpart.
+        seed: of all choices.
+        fill_wrong: make wrong answers of right ones where there are too few; see
+            :func:`mrlm_pl.answers.wrong.wrong_answers`.
+        validation_share: share of the kept questions whose answers are for validation; one question at least is left
+            to train on.
+
+    Raises:
+        ConfigurationError: a number is out of its range.
+        DataError: a label lies between 0 and 1, or no question has both kinds of answers.
+    """
+    if per_question is not None and per_question < 1:
+        raise ConfigurationError(f"per_question is {per_question}; it must be 1 or above")
+    if not 0 <= validation_share < 1:
+        raise ConfigurationError(f"validation_share is {validation_share}; it must be 0 or above and below 1")
+    questions = _grouped(answers)
+    for question in questions:
+        _choose(question, per_question, seed, fill_wrong)
+    kept = [question for question in questions if question.kept]
+    if not kept:
+        lacks = {lack: sum(question.lack == lack for question in questions) for lack in (ONLY_RIGHT, ONLY_WRONG)}
+        told = ", ".join(f"{count} have {lack}" for lack, count in lacks.items())
+        remedy = "collect more of each at several temperatures" + ("" if fill_wrong else ", or use --fill-wrong")
+        raise DataError(f"none of {len(questions)} questions has right and wrong answers: {told}; {remedy}")
+    held_out = _held_out(kept, seed, validation_share)
+    parts = {
+        "train": [question for question in kept if question.text not in held_out],
+        "validation": [question for question in kept if question.text in held_out],
+    }
+    splits = {name: [answer for question in part for answer in question.kept] for name, part in parts.items()}
+    return BalancedAnswers(splits, _report(questions, parts, seed))
+
+
+def _grouped(answers: Sequence[Answer]) -> list[_Question]:
+    """The questions in the order in which they come, with their different answers."""
+    questions: dict[str, _Question] = {}
+    for answer in answers:
+        if answer.correct not in (0.0, 1.0):
+            raise DataError(f"'correct' is {answer.correct} of {answer.answer!r:.80}; to balance, answers are 1 or 0")
+        question = questions.setdefault(_plain(answer.question), _Question(answer.question))
+        question.read.append(replace(answer, question=question.text))
+    for question in questions.values():
+        alike: dict[str, list[Answer]] = {}
+        for answer in question.read:
+            alike.setdefault(_plain(answer.answer), []).append(answer)
+        for same in alike.values():
+            if len({answer.correct for answer in same}) > 1:
+                question.contradicted += len(same)
+            else:
+                (question.right if same[0].correct else question.wrong).append(same[0])
+    return list(questions.values())
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _choose(question: _Question, per_question: int | None, seed: int, fill_wrong: bool) -> None:
+    """Decide which answers to a question are kept."""
+    limit = len(question.right) if per_question is None else min(per_question, len(question.right))
+    right = _drawn(question.right, seed, question.text)
+    wrong = _drawn(question.wrong, seed, question.text)
+    if fill_wrong and len(wrong) < limit:
+        taken = {answer.answer for answer in question.read}  # those that were called both right and wrong as well
+        rng = keyed_random("wrong answers", seed, question.text)
+        texts = wrong_answers(question.text, [answer.answer for answer in right], limit - len(wrong), taken, rng)
+        source = right[0]
+        wrong += [Answer(source.question, text, 0.0, source.task, None, True) for text in texts]
+        question.made = len(texts)
+    count = min(limit, len(wrong))
+    question.kept = right[:count] + wrong[:count]
+
+
+def _drawn(answers: Sequence[Answer], seed: int, question: str) -> list[Answer]:
+    """The answers in a random order that depends on their texts alone."""
+    return sorted(answers, key=lambda answer: derive_seed("answer", seed, question, _plain(answer.answer)))
+
+
+def _held_out(questions: Sequence[_Question], seed: int, share: float) -> set[str]:
+    """Texts of the questions for validation: one at least where there are two and a share, and never all."""
+    order = sorted((question.text for question in questions), key=lambda text: derive_seed("held out", seed, text))
+    if not share or len(order) < 2:
+        return set()
+    return set(order[: min(max(round(share * len(order)), 1), len(order) - 1)])
+
+
+def _report(questions: Sequence[_Question], parts: dict[str, list[_Question]], seed: int) -> dict[str, Any]:
+    read = [answer for question in questions for answer in question.read]
+    kept = [answer for question in questions for answer in question.kept]
+    dropped = [question for question in questions if not question.kept]
+    contradicted, made = (sum(getattr(item, name) for item in questions) for name in ("contradicted", "made"))
+    different = sum(len(question.right) + len(question.wrong) for question in questions)
+    balances = [(_right(question.kept), len(question.kept)) for question in questions if question.kept]
+    return {
+        "seed": seed,
+        "questions": {
+            "read": len(questions),
+            "kept": len(questions) - len(dropped),
+            "dropped": {lack: sum(q.lack == lack for q in dropped) for lack in (ONLY_RIGHT, ONLY_WRONG, CONTRADICTED)},
+        },
+        "answers": {
+            "read": len(read),
+            "duplicates": len(read) - different - contradicted,
+            "contradicted": contradicted,
+            "dropped": different + made - len(kept),
+            "generated": made,
+            "kept": len(kept),
+        },
+        "right_share": {"before": _right(read) / len(read), "after": _right(kept) / len(kept)},
+        "balance": {
+            "max_difference": max(abs(2 * right - count) for right, count in balances),
+            "fewest_answers": min(count for _, count in balances),
+            "most_answers": max(count for _, count in balances),
+        },
+        "splits": {
+            name: {
+                "questions": len(part),
+                "answers": sum(len(question.kept) for question in part),
+                "right": sum(_right(question.kept) for question in part),
+            }
+            for name, part in parts.items()
+        },
+        "dropped_questions": [
+            {"question": question.text, "why": question.lack, "answers": len(question.read)} for question in dropped
+        ],
+    }
+
+
+def _right(answers: Sequence[Answer]) -> int:
+    return sum(answer.correct == 1.0 for answer in answers)

@@ -1,0 +1,172 @@
+"""Answers that are known to be right or wrong: rows of a file, or the episodes of ``mrlm collect``. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mrlm_pl.environment.rows import numbered_rows
+from mrlm_pl.episode import Episode, Trajectory, question_to
+from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.errors import DataError
+
+_FORM = '{"question": text, "answer": text, "correct": true or false}'
+SCORE = "score"
+"""The component of a turn's reward that says how right the answer of one agent among several is, from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer to a question.
+
+    Args:
+        question: the text that was answered.
+        answer: the reply.
+        correct: 1 for a right answer, 0 for a wrong one; between them, how likely it is right.
+        task: the key of the task, if it had one.
+        temperature: that it was sampled at, if it was sampled.
+        generated: whether it was made from a right answer rather than given.
+    """
+
+    question: str
+    answer: str
+    correct: float
+    task: str = ""
+    temperature: float | None = None
+    generated: bool = False
+
+    def to_row(self) -> dict[str, Any]:
+        """The answer as it is written to a file; ``correct`` is true or false where it is 1 or 0."""
+        row = asdict(self)
+        row["correct"] = bool(self.correct) if self.correct in (0.0, 1.0) else self.correct
+        if not self.generated:
+            del row["generated"]
+        return row
+
+
+def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
+    """The answers of a source in order, and how many failed episodes were left out.
+
+    A source holds rows of :class:`Answer`, or episode records. In an episode the agent's first user message is the
+    question, its last reply the answer, and ``success`` says whether it is right. Where several agents answer, or one
+    several times for a ``score``, each turn is an answer, right with a score above .5; who begins with what others
+    said, such as a leader, answers their question.
+
+    Args:
+        source: what :func:`mrlm_pl.environment.rows.read_rows` reads, or a folder of episodes.
+        split: of a hub data set.
+
+    Raises:
+        DataError: the source is missing, or a row is neither; file, row and field are named.
+    """
+    answers: list[Answer] = []
+    failed = 0
+    for where, episode, row in _records(source, split):
+        if episode is None:
+            answers.append(answer_of_row(row, where))
+        elif episode.failed:
+            failed += 1
+        else:
+            answers += answers_of_episode(episode, where)
+    if not answers:
+        raise DataError(f"{source}: all {failed} episodes failed; there are no answers in it")
+    return answers, failed
+
+
+def _records(source: str, split: str) -> Iterator[tuple[str, Episode | None, Mapping[str, Any]]]:
+    """Where each record is, and it itself: as an episode, or else as a row."""
+    if Path(source).expanduser().is_dir():
+        for number, episode in enumerate(read_episodes(Path(source).expanduser()), start=1):
+            yield f"{source}, episode {number}", episode, {}
+        return
+    for number, row in numbered_rows(source, split, ()):
+        where = f"{source}, row {number}"
+        if "trajectories" not in row:
+            yield where, None, row
+            continue
+        try:
+            yield where, Episode.from_dict(row), row
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{where} is not an episode record, as its trajectories promise: {error}") from error
+
+
+def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
+    """The answer that a row holds.
+
+    Raises:
+        DataError: a field is missing or of another kind; the message begins with ``where``.
+    """
+    for name in ("question", "answer", "correct"):
+        if name not in row:
+            raise DataError(f"{where}: no field {name!r} among {sorted(row)}; an answer is {_FORM}")
+    texts = {name: row[name] for name in ("question", "answer")}
+    for name, text in texts.items():
+        if not isinstance(text, str) or (name == "question" and not text.strip()):
+            raise DataError(f"{where}: {name!r} is {text!r:.80}; it must be text, as in {_FORM}")
+    task, temperature = row.get("task") or "", row.get("temperature")
+    if not isinstance(task, str):
+        raise DataError(f"{where}: 'task' is {task!r:.80}; it must be the text of a key, or be left out")
+    if temperature is not None and not _is_number(temperature, 0.0, math.inf):
+        raise DataError(
+            f"{where}: 'temperature' is {temperature!r:.80}; it must be a number of 0 or above, or left out"
+        )
+    generated = row.get("generated") or False
+    if not isinstance(generated, bool):
+        raise DataError(f"{where}: 'generated' is {generated!r:.80}; it must be true or false, or be left out")
+    if not isinstance(row["correct"], bool) and not _is_number(row["correct"], 0.0, 1.0):
+        raise DataError(f"{where}: 'correct' is {row['correct']!r:.80}; it must be true or false, or lie in [0, 1]")
+    heat = None if temperature is None else float(temperature)
+    return Answer(texts["question"], texts["answer"], float(row["correct"]), task, heat, generated)
+
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+    return (
+        not isinstance(value, bool)
+        and isinstance(value, (int, float))
+        and math.isfinite(value)
+        and low <= value <= high
+    )
+
+
+def answers_of_episode(episode: Episode, where: str) -> list[Answer]:
+    """The answers of an episode that did not fail; see :func:`read_answers`.
+
+    Raises:
+        DataError: nothing says whether they are right; the message begins with ``where``.
+    """
+    rows = episode.rows()
+    turns = [turn for row in rows for turn in row.turns]
+    if turns and all(SCORE in turn.components for turn in turns):
+        return [answer for row in rows for answer in _scored_answers(row, episode, where)]
+    if len(episode.trajectories) != 1:
+        raise DataError(
+            f"{where}: {len(episode.trajectories)} agents of {episode.task.environment!r} acted, and no {SCORE!r} says "
+            "which of them was right; collect the answers of a single agent"
+        )
+    if episode.success is None:
+        raise DataError(
+            f"{where}: 'success' is null, so nothing says whether the answer is right; collect in an environment that "
+            "judges, and with a limit of turns and tokens that lets it"
+        )
+    said = [message.content for message in rows[-1].messages if message.role == "assistant"]
+    return [_answer(rows[0], said[-1] if said else "", float(episode.success), episode, where)]
+
+
+def _scored_answers(row: Trajectory, episode: Episode, where: str) -> list[Answer]:
+    said = [message.content for message in row.messages if message.role == "assistant"]
+    said = said[len(said) - len(row.turns) :]
+    scores = [turn.components[SCORE] for turn in row.turns]
+    for score in scores:
+        if not _is_number(score, 0.0, 1.0):
+            raise DataError(f"{where}: a turn's {SCORE!r} is {score!r}; it must lie in [0, 1] to say what is right")
+    return [_answer(row, text, float(score > 0.5), episode, where) for text, score in zip(said, scores, strict=True)]
+
+
+def _answer(row: Trajectory, text: str, correct: float, episode: Episode, where: str) -> Answer:
+    question = question_to(episode, row.agent) or ""
+    if not question.strip():
+        raise DataError(f"{where}: agent {row.agent!r} has no user message, so there is no question to its answer")
+    return Answer(question, text, correct, episode.task.key, episode.metrics.get("temperature"))

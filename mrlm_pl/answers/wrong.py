@@ -1,0 +1,167 @@
+"""Plausible wrong answers, made of right ones: the final number is another, or the label of an inference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from fractions import Fraction
+from random import Random
+
+from mrlm_pl.answers.numbers import equal_answers, extract_answer, number_value
+
+_LABELS = ("entailment", "neutral", "contradiction")
+_LABEL = re.compile(r"\b(?:entailment|neutral|contradiction)\b", re.IGNORECASE)
+_LABEL_STEM = re.compile(r"\b(?:entail|contradict)\w*", re.IGNORECASE)
+_MARK = re.compile(r"####|\\boxed")
+_DIGITS = re.compile(r"[0-9][0-9,]*(?:\.[0-9]+)?")
+_WHOLE = re.compile(r"(?P<left>[0-9]{1,9})(?P<operator> ?[-+*/x] ?)(?P<right>[0-9]{1,9})(?P<equals> ?= ?)$")
+_OPERATIONS: dict[str, Callable[[int, int], Fraction]] = {
+    "+": lambda a, b: Fraction(a + b),
+    "-": lambda a, b: Fraction(a - b),
+    "*": lambda a, b: Fraction(a * b),
+    "x": lambda a, b: Fraction(a * b),
+    "/": lambda a, b: Fraction(a, b) if b else Fraction(-1),
+}
+
+
+def wrong_answers(question: str, right: Sequence[str], count: int, taken: Collection[str], rng: Random) -> list[str]:
+    """At most ``count`` different wrong answers, made of each of the right ones in turn.
+
+    A number becomes one that is off by one or by ten, that has two digits swapped or one digit changed, or the result
+    of the last equation with a slip in an operand; the text says the new number from its result on. Each label becomes
+    another one, throughout. None has the value of the right answer that it is made of. An answer makes none if it has
+    neither a number that can be read nor a label, if it says a label in other words (``contradicts``), or if it has
+    both and nothing tells which of them is meant: a question that names labels, or the mark ``####`` or ``\\boxed``.
+
+    Args:
+        question: what they answer.
+        right: right answers to one question, at least one.
+        count: how many are wanted.
+        taken: answers that are there already, never made again; other white space makes no other answer.
+        rng: source of all choices.
+
+    >>> wrong_answers("What is 7 * 8 - 5?", ["7*8=56; 56-5=51"], 3, (), Random(0))
+    ['7*8=56; 56-5=61', '7*8=56; 56-4=52', '7*8=56; 56-5=15']
+    """
+    asks_for_label = len({label.lower() for label in _LABEL.findall(question)}) > 1
+    sources = [_changed(text, asks_for_label, rng) for text in right]
+    known, made = {_plain(text) for text in taken}, list[str]()
+    while sources and len(made) < count:
+        source = sources.pop(0)
+        text = next((text for text in source if _plain(text) not in known), None)
+        if text is not None:
+            known.add(_plain(text))
+            made.append(text)
+            sources.append(source)
+    return made
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _changed(right: str, asks_for_label: bool, rng: Random) -> Iterator[str]:
+    """Wrong answers made of one right answer, in random order."""
+    final = extract_answer(right)
+    has_number = final is not None and number_value(final) is not None
+    has_label = bool(_LABEL_STEM.search(right) or _LABEL.search(right))
+    if asks_for_label or (has_label and not has_number):
+        yield from _other_labels(right, rng)
+        return
+    if final is None or not has_number or final not in right or (has_label and not _MARK.search(right)):
+        return
+    texts = [_with_number(right, final, other) for other in _other_numbers(final)] + list(_slips(right, final))
+    for text in rng.sample(texts, len(texts)):
+        stated = extract_answer(text)
+        if stated is not None and not equal_answers(stated, final) and not equal_answers(final, stated):
+            yield text
+
+
+def _other_labels(right: str, rng: Random) -> Iterator[str]:
+    """The text with each label exchanged for the next, or the one after: none stays, whichever of them is stated."""
+    if not _LABEL.search(right) or any(word.lower() not in _LABELS for word in _LABEL_STEM.findall(right)):
+        return
+    for shift in rng.sample((1, 2), 2):
+        other = {label: _LABELS[(place + shift) % len(_LABELS)] for place, label in enumerate(_LABELS)}
+        yield _LABEL.sub(lambda match, other=other: _cased(other[match[0].lower()], match[0]), right)  # type: ignore[misc]
+
+
+def _cased(label: str, like: str) -> str:
+    return label.upper() if like.isupper() else label.capitalize() if like[0].isupper() else label
+
+
+def _other_numbers(final: str) -> list[str]:
+    """The number's text with other digits: off by one or ten, two digits swapped, one digit changed."""
+    match = _DIGITS.search(final)
+    if match is None:
+        return []
+    digits = match[0]
+    plain = digits.replace(",", "")
+    places = len(plain.partition(".")[2])
+    units = int(plain.replace(".", ""))
+    changed = {units + step for step in (1, -1, 10, -10) if abs(step) == 1 or units >= 20}
+    text = str(units)
+    for place in range(len(text) - 1):
+        changed.add(int(text[:place] + text[place + 1] + text[place] + text[place + 2 :]))
+    for place in range(len(text)):
+        for step in (-3, 3):
+            digit = int(text[place]) + step
+            if 0 <= digit <= 9 and (place or digit):
+                changed.add(int(text[:place] + str(digit) + text[place + 1 :]))
+    grouped = "," in digits
+    others = [_written(number, places, grouped) for number in sorted(changed - {units}) if number >= 0]
+    return [final[: match.start()] + other + final[match.end() :] for other in others]
+
+
+def _written(units: int, places: int, grouped: bool) -> str:
+    digits = str(units).rjust(places + 1, "0")
+    whole = f"{int(digits[: len(digits) - places]):{',' if grouped else ''}}"
+    return f"{whole}.{digits[-places:]}" if places else whole
+
+
+def _slips(right: str, final: str) -> Iterator[str]:
+    """The text with another operand in the equation that gives the final number, and what comes of it."""
+    if not final.isdigit():
+        return
+    start = _first_result(right, final)
+    match = _WHOLE.search(right[:start])
+    if match is None:
+        return
+    a, b = int(match["left"]), int(match["right"])
+    operator, before = match["operator"].strip(), right[: match.start()]
+    if _OPERATIONS[operator](a, b) != int(final):
+        return
+    for left, other in ((a + 1, b), (a - 1, b), (a, b + 1), (a, b - 1)):
+        result = _OPERATIONS[operator](left, other) if min(left, other) >= 0 else Fraction(-1)
+        if result >= 0 and result.denominator == 1:
+            slip = f"{left}{match['operator']}{other}{match['equals']}"
+            told = re.sub(
+                rf"(?<![0-9.,]){a}(?P<space> ?)[-+*/x](?P=space){b}(?= ?= ?\$?<<$)", _sum(left, operator, other), before
+            )
+            yield told + slip + _replaced(right[start:], final, str(result))
+
+
+def _sum(left: int, operator: str, right: int) -> Callable[[re.Match[str]], str]:
+    """What replaces the sum that stands before its calculation, as in ``48 + 24 = <<48+24=72>>72``."""
+    return lambda match: f"{left}{match['space']}{operator}{match['space']}{right}"
+
+
+def _with_number(text: str, old: str, new: str) -> str:
+    """The text with another final number, from its first statement as a result on."""
+    start = _first_result(text, old)
+    return text[:start] + _replaced(text[start:], old, new)
+
+
+def _first_result(text: str, number: str) -> int:
+    """Where the number is first said to be the result of something; its last place where it never is."""
+    places = [match.start() for match in _token(number).finditer(text)]
+    results = [place for place in places if text[:place].rstrip(" $").endswith("=")]
+    return (results or places[-1:] or [text.rfind(number)])[0]
+
+
+def _replaced(text: str, old: str, new: str) -> str:
+    return _token(old).sub(lambda _: new, text)
+
+
+def _token(number: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![0-9.,]){re.escape(number)}(?![0-9]|[.,][0-9])")

@@ -1,0 +1,175 @@
+"""``mrlm balance``: equally many right and wrong answers to each question, divided for training and validation."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ActionConfigFile
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+
+from mrlm_pl.answers.balance import BalancedAnswers, balance
+from mrlm_pl.answers.records import Answer, read_answers
+from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.durable_files import replacing, unfinished, write_json
+from mrlm_pl.environment.rows import numbered_rows
+from mrlm_pl.errors import ConfigurationError, DataError
+
+HELD_OUT = ".validation"
+"""Comes before the suffix of a file with what was held out."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit status 0 after the files are written.
+
+    Raises:
+        ConfigurationError: a mistake in the options, or a file is there already.
+        DataError: a row cannot be read, or nothing can be balanced.
+    """
+    options = balance_parser().parse_args(list(arguments))
+    output, report = Path(options.output), Path(options.report) if options.report else None
+    pairs = Path(options.pairs) if options.pairs else None
+    wanted = [path for path in (output, pairs) if path is not None]
+    for path in wanted:
+        if path.is_dir() or not {".jsonl", ".gz"} & set(path.suffixes):
+            raise ConfigurationError(f"{str(path)!r} must be a file that ends in .jsonl or .jsonl.gz")
+    written = [*wanted, *map(held_out_path, wanted if options.validation_share else []), *([report] if report else [])]
+    if len(set(written)) < len(written):
+        raise ConfigurationError(f"output, pairs and report name one file twice: {', '.join(map(str, written))}")
+    for path in written:
+        if path.exists():
+            raise ConfigurationError(f"{str(path)!r} exists; name another file, or remove it")
+    answers, failed = _read(options.answers, options.references)
+    balanced = balance(
+        answers,
+        per_question=options.per_question,
+        seed=options.seed,
+        fill_wrong=options.fill_wrong,
+        validation_share=options.validation_share,
+    )
+    balanced.report["answers"]["failed_episodes"] = failed
+    files = _write_splits(balanced, output, pairs)
+    if report is not None:
+        write_json(report, balanced.report)
+    print(_table(balanced, files))
+    return 0
+
+
+def balance_parser() -> CommandParser:
+    """The parser of ``mrlm balance``."""
+    text = "Keep equally many right and wrong answers to each question, and hold questions out for validation."
+    parser = CommandParser(prog="mrlm balance", description=text, allow_abbrev=False)
+    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
+    text = "Files of `mrlm collect`, folders of episodes, or files with rows {question, answer, correct}."
+    parser.add_argument("answers", type=str, nargs="+", help=text)
+    text = "JSON-lines file, .jsonl or .jsonl.gz; what is held out goes beside it, to NAME.validation.jsonl."
+    parser.add_argument("--output", type=str, required=True, help=text)
+    text = "Most right, and most wrong, answers to a question; all that have a counterpart by default."
+    parser.add_argument("--per-question", type=PositiveInt | None, default=None, help=text)
+    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of what is dropped, made and held out.")
+    text = "Make plausible wrong answers of right ones where there are too few; they are marked as generated."
+    parser.add_argument("--fill-wrong", action="store_true", help=text)
+    text = "Files with {question, answer}: right answers to the questions that were answered, as GSM8K's solutions."
+    parser.add_argument("--references", type=str, nargs="+", default=[], help=text)
+    parser.add_argument("--validation-share", type=float, default=0.2, help="Share of the questions held out; 0: none.")
+    text = "Write the answers as pairs {prompt, chosen, rejected} too, to this file and NAME.validation.jsonl."
+    parser.add_argument("--pairs", type=str | None, default=None, help=text)
+    parser.add_argument(
+        "--report", type=str | None, default=None, help="JSON file for what was read, dropped and kept."
+    )
+    return parser
+
+
+def held_out_path(path: Path) -> Path:
+    """Where the validation part of a file is written.
+
+    >>> held_out_path(Path("runs/balanced.jsonl.gz")).name
+    'balanced.validation.jsonl.gz'
+    """
+    stem, dot, suffix = path.name.partition(".jsonl")
+    return path.with_name(f"{stem}{HELD_OUT}{dot}{suffix}")
+
+
+def pairs_of(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """The right and the wrong answers to each question as rows of pairs, in their order."""
+    sides: dict[str, tuple[list[Answer], list[Answer]]] = {}
+    for answer in answers:
+        sides.setdefault(answer.question, ([], []))[0 if answer.correct else 1].append(answer)
+    return [
+        {
+            "prompt": [{"role": "user", "content": question}],
+            "chosen": [{"role": "assistant", "content": right.answer}],
+            "rejected": [{"role": "assistant", "content": wrong.answer}],
+        }
+        for question, (chosen, rejected) in sides.items()
+        for right, wrong in zip(chosen, rejected, strict=True)
+    ]
+
+
+def _read(sources: Sequence[str], references: Sequence[str]) -> tuple[list[Answer], int]:
+    """The answers of all files, and how many failed episodes were left out."""
+    for source in sources:
+        if unfinished(Path(source)):
+            raise ConfigurationError(f"answers: {source!r} is half of a collection; repeat its `mrlm collect` to go on")
+    found = [read_answers(source) for source in sources]
+    answers = [answer for some, _ in found for answer in some]
+    tasks = {answer.question: answer.task for answer in answers}
+    for source in references:
+        for number, row in numbered_rows(source, "train", ("question", "answer")):
+            if not isinstance(row["question"], str) or not isinstance(row["answer"], str):
+                raise DataError(f"{source}, row {number}: 'question' and 'answer' must be texts")
+            if row["question"] in tasks:
+                answers.append(Answer(row["question"], row["answer"], 1.0, tasks[row["question"]]))
+    return answers, sum(failed for _, failed in found)
+
+
+def _write_splits(balanced: BalancedAnswers, output: Path, pairs: Path | None) -> dict[str, Path]:
+    """Write the files; the file of each split's answers."""
+    files = {}
+    for split, answers in balanced.splits.items():
+        if split == "train" or answers:
+            files[split] = output if split == "train" else held_out_path(output)
+            _write_rows(files[split], [answer.to_row() for answer in answers])
+            if pairs is not None:
+                _write_rows(pairs if split == "train" else held_out_path(pairs), pairs_of(answers))
+    return files
+
+
+def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    _write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _write(path: Path, text: str) -> None:
+    data = text.encode()
+    with replacing(path) as draft:
+        draft.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def _table(balanced: BalancedAnswers, files: dict[str, Path]) -> str:
+    report = balanced.report
+    questions, answers, share = report["questions"], report["answers"], report["right_share"]
+    dropped = "".join(f", {count} with {why}" for why, count in questions["dropped"].items() if count)
+    counts = ", ".join(
+        f"{answers[name]} {told}"
+        for name, told in (
+            ("failed_episodes", "failed episodes left out"),
+            ("duplicates", "duplicates"),
+            ("contradicted", "called both right and wrong"),
+            ("dropped", "without a counterpart"),
+            ("generated", "generated"),
+        )
+        if answers[name]
+    )
+    lines = [
+        ("questions", f"{questions['kept']} of {questions['read']} kept{dropped and '; dropped' + dropped[1:]}"),
+        ("answers", f"{answers['kept']} kept of {answers['read']} read" + (f"; {counts}" if counts else "")),
+        ("right", f"{share['before']:.4f} before, {share['after']:.4f} after"),
+        ("balance", f"right and wrong differ by at most {report['balance']['max_difference']} in a question"),
+    ]
+    for split, path in files.items():
+        part = report["splits"][split]
+        lines.append((split, f"{part['questions']} questions, {part['answers']} answers in {path}"))
+    return "\n".join(f"{name:<11} {text}" for name, text in lines)

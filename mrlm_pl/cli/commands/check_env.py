@@ -1,0 +1,80 @@
+"""``mrlm check-env``: check that an environment keeps to the contract."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from mrlm_pl.cli.parsing.environment_option import environment_parser, option_values, parse
+from mrlm_pl.durable_files import replacing
+from mrlm_pl.environment import Environment
+from mrlm_pl.errors import ConfigurationError
+
+SPLIT = "test"
+"""The split that all rows of ``--data`` are read as."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit status 0 when all checks pass, 1 when one fails; each check is a line.
+
+    With ``--data FILE`` the reference solution of every row is played instead, and each row that fails is a line.
+
+    Raises:
+        ConfigurationError: a mistake in the options or in the environment's arguments.
+        RemoteError: it is on a server that does not answer.
+        DataError: its data cannot be read.
+    """
+    parser = environment_parser("check-env", "Check that an environment keeps to the contract.")
+    parser.usage = (
+        "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--config FILE] [--data FILE [--output FILE]]"
+    )
+    parser.add_argument(
+        "--data", type=str | None, help="Rows (a file or a hub name) whose reference solutions are played."
+    )
+    parser.add_argument("--output", type=str | None, help="JSONL file for the rows of --data that can be used.")
+    words = list(arguments)
+    if words and not words[0].startswith("-"):
+        words[:1] = ["--environment", words[0]]
+    found = [value for option, value in option_values(words) if option == "--data"]
+    data = found[-1] if found else None
+    if data is not None:
+        words += ["--environment.data", json.dumps({SPLIT: data})]
+    options = parse(parser, words)
+    environment = options.environment
+    if data is not None:
+        return _check_data(environment, data, options.output)
+    if options.output is not None:
+        raise ConfigurationError("--output is for the usable rows of --data; name the data as well")
+
+    from mrlm_pl.environment.check import check_environment
+
+    _ = environment.agents  # one on a server is asked for here: if it cannot be, no check tells more
+    results = check_environment(environment).checks
+    for result in results:
+        print(f"{'ok  ' if result.passed else 'FAIL'} {result.name}: {result.message}")
+    failed = sum(not result.passed for result in results)
+    print(f"{environment.name}: {len(results) - failed} of {len(results)} checks passed")
+    return 1 if failed else 0
+
+
+def _check_data(environment: Environment, data: str, output: str | None) -> int:
+    from mrlm_pl.environment.check import check_data
+    from mrlm_pl.environment.rows import all_rows
+
+    report = check_data(environment, SPLIT)
+    for number, reason in report.failed.items():
+        print(f"FAIL {data}, row {number}: {' '.join(reason.split())[:500]}")
+    rows = all_rows(data, SPLIT)
+    skipped = len(rows) - len(report.usable) - len(report.failed)
+    earned = f", earning {min(report.rewards):g} to {max(report.rewards):g}" if report.rewards else ""
+    print(
+        f"{environment.name}: of {len(rows)} rows {len(report.solved)} are solved by their reference{earned}; "
+        f"{len(report.failed)} are not, {len(report.without)} have none, {skipped} cannot be used"
+    )
+    if output is not None:
+        kept = set(report.usable)
+        lines = [json.dumps(row) for number, row in rows if number in kept]
+        with replacing(output) as draft:
+            draft.write_text("".join(f"{line}\n" for line in lines))
+        print(f"{output}: the {len(lines)} usable rows")
+    return 1 if report.failed or skipped else 0

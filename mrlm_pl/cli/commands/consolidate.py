@@ -1,0 +1,71 @@
+"""``mrlm consolidate``: a sharded checkpoint, a folder with a file for each rank, as one whole file."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mrlm_pl.durable_files import replacing
+from mrlm_pl.errors import ConfigurationError
+
+METADATA = "meta.pt"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit status 0 after the file is written.
+
+    Raises:
+        ConfigurationError: there is no such checkpoint, it would run code when it is read, or the file exists.
+    """
+    parser = argparse.ArgumentParser(prog="mrlm consolidate", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("checkpoint", type=Path, help="folder that `save_distributed_checkpoint: true` has written")
+    parser.add_argument("output", type=Path, help="file that any strategy can go on from")
+    options = parser.parse_args(list(arguments))
+    if not (options.checkpoint / METADATA).is_file():
+        raise ConfigurationError(f"{str(options.checkpoint)!r} is no sharded checkpoint: it has no file {METADATA!r}")
+    if options.output.exists():
+        raise ConfigurationError(f"{str(options.output)!r} exists; name another file, or remove it")
+    consolidate(options.checkpoint, options.output)
+    print(f"whole checkpoint in {options.output}")
+    return 0
+
+
+def consolidate(folder: Path, output: Path) -> None:
+    """Write the sharded checkpoint in ``folder`` as one file, in the form of a run in one process.
+
+    Raises:
+        ConfigurationError: the checkpoint would run code when it is read.
+    """
+    import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    from mrlm_pl.trainer.sharded_checkpoint import check_sharded_checkpoint
+
+    check_sharded_checkpoint(folder)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
+        parts = Path(scratch) / "parts.pt"
+        dcp_to_torch_save(folder, parts)
+        state = torch.load(parts, weights_only=True)
+        whole: dict[str, Any] = torch.load(folder / METADATA, weights_only=True)
+        whole["state_dict"] = state.pop("state_dict")
+        whole["optimizer_states"] = [numbered(state[f"optimizer_{index}"]) for index in range(len(state))]
+    with replacing(output, durable=True) as draft:
+        torch.save(whole, draft)
+
+
+def numbered(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer's state with its parameters told by number instead of by name, as an unsharded optimizer has it.
+
+    >>> groups = [{"lr": 0.1, "params": ["b"]}, {"lr": 0.2, "params": ["a"]}]
+    >>> numbered({"state": {"a": {"step": 1}, "b": {"step": 2}}, "param_groups": groups})["state"]
+    {0: {'step': 2}, 1: {'step': 1}}
+    """
+    names = [name for group in optimizer["param_groups"] for name in group["params"]]
+    numbers = {name: index for index, name in enumerate(names)}
+    state = {numbers[name]: optimizer["state"][name] for name in numbers if name in optimizer["state"]}
+    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in optimizer["param_groups"]]
+    return {"state": state, "param_groups": groups}

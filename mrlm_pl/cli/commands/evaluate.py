@@ -1,0 +1,344 @@
+"""``mrlm eval``: score a run or a model on an environment."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+
+from mrlm_pl.cli.parsing.environment_option import environment_parser, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.durable_files import write_json
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.environment import SPLITS, Environment
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs.recorded_run import RecordedRun
+
+if TYPE_CHECKING:
+    from mrlm_pl.evaluation.comparison import Comparison
+    from mrlm_pl.evaluation.report import EvaluationReport, Measured
+    from mrlm_pl.policy import Policy
+    from mrlm_pl.rollout.play import Seat
+    from mrlm_pl.rollout.player import EpisodePlayer
+
+
+_PART_COLUMNS = ("reward", "turns", "first turn", "opens", "tokens/turn", "truncated", "components")
+MAX_TURNS = 64
+"""Decisions of an episode where neither an option nor a run says how many."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit status after the report is printed, and written where ``--output`` says: 1 if every episode failed, else 0.
+
+    Raises:
+        ConfigurationError: a mistake in the options, or the model cannot be used.
+    """
+    parser = eval_parser()
+    read = read_with_run(parser, arguments)
+    options = parser.instantiate(read.config)
+    environment: Environment = options.environment
+    name = read.name_of(environment)
+    model = seated(options, read.run, environment)
+    output = Path(options.output) if options.output else None
+    if output is not None and output.is_dir():
+        raise ConfigurationError(f"output: {str(output)!r} is a folder; name a file, as in `--output {output}/F.json`")
+    from mrlm_pl.evaluation.comparison import compare, read_report
+
+    other = read_report(options.compare, name) if options.compare else None
+    if other is not None:
+        tell_of_other_settings(read.environment_settings(), other.get("settings"), options.compare)
+    sampling = sampling_of(options, model.validation_sampling)
+    report = _evaluate(model, environment, name, options, sampling)
+    written = {**report.to_dict(), "settings": read.environment_settings(), "sampling": asdict(sampling)}
+    print(_table(report, shown_settings(read.config.environment), sampling))
+    if output is not None:
+        write_json(output, written)
+    if other is not None and report.episodes:
+        comparison = compare(written, other)
+        print(_comparison(comparison, len(written["tasks"]), options.compare))
+        if 2 * comparison.tasks < len(written["tasks"]):
+            print(
+                f"mrlm: warning: {options.compare} has only {comparison.tasks} of the {len(written['tasks'])} tasks of "
+                "this evaluation; the comparison is of these alone",
+                file=sys.stderr,
+            )
+        if output is not None:
+            write_json(output, {**written, "comparison": comparison.to_dict()})
+    if output is not None:
+        print(f"report in {output}")
+    return 0 if report.episodes else 1
+
+
+def eval_parser() -> CommandParser:
+    """The parser of ``mrlm eval``."""
+    text = "Score a run or a model on an environment: the run's own with its settings, unless another is named."
+    parser = environment_parser("eval", text, required=False)
+    add_model_options(parser)
+    parser.add_argument("-n", "--num-episodes", type=PositiveInt, default=200, help="Episodes in all.")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="Split of the tasks.")
+    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
+    parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help="Episodes of each task, for pass@k.")
+    add_sampling_options(parser, "the run's validation")
+    parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report with transcripts.")
+    parser.add_argument(
+        "--compare",
+        type=str | None,
+        default=None,
+        help="Report of an earlier evaluation of the same tasks, or a run's evaluation_before.json.",
+    )
+    return parser
+
+
+def add_model_options(parser: CommandParser) -> None:
+    """Add which model decides, for which agents and where."""
+    parser.add_argument("--model", type=str, required=True, help="Run folder, model folder, hub id or builtin:tiny.")
+    parser.add_argument("--seats", type=dict[str, str], default={}, help="Policy of each agent; a run has its own.")
+    parser.add_argument("--device", type=str, default="auto", help="As torch names it; auto prefers an accelerator.")
+
+
+def add_sampling_options(parser: CommandParser, source: str) -> None:
+    """Add how turns are sampled and how many an episode has at most; what is left out is as in ``source``."""
+    for name, kind, meaning in (
+        ("temperature", float | None, "0 is greedy"),
+        ("top_p", float | None, "Probability mass that is kept"),
+        ("top_k", int | None, "Tokens that are kept; 0 keeps all"),
+        ("max_tokens", PositiveInt | None, "Tokens in a turn"),
+    ):
+        text = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name)}."
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=None, help=text)
+    text = f"Decisions after which an episode is truncated; default is that of the run, else {MAX_TURNS}."
+    parser.add_argument("--max-turns", type=PositiveInt | None, default=None, help=text)
+
+
+def seated(options: Any, run: RecordedRun, environment: Environment) -> RecordedRun:
+    """Return what ``--model`` names with the seats of ``--seats``; warn of agents and policies that do not play.
+
+    Raises:
+        ConfigurationError: an agent of the environment or a seat has no policy.
+    """
+    if options.seats:
+        run = replace(run, seats={**run.seats, **options.seats})
+    unknown = sorted(set(run.seats.values()) - set(run.policies))
+    if unknown:
+        raise ConfigurationError(f"seats name the policies {unknown}; {options.model!r} has {sorted(run.policies)}")
+    playing = {run.policy_of(agent) for agent in environment.agents}
+    missing = sorted(set(run.seats) - set(environment.agents))
+    idle = sorted(set(run.policies) - playing)
+    for what, names in (("the agents", missing), ("the policies", idle)):
+        if names:
+            print(
+                f"mrlm: warning: {what} {', '.join(names)} of {options.model!r} do not play: {environment.name!r} has "
+                f"the agents {', '.join(environment.agents)}",
+                file=sys.stderr,
+            )
+    return run
+
+
+def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
+    """How turns are sampled: as the options say; what they leave out, as the run did, else by default.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+    names = [setting.name for setting in fields(Sampling)]
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return Sampling(**{**{name: of_run[name] for name in names if name in of_run}, **given})
+
+
+def _evaluate(
+    model: RecordedRun, environment: Environment, name: str, options: Any, sampling: Sampling
+) -> EvaluationReport:
+    from mrlm_pl.evaluation.report import evaluate, evaluation_specs
+
+    numbers = {"num_episodes": options.num_episodes, "split": options.split, "seed": options.seed}
+    samples = options.samples_per_task
+    # Raises for wrong numbers before a model is loaded.
+    tell_of_few(len(evaluation_specs(environment, **numbers, samples_per_task=samples)), options)
+    with player_of(model, environment, name, options, sampling) as player:
+        return evaluate(player, environment, model=options.model, samples_per_task=samples, name=name, **numbers)
+
+
+def tell_of_few(episodes: int, options: Any) -> None:
+    """Warn on stderr if the split has too few tasks for the episodes that are requested."""
+    if episodes < options.num_episodes:
+        print(
+            f"mrlm: warning: {options.num_episodes} episodes requested, but the {options.split} split has tasks for "
+            f"{episodes}; play each task several times with --samples-per-task",
+            file=sys.stderr,
+        )
+
+
+def tell_of_other_settings(own: Mapping[str, Any], other: Mapping[str, Any] | None, path: str) -> None:
+    """Warn on stderr if an evaluation to compare with was played with other settings of the environment.
+
+    Args:
+        own: the environment's arguments.
+        other: those of the report at ``path``; None where it does not say.
+    """
+    own = json.loads(json.dumps(own, default=str))
+    names = sorted(own.keys() | other.keys()) if other is not None else []
+    changed = [
+        f"{name} is {json.dumps(own.get(name))} here and {json.dumps(other.get(name))} there"
+        for name in names
+        if other is not None and own.get(name) != other.get(name)
+    ]
+    if changed:
+        print(f"mrlm: warning: {path} has other environment settings: {'; '.join(changed)}", file=sys.stderr)
+
+
+@contextmanager
+def player_of(
+    model: RecordedRun, environment: Environment, name: str, options: Any, sampling: Sampling
+) -> Iterator[EpisodePlayer]:
+    """A player of the environment, under its name in the run, with the policies in their seats; closed at the end."""
+    from mrlm_pl.engines import InProcessEngine
+    from mrlm_pl.rollout.player import EpisodePlayer
+
+    engine = InProcessEngine()
+    seats = _seats(model, environment, sampling, engine, options.device)
+    limit = options.max_turns or model.turn_limit(name) or MAX_TURNS
+    player = EpisodePlayer({name: environment}, seats, engine, max_turns=limit)
+    try:
+        yield player
+    finally:
+        player.close()
+        engine.close()
+        environment.close()
+
+
+def _seats(
+    model: RecordedRun, environment: Environment, sampling: Sampling, engine: Any, device: str
+) -> dict[str, Seat]:
+    """The agents' seats, after the policies that are needed have been loaded into the engine."""
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from mrlm_pl.rollout.play import Seat
+
+    disable_progress_bar()
+    if device == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        device = accelerator.type if accelerator is not None else "cpu"
+    needed = sorted({model.policy_of(agent) for agent in environment.agents})
+    policies = {name: loaded_policy(model.policies[name], device) for name in needed}
+    for name, policy in policies.items():
+        engine.load(name, policy.model, 0)
+    names = {agent: model.policy_of(agent) for agent in environment.agents}
+    return {
+        agent: Seat(name, policies[name].chat, sampling, policies[name].context_window) for agent, name in names.items()
+    }
+
+
+def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
+    """A policy by its constructor arguments, its model on the device and ready to generate.
+
+    Raises:
+        ConfigurationError: the device cannot be used, or the model cannot be loaded.
+    """
+    from mrlm_pl.policy import Policy
+
+    policy = Policy(**settings)
+    policy.load()
+    try:
+        policy.model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
+    return policy
+
+
+def _table(report: EvaluationReport, settings: str, sampling: Sampling) -> str:
+    from mrlm_pl.evaluation.report import played_episodes
+
+    lines = [
+        ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
+        ("settings", settings),
+        ("model", report.model),
+        ("sampling", ", ".join(f"{name} {value:g}" for name, value in asdict(sampling).items())),
+        ("episodes", played_episodes(report)),
+    ]
+    if report.episodes:
+        lines.append(("mean reward", f"{report.mean_reward:.4f}{_interval(report.ci95)}"))
+    if report.accuracy is not None:
+        lines.append(("accuracy", f"{report.accuracy:.4f}" + _interval(report.accuracy_ci95)))
+    lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]
+    lines += [(f"majority@{k}", f"{value:.4f}") for k, value in report.majority_at_k.items()]
+    lines += [(f"  {name}", f"{value:.4f}") for name, value in report.components.items()]
+    lines += [(f"  {name}", _measured(measured, report.episodes)) for name, measured in report.metrics.items()]
+    if report.episodes:
+        reasons = ", ".join(f"{name} {count}" for name, count in sorted(report.stop_reasons.items()))
+        lines.append(("stop reasons", f"{reasons}; {report.truncated:.4f} truncated"))
+    if len(report.agents) == 1:
+        (part,) = report.agents.values()
+        told = f"{_shown(part.turns, 2)} an episode, of {_shown(part.response_tokens, 1)} tokens"
+        lines.append(("turns", f"{told}; {_shown(part.truncated_turns, 4)} truncated"))
+    width = max(14, *(len(name) for name, _ in lines))
+    text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
+    tables = [_parts("agent", report), _parts("policy", report)] if len(report.agents) > 1 else []
+    return "\n\n".join([text, *tables])
+
+
+def _parts(kind: str, report: EvaluationReport) -> str:
+    """A table of what each agent, or each policy, earned and did; agents stand in the order in which they act."""
+    parts = report.agents if kind == "agent" else report.policies
+    seats = report.seats.items()
+    rows = [(kind, "policy" if kind == "agent" else "agents", *_PART_COLUMNS)]
+    for name, part in parts.items():
+        agents = [agent for agent, policy in seats if policy == name]
+        own = [report.seats[name]] if kind == "agent" and name in report.seats else agents if kind == "policy" else []
+        rows.append(
+            (
+                name,
+                ", ".join(own) or "-",
+                f"{part.reward:.4f}{_interval(part.ci95)}",
+                _shown(part.turns, 2),
+                _shown(part.first_turn, 2),
+                _shown(part.opens, 2),
+                _shown(part.response_tokens, 1),
+                _shown(part.truncated_turns, 4),
+                ", ".join(f"{key} {value:.4f}" for key, value in part.components.items()),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _shown(value: float, digits: int) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _measured(measured: Measured, episodes: int) -> str:
+    """The value; with the number of cases where it is not that of the episodes."""
+    if measured.value is None:
+        return "-  of 0"
+    return f"{measured.value:.4f}{_interval(measured.ci95)}" + (
+        f"  of {measured.of}" if measured.of != episodes else ""
+    )
+
+
+def _comparison(found: Comparison, tasks: int, path: str) -> str:
+    common = f"{found.tasks} of {tasks}" if found.tasks < tasks else f"{tasks}"
+    return (
+        f"gain {found.gain:+.4f}{_interval(found.ci95)} over {path}, in {common} tasks: "
+        f"{found.own_measure} {found.own:.4f} ({_decisions(found.own_decisions)}) against "
+        f"{found.other_measure} {found.other:.4f} ({_decisions(found.other_decisions)})"
+    )
+
+
+def _decisions(number: float) -> str:
+    return f"{number:g} decision{'' if number == 1 else 's'} per task"
+
+
+def _interval(bounds: tuple[float, float] | None) -> str:
+    """The interval; nothing where there is none, or none is known."""
+    if bounds is None or not all(map(math.isfinite, bounds)):
+        return ""
+    return f"  95 % [{bounds[0]:.4f}, {bounds[1]:.4f}]"

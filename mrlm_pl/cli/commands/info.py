@@ -1,0 +1,116 @@
+"""``mrlm info``: versions, devices, the sandbox, and the classes and environments that can be named."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from mrlm_pl.cli.parsing.parser import plain_words
+from mrlm_pl.runs.plugins import class_path, environments_by_name, load_package, load_plugins, subclasses
+
+PACKAGES = ("mrlm", "torch", "lightning", "transformers", "torchmetrics", "peft", "jsonargparse", "grpcio", "ray")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit status 0 after the facts are printed.
+
+    Raises:
+        ConfigurationError: a plugin cannot be imported.
+    """
+    parser = argparse.ArgumentParser(prog="mrlm info", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+    facts = collect()
+    print(json.dumps(facts, indent=2) if options.json else _plain(facts))
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """All facts, as JSON-like data."""
+    from lightning.pytorch import Callback, LightningDataModule
+
+    from mrlm_pl.algorithms import Algorithm
+    from mrlm_pl.engines import Engine
+    from mrlm_pl.serving import RemoteEnvironment
+
+    load_package("mrlm_pl.algorithms")
+    load_package("mrlm_pl.data")
+    load_package("mrlm_pl.engines")
+    load_plugins()
+    named = {cls: name for name, cls in environments_by_name().items()}
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "devices": devices(),
+        "sandbox": sandbox(),
+        "algorithms": _describe(subclasses(Algorithm)),
+        "data": _describe(subclasses(LightningDataModule)),
+        "engines": _describe(subclasses(Engine)),
+        "environments": [
+            *({"name": named[cls], **_entry(cls)} for cls in sorted(named, key=lambda cls: named[cls])),
+            {"name": RemoteEnvironment.__name__, **_entry(RemoteEnvironment)},
+        ],
+        "callbacks": _describe(cls for cls in subclasses(Callback) if not cls.__module__.startswith("lightning.")),
+    }
+
+
+def devices() -> list[str]:
+    """Each device that torch can use, with its name and memory in GiB."""
+    import torch
+
+    found = [f"cpu ({torch.get_num_threads()} threads)"]
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found.append(f"cuda:{index} {properties.name} ({properties.total_memory / 2**30:.0f} GiB)")
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return found
+
+
+def sandbox() -> dict[str, Any]:
+    """The ``level`` at which untrusted code runs here, None without one, and why each stronger one is ``missing``."""
+    from mrlm_pl.errors import SandboxError
+    from mrlm_pl.sandbox import strongest
+
+    try:
+        level, reasons = strongest()
+    except SandboxError as refused:
+        return {"level": None, "missing": {"limits": str(refused)}}
+    return {"level": level.title, "missing": {stronger.title: reason for stronger, reason in reasons.items()}}
+
+
+def _describe(classes: Iterable[type]) -> list[dict[str, Any]]:
+    """Entries of the classes that can be named, by name."""
+    usable = [cls for cls in classes if not inspect.isabstract(cls) and not cls.__name__.startswith("_")]
+    packaged = [cls for cls in usable if not cls.__module__.startswith("mrlm_pl.cli.")]
+    return [{"name": cls.__name__, **_entry(cls)} for cls in sorted(packaged, key=lambda cls: cls.__name__)]
+
+
+def _entry(cls: type) -> dict[str, Any]:
+    summary = plain_words((inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " "))
+    return {"class": class_path(cls), "summary": summary, "package": cls.__module__.split(".")[0]}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _plain(facts: dict[str, Any]) -> str:
+    lines = [f"python        {facts['python']} on {facts['platform']}"]
+    lines += [f"{name:<13} {number or 'not installed'}" for name, number in facts["packages"].items()]
+    lines += [f"device        {name}" for name in facts["devices"]]
+    lines.append(f"sandbox       {facts['sandbox']['level'] or 'none: untrusted code cannot be run'}")
+    lines += [f"              {name} is missing: {reason}" for name, reason in facts["sandbox"]["missing"].items()]
+    for kind in ("algorithms", "data", "engines", "environments", "callbacks"):
+        lines.append(f"\n{kind}:" if facts[kind] else f"\n{kind}: none")
+        lines += [f"  {item['name']:<24} {item['summary']} [{item['package']}]" for item in facts[kind]]
+    return "\n".join(lines)

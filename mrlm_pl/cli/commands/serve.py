@@ -1,0 +1,298 @@
+"""``mrlm serve``: host environments, policies and a verifier over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import json
+import logging
+import re
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+
+from mrlm_pl.cli.commands.evaluate import loaded_policy
+from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.environment import Environment
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.reward_models.folder import check_hub_model, verifier_folder
+from mrlm_pl.runs.plugins import class_path, find_environment
+from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
+from mrlm_pl.serving.environments.hosted import Factory, Offer
+from mrlm_pl.serving.environments.service import Limits
+from mrlm_pl.serving.metrics import serve_metrics
+from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from mrlm_pl.serving.transport.connection import Address
+from mrlm_pl.serving.transport.security import Identity, read_token
+from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
+
+logger = logging.getLogger(__name__)
+_parsing = threading.Lock()  # parsing short names changes the parser library for a while
+_OPTION = re.compile(r"(?<=^--)[a-z_-]+")
+"""The name of an option, which may be written with dashes, as in other commands."""
+
+YOUNG_OBJECTS, YOUNG_COLLECTIONS = 20_000, 20
+"""Garbage is looked for so rarely that what a step makes is gone by then: else it is taken for lasting, and all the
+objects of thousands of sessions are searched again and again, each time with a pause of a tenth of a second."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit status 0 when the server was stopped by SIGTERM or SIGINT.
+
+    Raises:
+        ConfigurationError: a mistake in the options, the settings of an environment, or the port is taken.
+    """
+    words = [_OPTION.sub(lambda name: name[0].replace("-", "_"), word) for word in arguments]
+    options = serve_parser().parse_args(words)
+    logging.basicConfig(level=logging.INFO, format="mrlm: %(message)s", stream=sys.stderr)
+    identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
+    endpoint = Endpoint(options.host, int(options.port), read_token(options.token_file), identity)
+    limits = Limits(options.lease_seconds, options.step_seconds, options.max_sessions, options.message_mb)
+    _check_roles(options)
+    _check_port(endpoint)
+    server = (
+        ControllerServer(endpoint, limits, options.token_file)
+        if options.controller
+        else _environment_server(options, endpoint, limits)
+    )
+    asyncio.run(_serve(server, options, identity))
+    return 0
+
+
+def _check_roles(options: Any) -> None:
+    """Nothing when the options of controllers and workers go together.
+
+    Raises:
+        ConfigurationError: they do not, or an address is wrong.
+    """
+    hosted = (options.environments, options.settings, options.policies, options.verifier)
+    if options.controller and (options.join or any(hosted)):
+        raise ConfigurationError(
+            "controller: it hosts nothing; leave out environments, settings, policies, verifier and join, and start "
+            "workers with `mrlm serve --environments ... --join HOST:PORT`"
+        )
+    if options.advertise and not options.join:
+        raise ConfigurationError("advertise: it is told to a controller; name one with `--join HOST:PORT`")
+    if options.join and not options.advertise and options.host in ("0.0.0.0", "::", "[::]"):
+        raise ConfigurationError(
+            f"host: clients cannot reach a worker at {options.host!r}; name an address of this machine with "
+            "`--advertise HOST:PORT`, and its port with `--port`"
+        )
+    for name in ("join", "advertise"):
+        if getattr(options, name):
+            try:
+                Address(getattr(options, name))
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{name}: {error}") from error
+
+
+def _check_port(endpoint: Endpoint) -> None:
+    """Nothing when nobody listens on the port, so that no model is read in vain; gRPC tells what else is wrong.
+
+    Raises:
+        ConfigurationError: the port is taken.
+    """
+    try:
+        found = socket.getaddrinfo(endpoint.host.strip("[]"), endpoint.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigurationError(
+                f"port: cannot listen on {endpoint.host}:{endpoint.port}: it is taken; use another"
+            ) from error
+
+
+def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:
+    settings = read_settings(options.settings)
+    names = _names(options.environments)
+    if not (names or settings) and not options.policies and not options.verifier:
+        raise ConfigurationError("environments: name at least one, as in `--environments math,code`")
+    factories = hosted_environments(names, settings, allow_settings=options.allow_settings)
+    for name, factory in factories.items():
+        made = factory({})  # a mistake in its settings is told now
+        made.close()
+        logger.info("environment %s: agents %s", name, ", ".join(made.agents))
+    offer = Offer(factories, options.processes, options.step_seconds)
+    policies = _policy_service(options.policies, options.device) if options.policies else None
+    verifier = _verifier_service(options) if options.verifier else None
+    return EnvironmentServer(offer, endpoint, limits, options.threads, options.queue, policies, verifier)
+
+
+def _policy_service(models: dict[str, str], device: str) -> Any:
+    """The service of policies, their models loaded; only here is torch needed."""
+    from mrlm_pl.engines import InProcessEngine
+    from mrlm_pl.serving.policies.service import PolicyService
+
+    engine, vocabularies = InProcessEngine(), {}
+    for name, model in models.items():
+        policy = loaded_policy({"model": model}, device)
+        vocabularies[name] = policy.vocabulary_digest
+        engine.load(name, policy.model, 0)
+        logger.info("policy %s: %s on %s", name, model, device)
+    return PolicyService(engine, models, vocabularies)
+
+
+def _verifier_service(options: Any) -> VerifierService:
+    """The service of a reward model, which has been read and has scored a text."""
+    from mrlm_pl.reward_models.model import Precision, RewardModel
+
+    limits = ScoreLimits(options.verifier_batch, options.verifier_queue)
+    folder = verifier_folder(options.verifier)
+    check_hub_model(folder)
+    precision: Precision = options.verifier_precision or ("64" if options.device.startswith("cpu") else "32")
+    tokens, room = options.verifier_max_tokens, options.verifier_batch_tokens
+    scorer = RewardModel(folder, options.device, tokens, room, precision)
+    scorer.score_texts(["1 + 1 = ?"], ["2"])  # what is wrong with it is told before the port is open
+    logger.info("verifier: %s on %s, %s bits", folder, options.device, precision.removeprefix("bf"))
+    return VerifierService(scorer, folder, limits)
+
+
+def serve_parser() -> CommandParser:
+    """The options of the command."""
+    text = "Host environments, policies and a verifier over gRPC."
+    parser = CommandParser(prog="mrlm serve", description=text, allow_abbrev=False)
+    add = parser.add_argument
+    add("--environments", type=str, default="", help="Names or paths, with commas between them.")
+    add("--settings", type=str, help="YAML file with arguments of environments by name; its names are hosted as well.")
+    add("--policies", type=dict[str, str], default={}, help="Models to generate with, by names: '{judge: MODEL}'.")
+    add("--verifier", type=str, help="Reward model to score texts with: a run, a folder of a policy, or a hub id.")
+    add("--verifier_max_tokens", type=PositiveInt | None, help="Of a text; of a longer one the end; else the window.")
+    add("--verifier_batch", type=PositiveInt, default=64, help="Texts of one call of the model.")
+    add("--verifier_batch_tokens", type=PositiveInt, default=4096, help="Tokens of one forward pass, padding counted.")
+    add("--verifier_queue", type=PositiveInt, default=4096, help="Texts that may wait to be scored.")
+    add("--verifier_precision", type=Literal["64", "32", "bf16"] | None, help="Of its weights; 64 on a CPU, else 32.")
+    add("--device", type=str, default="cpu", help="Where policies and the verifier are, as torch names it.")
+    add("--controller", type=bool, default=False, help="Host nothing, but lead clients to workers that join.")
+    add("--join", type=str, help="HOST:PORT of a controller, to be a worker of it.")
+    add("--advertise", type=str, help="HOST:PORT at which clients reach this worker; else the one listened on.")
+    add("--allow_settings", type=bool, default=False, help="Let clients set the arguments that an environment names.")
+    add("--host", type=str, default="127.0.0.1", help="Address to listen on.")
+    add("--port", type=NonNegativeInt, default=50051, help="Port to listen on; 0 takes a free one, which is told.")
+    add("--token_file", type=str, help="File with the token that calls must carry; else MRLM_TOKEN.")
+    add("--tls_certificate", type=str, help="PEM file of the server's certificate.")
+    add("--tls_key", type=str, help="PEM file of its key.")
+    add("--tls_authority", type=str, help="PEM file of the certificates that sign the clients'; makes them necessary.")
+    add("--threads", type=PositiveInt, default=8, help="Threads that call environments.")
+    add("--processes", type=NonNegativeInt, default=0, help="Host processes for environments that compute long.")
+    add("--queue", type=PositiveInt, default=10_000, help="Calls that may wait for a thread.")
+    add("--max_sessions", type=PositiveInt, default=20_000, help="Sessions that may be live at once.")
+    add("--lease_seconds", type=PositiveFloat, default=120.0, help="A session without a call for so long is ended.")
+    add("--step_seconds", type=PositiveFloat, default=60.0, help="Time for one call of an environment.")
+    add("--message_mb", type=PositiveInt, default=16, help="Size of the largest message, in MiB.")
+    add("--grace_seconds", type=PositiveFloat, default=30.0, help="After SIGTERM, time for live sessions to end.")
+    add("--metrics_port", type=NonNegativeInt, default=0, help="Port of metrics for Prometheus; 0 has none.")
+    return parser
+
+
+def read_settings(path: str | None) -> dict[str, dict[str, Any]]:
+    """Arguments of environments by their names.
+
+    Raises:
+        ConfigurationError: the file is missing, or is no mapping of mappings.
+    """
+    if path is None:
+        return {}
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"settings: {path!r} cannot be read: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(value, dict) or value is None for value in content.values()):
+        raise ConfigurationError(f"settings: {path!r} must map names of environments to their arguments")
+    return {str(name): value or {} for name, value in content.items()}
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def hosted_environments(
+    names: Sequence[str], settings: Mapping[str, Mapping[str, Any]], *, allow_settings: bool
+) -> dict[str, Factory]:
+    """What makes each environment, by the name under which it is hosted: its own.
+
+    Args:
+        names: of environments, as :func:`find_environment` takes them.
+        settings: arguments by such a name, which is hosted as well.
+        allow_settings: whether clients may set arguments.
+
+    Raises:
+        ConfigurationError: an environment does not exist, or two have one name.
+    """
+    hosted: dict[str, Factory] = {}
+    for name in dict.fromkeys([*names, *settings]):
+        cls = find_environment(name)
+        if cls.name in hosted:
+            raise ConfigurationError(f"environments: {name!r} is hosted already as {cls.name!r}; name it once")
+        hosted[cls.name] = _factory(cls, settings.get(name, {}), allow_settings)
+    return hosted
+
+
+def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings: bool) -> Factory:
+    """Make an environment of the class, with the arguments checked like those of a configuration file."""
+
+    def make(overrides: Mapping[str, Any]) -> Environment:
+        allowed = cls.client_settings if allow_settings else ()
+        refused = sorted(set(overrides) - set(allowed))
+        if refused and not allow_settings:
+            raise ConfigurationError(
+                f"settings {refused}: this server takes none from clients; put them into the file of its "
+                "--settings, or start it with --allow_settings true"
+            )
+        if refused:
+            raise ConfigurationError(
+                f"settings {refused}: clients may set {', '.join(allowed) or 'nothing'} of {cls.name!r}; the others "
+                "belong into the file of the server's --settings"
+            )
+        arguments = json.dumps({"class_path": class_path(cls), "init_args": {**settings, **overrides}})
+        with _parsing:
+            parser = CommandParser(prog="mrlm serve", allow_abbrev=False)
+            parser.add_subclass_arguments(Environment, "environment", required=True)
+            return parser.instantiate(parser.parse_args(["--environment", arguments])).environment
+
+    return make
+
+
+async def _serve(server: EnvironmentServer, options: Any, identity: Identity) -> None:
+    if options.metrics_port:
+        serve_metrics(server, options.metrics_port)
+    await server.start()
+    membership = None
+    if options.join:
+        server.service.sessions.prefix = f"{secrets.token_hex(6)}{SEPARATOR}"
+        controller = Address(options.join, options.token_file, identity, options.message_mb)
+        membership = Membership(server, controller, options.advertise or f"{server.endpoint.host}:{server.port}")
+        await membership.start()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS)
+    print(f"serving on {server.endpoint.host}:{server.port}", flush=True)
+    ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
+    if membership is not None:
+        ends.append(asyncio.ensure_future(membership.refused()))
+    done, waiting = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for end in waiting:
+        end.cancel()
+    logger.info("going down: %d sessions are live", len(server.service.sessions))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)  # a second signal ends the process at once
+    await server.drain(options.grace_seconds)
+    if membership is not None:
+        await membership.stop()
+    for end in done:
+        end.result()

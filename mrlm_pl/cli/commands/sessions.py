@@ -1,0 +1,74 @@
+"""``mrlm sessions HOST:PORT``: what is live on a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from mrlm_pl.errors import RemoteError
+from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport.connection import Address, StatusError, connection, submit
+from mrlm_pl.serving.transport.security import Identity
+
+ANSWER_SECONDS = 10.0
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit status 0 after the sessions are printed.
+
+    Raises:
+        RemoteError: the server does not answer.
+        ConfigurationError: a key cannot be read.
+    """
+    parser = argparse.ArgumentParser(prog="mrlm sessions", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("address", metavar="HOST:PORT")
+    parser.add_argument("--environment", default="", help="those of one environment")
+    parser.add_argument("--limit", type=int, default=50, help="how many are listed; 0 lists all")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--token_file", help="file with the token; else MRLM_TOKEN")
+    parser.add_argument("--tls_authority", help="PEM file of the certificates that sign the server's")
+    parser.add_argument("--tls_certificate", help="PEM file of this client's certificate")
+    parser.add_argument("--tls_key", help="PEM file of its key")
+    options = parser.parse_args(arguments)
+    identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
+    request = pb.ListSessionsRequest(environment=options.environment, limit=options.limit)
+    try:
+        reply = submit(_list(Address(options.address, options.token_file, identity), request)).result()
+    except StatusError as error:
+        if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise RemoteError(
+                f"no server answers at {options.address} within {ANSWER_SECONDS:g} s; start one with `mrlm serve`, or "
+                "check the address and whether both sides use TLS"
+            ) from error
+        raise RemoteError(str(error)) from error
+    if options.json:
+        shown = MessageToDict(reply, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
+        print(json.dumps(shown, indent=2))
+        return 0
+    print(f"{reply.total} session{'' if reply.total == 1 else 's'}")
+    for session in reply.sessions:
+        state = "busy" if session.busy else f"lease {session.lease_left_seconds:.0f} s"
+        print(
+            f"{session.session}  {session.environment:<12} turn {session.turn:<4} age {session.age_seconds:.0f} s  "
+            f"{state:<12} {_printable(session.client)}"
+        )
+    return 0
+
+
+def _printable(text: str) -> str:
+    """The text without what would control a terminal: clients choose their names.
+
+    >>> _printable("a\\x1b[2Jb\\n")
+    'a?[2Jb?'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
+
+
+async def _list(address: Address, request: pb.ListSessionsRequest) -> Any:
+    server = await connection(address)
+    return await server.unary("ListSessions", request, ANSWER_SECONDS)

@@ -1,0 +1,120 @@
+"""The YAML files of ``--config``, read once before the parser; mistakes are reported with file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import yaml
+
+from mrlm_pl.errors import ConfigurationError, nearest
+
+_OPTION = "--config"
+_SUFFIXES = (".yaml", ".yml")
+
+
+def config_files(arguments: Sequence[str]) -> list[Path]:
+    """The configuration files that arguments name and that exist."""
+    return [path for path in _named(arguments) if path.is_file()]
+
+
+def check_exist(arguments: Sequence[str]) -> None:
+    """Refuse configuration files that do not exist.
+
+    Raises:
+        ConfigurationError: the file, with the nearest in its folder.
+    """
+    for path in _named(arguments):
+        if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
+            names = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+            near = nearest(path.name, [name for name in names if Path(name).suffix in _SUFFIXES])
+            hint = (
+                f"did you mean {str(path.parent / near)!r}?" if near else f"it is looked for in {path.parent.resolve()}"
+            )
+            raise ConfigurationError(f"config: File does not exist: {str(path)!r}; {hint}")
+
+
+def _named(arguments: Sequence[str]) -> list[Path]:
+    words = [argument.partition("=") for argument in arguments]
+    named = [value for option, equals, value in words if option == _OPTION and equals]
+    named += [value for option, value in pairwise(arguments) if option == _OPTION]
+    return [Path(name) for name in named if "\n" not in name and len(name) < 4096]
+
+
+def check_files(files: Sequence[Path]) -> None:
+    """Refuse files that are not a mapping in YAML.
+
+    Raises:
+        ConfigurationError: file, line and what is wrong: syntax, nothing in it, no mapping, or a key that stands twice.
+    """
+    for file in files:
+        top = _composed(file)
+        if top is None:
+            raise ConfigurationError(f"{file} is empty; a configuration has keys such as model, data and trainer")
+        if not isinstance(top, yaml.MappingNode):
+            raise ConfigurationError(
+                f"{file}, line {_line(top)}: a configuration is a mapping with keys such as model, data and trainer"
+            )
+        for node in _mappings(top):
+            seen: dict[str, int] = {}
+            for key, _ in node.value:
+                if key.value in seen:
+                    raise ConfigurationError(
+                        f"{file}, line {_line(key)}: the key {key.value!r} stands in line {seen[key.value]} already; "
+                        "remove one of them"
+                    )
+                seen[key.value] = _line(key)
+
+
+def place_of_key(name: str, files: Sequence[Path]) -> str:
+    """``FILE, line N`` of the last place where a dotted key stands; empty if no file has it."""
+    parts = [part for part in name.split(".") if part]
+    for file in reversed(files):
+        top = _composed(file)
+        lines = list(_lines_of(top, parts)) if isinstance(top, yaml.MappingNode) else []
+        if lines:
+            return f"{file}, line {lines[-1]}"
+    return ""
+
+
+def _composed(file: Path) -> yaml.Node | None:
+    try:
+        return yaml.compose(file.read_text(), Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigurationError(
+            f"{file}{where}: {error.problem or error.context}; check the indentation (spaces, no tabs), colons and "
+            "brackets there"
+        ) from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _mappings(node: yaml.Node) -> Iterator[yaml.MappingNode]:
+    if isinstance(node, yaml.MappingNode):
+        yield node
+        for _, value in node.value:
+            yield from _mappings(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from _mappings(value)
+
+
+def _lines_of(node: yaml.Node, parts: Sequence[str]) -> Iterator[int]:
+    """Lines of keys that are the last of ``parts``, where the ones before lead there; keys between may be left out."""
+    if isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from _lines_of(value, parts)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            rest = parts[1:] if key.value == parts[0] else parts
+            if not rest:
+                yield _line(key)
+            else:
+                yield from _lines_of(value, rest)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1

@@ -1,0 +1,175 @@
+"""The option ``--environment`` of commands that need no trainer."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ActionConfigFile
+
+from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.environment import Environment
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs.plugins import import_environment
+from mrlm_pl.runs.recorded_run import RecordedEnvironment, RecordedRun, read_run
+
+_OPTION = "--environment"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of a command that plays with a run or a model.
+
+    Args:
+        config: all options, with the environment's class and arguments.
+        run: what ``--model`` names.
+        recorded: the run's environment that is played, or None: it is another one, or a model is played.
+    """
+
+    config: Any
+    run: RecordedRun
+    recorded: RecordedEnvironment | None
+
+    def name_of(self, environment: Environment) -> str:
+        """The environment's name in the run, else its own."""
+        return (self.recorded.name if self.recorded else None) or environment.name
+
+    def environment_settings(self) -> dict[str, Any]:
+        """The environment's arguments."""
+        return dict(self.config.environment.as_dict().get("init_args") or {})
+
+
+def environment_parser(command: str, description: str, *, required: bool = True) -> CommandParser:
+    """A parser with ``--config`` and ``--environment NAME``, whose arguments are ``--environment.ARGUMENT``."""
+    parser = CommandParser(prog=f"mrlm {command}", description=description, allow_abbrev=False)
+    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
+    parser.add_subclass_arguments(Environment, "environment", required=required)
+    return parser
+
+
+def parse(parser: CommandParser, arguments: Sequence[str]) -> Any:
+    """The options, with the environment built; see :func:`read`."""
+    return parser.instantiate(read(parser, arguments))
+
+
+def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
+    """The options, with the environment's class and arguments.
+
+    Only the plugins that are needed to find an environment named on the command line are imported; a configuration
+    file may name any, so then all are.
+
+    Raises:
+        ConfigurationError: an option, a file or the environment's arguments hold a mistake.
+    """
+    named = [argument for option, argument in option_values(arguments) if option in (_OPTION, f"{_OPTION}.class_path")]
+    for name in named or ["*"]:
+        import_environment(name)
+    if any(option in ("--config", f"{_OPTION}.help") for option, _ in option_values(arguments)):
+        import_environment("*")
+    return parser.parse_args(list(arguments))
+
+
+def read_with_run(parser: CommandParser, arguments: Sequence[str]) -> RunOptions:
+    """The options, with the environment of the run that ``--model`` names as the default, its arguments included.
+
+    Options for the environment come on top of the run's arguments, also where they name the same environment again.
+
+    Raises:
+        ConfigurationError: as :func:`read`; there is no environment, the run has several and none is chosen, or the
+            run's environment would run a program and no option names it.
+    """
+    words = list(arguments)
+    model, named = _given(words, "--model"), _given(words, _OPTION) or _given(words, f"{_OPTION}.class_path")
+    if model is None or "--help" in words or "-h" in words:
+        return RunOptions(read(parser, words), RecordedRun({}), None)
+    run = read_run(model)
+    recorded = run.environment_for(named, model)
+    if recorded is not None:
+        if named is None and (risk := recorded.risk(Path(model))):
+            raise ConfigurationError(
+                f"environment: by the configuration of {model!r}, {risk}; if you trust it, name the environment: "
+                f"`{_OPTION} {recorded.name or recorded.config['class_path']}`"
+            )
+        if recorded.name is not None and named == recorded.name:
+            words = _without(words, _OPTION)
+        words = [f"{_OPTION}={json.dumps(recorded.config)}", *words]
+    elif named is None:
+        raise ConfigurationError(f"environment missing, and {model!r} is no run with one; give it as `{_OPTION} NAME`")
+    elif run.environments:
+        own = ", ".join(item.name or item.class_name for item in run.environments)
+        print(
+            f"mrlm: warning: {named!r} is no environment of {model!r}, which was trained in {own}; its settings are "
+            "the defaults and its agents may be others",
+            file=sys.stderr,
+        )
+    return RunOptions(read(parser, words), run, recorded)
+
+
+def shown_settings(config: Any) -> str:
+    """The arguments of an environment that differ from the defaults of its class, in one line.
+
+    Args:
+        config: the class and its arguments, as the parser gives them.
+    """
+    module, _, name = config.class_path.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    defaults = {key: _plain(item.default) for key, item in inspect.signature(cls).parameters.items()}
+    given = config.as_dict().get("init_args") or {}
+    changed = {key: value for key, value in given.items() if value != defaults.get(key, inspect.Parameter.empty)}
+    return ", ".join(f"{key} {json.dumps(value, default=str)}" for key, value in changed.items()) or "defaults"
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _given(words: Sequence[str], option: str) -> str | None:
+    """The value of an option on the command line, else in the last configuration file that has it."""
+    values = [value for name, value in option_values(words) if name == option]
+    if values:
+        return _class_of(yaml.safe_load(values[-1]) if values[-1].startswith("{") else values[-1])
+    for file in reversed([value for name, value in option_values(words) if name == "--config"]):
+        try:
+            found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError):
+            return None  # the parser says what is wrong with the file
+        value = found.get(option.removeprefix("--")) if isinstance(found, dict) else None
+        if value is not None:
+            return _class_of(value)
+    return None
+
+
+def _class_of(value: Any) -> str | None:
+    """The name, or the class's path in a mapping."""
+    value = value.get("class_path") if isinstance(value, dict) else value
+    return None if value is None else str(value)
+
+
+def _without(words: Sequence[str], option: str) -> list[str]:
+    """The words without an option and its value."""
+    kept: list[str] = []
+    skipped = False
+    for word in words:
+        if skipped:
+            skipped = False
+        elif word == option:
+            skipped = True
+        elif not word.startswith(f"{option}="):
+            kept.append(word)
+    return kept
+
+
+def option_values(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of an option and the word after it or after its ``=``."""
+    pairs = []
+    for index, argument in enumerate(arguments):
+        option, _, value = argument.partition("=")
+        pairs.append((option, value or next(iter(arguments[index + 1 :]), "")))
+    return pairs

@@ -1,0 +1,1 @@
+"""Data modules of files: demonstrations, preferences, answers."""

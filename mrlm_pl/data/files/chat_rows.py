@@ -1,0 +1,239 @@
+"""Token rows that a learner is shown: of chats, of plain text, and of episodes that some policy played."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mrlm_pl.environment.rows import numbered_rows
+from mrlm_pl.episode import ROLES, Episode, Message, Trajectory
+from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.errors import DataError
+from mrlm_pl.policy import ChatFormat, Conversation
+
+DEMONSTRATOR = "demonstrator"
+"""Agent of the rows that nobody played."""
+
+
+def read_examples(source: str, split: str) -> tuple[list[tuple[int, dict[str, Any]]], list[Episode]]:
+    """The data rows of a source with their numbers, or else the episodes that it holds; failed episodes are left out.
+
+    Args:
+        source: what :func:`mrlm_pl.environment.rows.read_rows` reads, or a run's folder of episodes.
+        split: of a hub data set.
+
+    Raises:
+        DataError: the source is missing or unreadable, only some of its rows are episodes, or all episodes failed.
+    """
+    if Path(source).expanduser().is_dir():
+        episodes = list(read_episodes(Path(source).expanduser()))
+    else:
+        rows = numbered_rows(source, split, ())
+        if not any("trajectories" in row for _, row in rows):
+            return rows, []
+        episodes = [_episode(source, number, row) for number, row in rows]
+    found = [episode for episode in episodes if not episode.failed]
+    if not found:
+        raise DataError(f"all {len(episodes)} episodes of {source} failed; there is nothing to learn from")
+    for episode in found:
+        _check_turns(source, episode)
+    return [], found
+
+
+def _check_turns(source: str, episode: Episode) -> None:
+    for row in episode.rows():
+        for turn in row.turns:
+            if not 0 <= turn.start <= turn.stop <= len(row.token_ids):
+                raise DataError(
+                    f"{source}, episode {episode.id!r}: a turn of {row.agent!r} goes from {turn.start} to {turn.stop} "
+                    f"in a row of {len(row.token_ids)} tokens"
+                )
+
+
+def _episode(source: str, number: int, row: Mapping[str, Any]) -> Episode:
+    try:
+        return Episode.from_dict(row)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{source}, row {number} is not an episode record, as others are: {type(error).__name__}: {error}"
+        ) from error
+
+
+def messages_fault(messages: Any) -> str | None:
+    """What is wrong with the messages of a data row, or None."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return "messages must be a list of {role, content}"
+    for message in messages:
+        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+            return f"{message!r} is not a message with a role and text as content"
+        if message.get("tool_calls"):
+            return f"{message!r} calls tools, which is not text to learn from; write the call into its content"
+    return None
+
+
+def tools_fault(tools: Any) -> str | None:
+    """What is wrong with the tools of a data row, or None; there may be none."""
+    if tools is None:  # parquet fills it in
+        return None
+    if not isinstance(tools, list):
+        return f"tools is {tools!r:.80}; it must be a list of schemas"
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return f'{tool!r:.80} is not a tool; write {{"type": "function", "function": {{"name": ..., ...}}}}'
+    return None
+
+
+def chat_rows(
+    given: Sequence[Message],
+    shown: Sequence[Message],
+    chat: ChatFormat,
+    policy: str,
+    unended: Sequence[int] = (),
+    tools: Sequence[dict[str, Any]] = (),
+) -> list[Trajectory]:
+    """Token rows of a chat, several where the chat template rewrites history; the assistant's part of ``shown`` acts.
+
+    Args:
+        given: how the chat begins.
+        shown: how it goes on.
+        chat: of the learner.
+        policy: name of the learner.
+        unended: numbers in ``shown`` of messages that were cut, and do not teach to end there.
+        tools: schemas of the tools that the agent had, as :meth:`ToolSchema.to_chat` gives them.
+    """
+    conversation = Conversation(chat, tools)
+    pending = list(given)
+    for number, message in enumerate(shown):
+        if message.role == "assistant":
+            conversation.observe(pending)
+            conversation.demonstrate(message.content, ends=number not in unended)
+            pending = []
+        else:
+            pending.append(message)
+    return [
+        Trajectory(
+            agent=DEMONSTRATOR,
+            policy=policy,
+            token_ids=tuple(row.token_ids),
+            action_mask=tuple(row.action_mask),
+            logprobs=tuple(row.logprobs),
+            turns=(),
+            messages=tuple(row.messages),
+        )
+        for row in conversation.rows
+    ]
+
+
+def text_row(prompt: str, completion: str, chat: ChatFormat, policy: str) -> Trajectory:
+    """The token row of plain text without a chat template; the completion and the EOS token act."""
+    eos = chat.tokenizer.eos_token_id
+    given = chat.tokenizer.encode(prompt)
+    given = given[:-1] if given and given[-1] == eos else given
+    shown = [*chat.encode(completion), eos]
+    return Trajectory(
+        agent=DEMONSTRATOR,
+        policy=policy,
+        token_ids=tuple(given + shown),
+        action_mask=(False,) * len(given) + (True,) * len(shown),
+        logprobs=(0.0,) * (len(given) + len(shown)),
+        turns=(),
+        messages=(Message("user", prompt), Message("assistant", completion)),
+    )
+
+
+def played_rows(row: Trajectory, chat: ChatFormat, policy: str) -> list[Trajectory]:
+    """The rows of one played row for a learner; its turns act.
+
+    They are the very ids that were sampled when the learner's tokenizer and chat template give them for this
+    conversation. Otherwise another model played, and the conversation is rendered anew. A turn that was cut at the
+    limit of tokens has no end token either way.
+    """
+    first = _first_act(row)
+    if first is None:
+        return []
+    if _fits(row, first, chat):
+        return [dataclasses.replace(row, policy=policy)]
+    shown = row.messages[first:]
+    acts = [number for number, message in enumerate(shown) if message.role == "assistant"]
+    unended = [number for number, turn in zip(acts, row.turns, strict=True) if turn.finish_reason == "length"]
+    return chat_rows(row.messages[:first], shown, chat, policy, unended)
+
+
+def _first_act(row: Trajectory) -> int | None:
+    """Number of the message of a row's first turn; None without turns or messages.
+
+    A row may begin with earlier turns, told again by a template that rewrites history.
+    """
+    spoken = [number for number, message in enumerate(row.messages) if message.role == "assistant"]
+    return spoken[-len(row.turns)] if row.turns and len(spoken) >= len(row.turns) else None
+
+
+def _fits(row: Trajectory, first: int, chat: ChatFormat) -> bool:
+    """Whether the learner's tokenizer and template would have written this row around the same sampled tokens."""
+    if not first or max(row.token_ids) >= len(chat.tokenizer):
+        return False
+    prompt, rest = row.token_ids[: row.turns[0].start], row.token_ids[row.turns[0].start :]
+    conversation = Conversation(chat)
+    conversation.observe(row.messages[:first])
+    written = len(conversation.row.token_ids)
+    if conversation.row.token_ids != list(prompt) and not _ends_alike(prompt, row.messages[:first], chat):
+        return False
+    turns, pending = iter(row.turns), list[Message]()
+    for message in row.messages[first:]:
+        if message.role != "assistant":
+            pending.append(message)
+            continue
+        if pending:
+            conversation.observe(pending)
+            pending = []
+        turn = next(turns)
+        if conversation.act(row.token_ids[turn.start : turn.stop], row.logprobs[turn.start : turn.stop]) != message:
+            return False
+    if pending:
+        conversation.observe(pending)
+    return not conversation.restarts and tuple(conversation.row.token_ids[written:]) == rest
+
+
+def _ends_alike(prompt: Sequence[int], given: Sequence[Message], chat: ChatFormat) -> bool:
+    """Whether a prompt is as the learner would write it from its last message on: descriptions of tools come before."""
+    text = chat.tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
+    rendered = chat.render(given, generation_prompt=True)
+    last = rendered[rendered.rfind(given[-1].content.strip()) :]
+    return chat.encode(text) == list(prompt) and text.endswith(last)
+
+
+def messages_of(rows: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The messages of a data row that has no fault."""
+    return [Message(row["role"], row["content"], (), row.get("tool_call_id"), row.get("name")) for row in rows]
+
+
+def scored_row(prompt: Sequence[Message], answer: Sequence[Message], chat: ChatFormat, policy: str) -> Trajectory:
+    """The row of a conversation in the chat template without generation prompt; what follows the prompt acts.
+
+    These are the very ids that :class:`~mrlm_pl.reward_models.RewardModel` scores: its score is the value before the
+    last of them. The first acting token is the first that differs from the rendered prompt, so the state before it
+    depends on the prompt alone.
+
+    Args:
+        prompt: how the conversation begins.
+        answer: what is scored.
+        chat: of the model that scores.
+        policy: its name.
+    """
+    ids = chat.encode(chat.render([*prompt, *answer], generation_prompt=False))
+    given = chat.encode(chat.render(prompt, generation_prompt=True))
+    shared = 0
+    while shared < min(len(given), len(ids) - 1) and given[shared] == ids[shared]:
+        shared += 1
+    return Trajectory(
+        agent=DEMONSTRATOR,
+        policy=policy,
+        token_ids=tuple(ids),
+        action_mask=(False,) * shared + (True,) * (len(ids) - shared),
+        logprobs=(0.0,) * len(ids),
+        turns=(),
+        messages=(*prompt, *answer),
+    )

@@ -1,0 +1,1 @@
+"""The data module that collects episodes."""

@@ -1,0 +1,1 @@
+"""Collecting a rollout, synchronously or not."""

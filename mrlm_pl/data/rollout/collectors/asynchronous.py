@@ -1,0 +1,362 @@
+"""Collections that are played while the learner updates, never further ahead than a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.data.rollout.collectors.groups import GroupDraft, GroupPlan
+from mrlm_pl.data.rollout.collectors.players import Players
+from mrlm_pl.data.rollout.collectors.staleness import Lags
+from mrlm_pl.data.rollout.collectors.synchronous import Collected, greedily, greedy_spec
+from mrlm_pl.data.rollout.metrics import token_count
+from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.learner.algorithm import Algorithm
+from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.rollout.player import EpisodePlayer
+from mrlm_pl.rollout.turn_tree import TreePlayer
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 1.0
+_TOLD = 5
+_ADVICE = "an async environment must await what it waits for; or raise data.async_options.patience"
+"""Episodes that a message about waiting names at most."""
+
+
+@dataclass(frozen=True)
+class AsyncOptions:
+    """How episodes are played while the learner updates.
+
+    Args:
+        episodes: played at the same time at most; a turn tree counts as one. None: as many as ``max_lag`` lets begin.
+        piece: tokens of a turn that are sampled before other turns may join and new weights may be used.
+        rows: turns that are sampled together at most.
+        over_age: what becomes of groups in a checkpoint that are older than ``max_lag`` allows now: ``drop`` plays
+            them again, ``reweight`` learns from them, which takes a ``correction`` in the algorithm. Both are counted.
+        patience: seconds in which no episode moves and no piece is sampled before the run ends; the error says what
+            each one waits for.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    episodes: int | None = None
+    piece: int = 32
+    rows: int = 256
+    over_age: Literal["drop", "reweight"] = "drop"
+    patience: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.over_age not in ("drop", "reweight"):
+            raise ConfigurationError(f"over_age is {self.over_age!r}; choose drop or reweight")
+        counts = {"piece": self.piece, "rows": self.rows, "episodes": 1 if self.episodes is None else self.episodes}
+        for name, value in counts.items():
+            if value < 1:
+                raise ConfigurationError(f"data.async_options.{name} is {value}; it must be 1 or above")
+        if not self.patience > 0:
+            raise ConfigurationError(f"data.async_options.patience is {self.patience}; it must be above 0 seconds")
+
+
+@dataclass
+class _Group:
+    """A group that was admitted: the task that plays it, or what came of it before the run was resumed."""
+
+    playing: asyncio.Task[Collected] | None = None
+    collected: Collected | None = None
+    completed: float = field(default_factory=time.monotonic)
+
+    @property
+    def done(self) -> bool:
+        return self.collected is not None
+
+
+class AsyncCollector:
+    """Plays groups on an event loop of its own, while the trainer's thread updates the weights.
+
+    A version of the weights is what an iteration's updates have made of the one before, and the weights that an
+    iteration begins with are published: from then on they sample. A group of iteration k begins when the weights of
+    iteration ``k - max_lag`` are published, not before. Iterations are learnt from in their order, so no token that is
+    learnt from is older than ``max_lag`` versions, nothing has to be thrown away, and which group belongs to which
+    iteration does not depend on timing.
+
+    Args:
+        players: who plays.
+        algorithm: whose policies decide.
+        plan: which episodes there are.
+        sampling: how turns are sampled.
+        max_lag: how many versions old a token may be when it is learnt from; at least 1.
+        groups: numbers of this rank's groups in an iteration.
+        iterations: of the whole run; none after the last is begun.
+        options: see :class:`AsyncOptions`.
+    """
+
+    def __init__(
+        self,
+        players: Players,
+        algorithm: Algorithm,
+        plan: GroupPlan,
+        sampling: Sampling,
+        max_lag: int,
+        groups: Sequence[int],
+        iterations: int,
+        options: AsyncOptions,
+    ) -> None:
+        self.players, self.algorithm, self.plan, self.sampling = players, algorithm, plan, sampling
+        self.max_lag, self.groups, self.iterations, self.options = max_lag, list(groups), iterations, options
+        self.lags = Lags(max_lag, [name for name in algorithm.policies if algorithm.policy(name).trained])
+        self._loop = EventLoopThread()
+        self._engine = players.engine(algorithm)
+        self._pieces: ContinuousEngine | None = None
+        self._training: EpisodePlayer | None = None
+        self._greedy: EpisodePlayer | None = None
+        self._slots = asyncio.Semaphore(options.episodes) if options.episodes else None
+        self._admitted: dict[tuple[int, int], _Group] = {}
+        self._restored: dict[tuple[int, int], Collected] = {}
+        self._dropped = self._reweighted = 0
+        self._begun = self._since = time.monotonic()
+        self._busy = self._tokens = 0.0
+
+    # In the trainer's thread.
+
+    def collect(self, iteration: int, version: int, groups: Sequence[int]) -> Collected:
+        """The episodes of an iteration's groups; waits until all of them are complete.
+
+        The current weights are published first, and the groups that may begin with them do; all ranks ask together.
+
+        Raises:
+            RolloutError: no episode has moved for a long time.
+        """
+        self.players.publish(self.algorithm, version)
+        self.lags.published(iteration, version)
+        if self._training is None:  # an engine with weights knows whether it takes pieces
+            self._make_players()
+        began = time.monotonic()
+        self._do(self._admit(iteration))
+        found = self._engine.compute_during(lambda: self._submit(self._complete(iteration, groups)))
+        for number in groups:  # only now: a run that is ended while it waits keeps them for its checkpoint
+            del self._admitted[iteration, number]
+        collected, restored = Collected(), 0.0
+        for group in found:
+            assert group.collected is not None
+            collected.add(group.collected)
+            restored += group.playing is None and _tokens(group.collected)
+        now = time.monotonic()
+        collected.metrics = self.lags.metrics(iteration, collected.episodes)
+        ages = [now - group.completed for group in found]
+        collected.metrics |= {
+            "async/queue_age": (math.fsum(ages), float(len(ages))),
+            "async/learner_idle": (now - began, now - self._since),
+            "async/groups_in_flight": (float(sum(not group.done for group in self._admitted.values())), 1.0),
+            "async/dropped_groups": (float(self._dropped), 1.0),
+            "async/reweighted_groups": (float(self._reweighted), 1.0),
+        }
+        # An iteration that was played while others were learnt from is there at once: its own rate says nothing.
+        collected.seconds, collected.earlier_tokens = now - self._begun, self._tokens - restored
+        self._tokens += _tokens(collected) - restored
+        if self._pieces is not None:
+            busy, seconds = self._pieces.busy_seconds, now - self._since
+            collected.metrics["async/engine_idle"] = (max(0.0, seconds - (busy - self._busy)), seconds)
+            self._busy = busy
+        self._since = now
+        self._dropped = self._reweighted = 0
+        return collected
+
+    def _make_players(self) -> None:
+        options = self.options
+        if self._engine.takes_pieces:
+            self._engine = self._pieces = ContinuousEngine(self._engine, options.piece, options.rows)
+        elif isinstance(self._engine, RoutingEngine) and self._engine.default.takes_pieces:
+            # What a server samples, it batches by itself.
+            self._pieces = ContinuousEngine(self._engine.default, options.piece, options.rows)
+            self._engine = RoutingEngine(self._pieces, self._engine.elsewhere)
+        self._training = self.players.make(self.algorithm, self.sampling, self._engine, self._loop, crossed=True)
+        if self.algorithm.uses_greedy_baseline:
+            self._greedy = self.players.make(self.algorithm, greedily(self.sampling), self._engine, self._loop)
+
+    def state(self) -> dict[str, Any]:
+        """The groups that are complete and not yet learnt from, as plain values for the checkpoint."""
+        # Not on the loop, which somebody may block: a run that is ended could not be saved.
+        admitted = list(self._admitted.items())
+        complete = self._restored | {key: group.collected for key, group in admitted if group.collected is not None}
+        found = [_plain(key, group) for key, group in sorted(complete.items(), key=lambda item: item[0])]
+        return {"published": self.lags.state(), "complete": found, "made_with": self._made_with()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state` gave; groups that were under way begin anew.
+
+        So do all, with a warning, when what the groups were played with is not what it is now.
+        """
+        self.lags.load(state["published"])
+        now = self._made_with()
+        changed = sorted(name for name in now if state["made_with"].get(name) != now[name])
+        if changed and state["complete"]:
+            self._dropped = len(state["complete"])
+            logger.warning(
+                "%d groups of the checkpoint are played again: %s changed", self._dropped, ", ".join(changed)
+            )
+            return
+        old: set[tuple[int, int]] = set()
+        for iteration, group, counts, *parts in state["complete"]:
+            episodes, replaced, greedy = ([Episode.from_json(text) for text in part] for part in parts)
+            found = Collected(episodes, replaced, greedy, dict(counts))
+            key = (iteration, group)
+            if self.lags.largest(iteration, found.episodes) > self.max_lag:
+                old.add(key)
+                if self.options.over_age == "drop":
+                    continue
+            self._restored[key] = found
+        if self.options.over_age == "drop":
+            self._dropped = len(old)
+        else:
+            self._reweighted = len(old)
+        if old:
+            logger.warning(
+                "%d groups of the checkpoint are older than data.max_lag %d allows and are %s",
+                len(old),
+                self.max_lag,
+                "played again" if self.options.over_age == "drop" else "learnt from all the same",
+            )
+
+    def _made_with(self) -> dict[str, str]:
+        """What decides which episodes a group has, and what is learnt from them, as text."""
+        plan, agents = self.plan, {agent for item in self.players.environments.values() for agent in item.agents}
+        return {
+            "data.environment": repr(dict(zip(plan.tasks.sources, plan.tasks.shares, strict=True))),
+            "data.groups": repr(plan.groups),
+            "data.group_size": repr(dict(plan.group_sizes)),
+            "data.failed_members": repr((plan.rules.failed_members, plan.rules.member_rounds)),
+            "data.resample_rounds": repr(plan.attempts - 1),
+            "data.sampling": repr(self.sampling),
+            "data.seed": repr(plan.seed),
+            "model.seats": repr({agent: self.algorithm.seat(agent) for agent in sorted(agents)}),
+            "the turn tree": repr(self.algorithm.turn_tree),
+            "the greedy baseline": repr(self.algorithm.uses_greedy_baseline),
+        }
+
+    def close(self) -> None:
+        """Stop all episodes and give back what they hold; may be called twice."""
+        if self._loop.closed:
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._loop.close)
+            for player in self._players():
+                stack.callback(player.close)
+            # First: those of a group that has failed still play, and must not find their environments closed.
+            stack.callback(self._loop.cancel_all)
+
+    def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._submit(coroutine).result()
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return self._loop.submit_watched(coroutine, self.options.patience, _ADVICE)
+
+    # On the event loop.
+
+    async def _admit(self, iteration: int) -> None:
+        """Begin all groups that may: those of iterations up to ``max_lag`` ahead."""
+        last = max(iteration, min(iteration + self.max_lag, self.iterations - 1))
+        for ahead in range(iteration, last + 1):
+            for number in self.groups:
+                key = (ahead, number)
+                if key in self._admitted:
+                    continue
+                group = self._admitted[key] = _Group(collected=self._restored.pop(key, None))
+                if not group.done:
+                    group.playing = asyncio.get_running_loop().create_task(self._play(group, *key))
+
+    async def _play(self, group: _Group, iteration: int, number: int) -> Collected:
+        draft = GroupDraft(self.plan, iteration, number)
+        greedy = None
+        if self._greedy is not None:
+            greedy = asyncio.ensure_future(self._episode(self._greedy, greedy_spec(self.plan, iteration, number)))
+        try:
+            while draft.due:
+                draft.take(await self._episodes(draft))
+            collected = Collected.of(draft, [] if greedy is None else [await greedy])
+        finally:
+            if greedy is not None:
+                greedy.cancel()
+                await asyncio.gather(greedy, return_exceptions=True)
+        group.collected, group.completed = collected, time.monotonic()
+        return collected
+
+    async def _episodes(self, draft: GroupDraft) -> list[Episode]:
+        tree, player = self.algorithm.turn_tree, self._training
+        assert player is not None
+        if tree is None:
+            return list(await asyncio.gather(*(self._episode(player, spec) for spec in draft.specs())))
+        trees = TreePlayer(player, tree, self.plan.group_sizes)
+        async with self._slot():
+            (paths,) = await trees.play([draft.root()])
+        return paths
+
+    async def _episode(self, player: EpisodePlayer, spec: EpisodeSpec) -> Episode:
+        async with self._slot():
+            (episode,) = await player.play([spec])
+        return episode
+
+    def _slot(self) -> Any:
+        return contextlib.nullcontext() if self._slots is None else self._slots
+
+    async def _complete(self, iteration: int, numbers: Sequence[int]) -> list[_Group]:
+        """The groups of an iteration when all are done; what fails anywhere is raised at once."""
+        groups = [self._admitted[iteration, number] for number in numbers]
+        moves, moved = self._moves(), time.monotonic()
+        while True:
+            playing = [group.playing for group in self._admitted.values() if group.playing is not None]
+            for task in playing:
+                if task.done():
+                    task.result()
+            missing = {group.playing for group in groups if not group.done and group.playing is not None}
+            if not missing:
+                return groups
+            await asyncio.wait(missing, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if self._moves() != moves:
+                moves, moved = self._moves(), time.monotonic()
+            elif time.monotonic() - moved > self.options.patience:
+                raise RolloutError(
+                    f"the learner waits for {len(missing)} groups of iteration {iteration}, and no episode has moved "
+                    f"for {self.options.patience:g} s: {self._waiting()}; look there, or raise "
+                    "data.async_options.patience"
+                )
+
+    def _moves(self) -> tuple[int, int]:
+        """What grows as long as anything goes on: what episodes have done, and pieces of turns."""
+        played = sum(player.moves for player in self._players())
+        return played, 0 if self._pieces is None else self._pieces.batches
+
+    def _players(self) -> list[EpisodePlayer]:
+        return [player for player in (self._training, self._greedy) if player is not None]
+
+    def _waiting(self) -> str:
+        """What the episodes wait for that have waited longest."""
+        plays = [play for player in self._players() for play in player.playing.values()]
+        plays.sort(key=lambda play: play.waits_since)
+        now = time.monotonic()
+        told = [
+            f"episode {play.id} ({play.spec.task.key}) waits for {play.waits_for} for {now - play.waits_since:.0f} s"
+            for play in plays[:_TOLD]
+        ]
+        return ", ".join(told) + (f" and {len(plays) - _TOLD} more" if len(plays) > _TOLD else "")
+
+
+def _tokens(collected: Collected) -> float:
+    return token_count([*collected.episodes, *collected.replaced, *collected.greedy])
+
+
+def _plain(key: tuple[int, int], group: Collected) -> list[Any]:
+    """A complete group as plain values."""
+    parts = (group.episodes, group.replaced, group.greedy)
+    return [*key, group.counts, *([episode.to_json() for episode in part] for part in parts)]

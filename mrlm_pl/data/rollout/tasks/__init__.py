@@ -1,0 +1,1 @@
+"""Which task of which environment comes next."""

@@ -1,0 +1,268 @@
+"""The environments of a run, what differs between them, and which of their tasks comes next."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mrlm_pl.data.rollout.tasks.curriculum import SuccessRateCurriculum
+from mrlm_pl.data.rollout.tasks.stream import PlannedStream, TaskStream
+from mrlm_pl.environment import Environment, TaskSource
+from mrlm_pl.episode import Episode, Task, Trajectory
+from mrlm_pl.errors import ConfigurationError, nearest
+
+logger = logging.getLogger(__name__)
+
+
+class RunTasks:
+    """The environments of a run by name, with their settings and the stream of their tasks.
+
+    Args:
+        environments: at least one.
+        names: see :class:`RolloutDataModule`, like all others.
+        settings: ``task_settings``.
+        weights, curriculum, seed: what decides which task comes next.
+
+    Raises:
+        ConfigurationError: names or weights do not fit the environments.
+    """
+
+    def __init__(
+        self,
+        environments: Sequence[Environment],
+        names: Sequence[str] | None,
+        settings: Mapping[str, TaskSettings] | None,
+        weights: Sequence[float] | None,
+        curriculum: SuccessRateCurriculum | None,
+        seed: int,
+    ) -> None:
+        self.environments = named_environments(environments, names)
+        self.settings, self.curriculum = dict(settings or {}), curriculum
+        check_names("data.task_settings", list(self.settings), list(self.environments))
+        sources = training_sources(self.environments)
+        self.stream: TaskStream | PlannedStream = (PlannedStream if curriculum else TaskStream)(sources, weights, seed)
+        self.base = dict(zip(self.environments, self.stream.shares, strict=True))
+        self.rates = dict.fromkeys(self.environments, curriculum.start if curriculum else 0.0)
+        self._silent: set[str] = set()
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one environment."""
+        return len(self.environments) > 1
+
+    def group_sizes(self, size: int) -> dict[str, int]:
+        """Episodes of each task by environment, where ``size`` is for those without a number of their own."""
+        return {name: self._own(name).group_size or size for name in self.environments}
+
+    def turn_limits(self, limit: int) -> dict[str, int]:
+        """Decisions after which an episode is cut short by environment; ``limit`` likewise."""
+        return {name: self._own(name).max_turns or limit for name in self.environments}
+
+    @property
+    def reward_scales(self) -> dict[str, float]:
+        """Factor of the rewards where they are learnt from, by environment."""
+        return {name: self._own(name).reward_scale for name in self.environments}
+
+    def _own(self, name: str) -> TaskSettings:
+        return self.settings.get(name, TaskSettings())
+
+    def plan_until(self, iteration: int, last: int, groups: int) -> None:
+        """Decide the environments of the groups of iterations up to ``last``, those that are not decided yet.
+
+        Args:
+            iteration: that is collected now; what was planned for those before is dropped.
+            last: the furthest whose groups may begin now.
+            groups: in an iteration.
+        """
+        if not isinstance(self.stream, PlannedStream):
+            self.stream.picked(iteration * groups)  # a resumed run decides those before it first
+            self.stream.forget(iteration * groups)
+            return
+        assert self.curriculum is not None
+        while self.stream.planned < iteration * groups:
+            self.stream.plan(groups, self.base)  # a run that went on from a checkpoint without a curriculum
+        self.stream.forget(iteration * groups)
+        while self.stream.planned < (last + 1) * groups:
+            self.stream.plan(groups, self.curriculum.shares(self.base, self.rates))
+
+    def learn(self, found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+        """Let the curriculum know how an iteration went, and return the numbers to log.
+
+        Args:
+            found: (successes, episodes) over all ranks, by environment that was played; no episodes where it does not
+                judge.
+        """
+        if self.curriculum is None:
+            return {}
+        for name in sorted({name for name, (_, episodes) in found.items() if not episodes} - self._silent):
+            self._silent.add(name)
+            logger.warning(
+                "environment %r does not say whether its tasks are solved, so data.curriculum leaves its success rate "
+                "at %g",
+                name,
+                self.rates[name],
+            )
+        self.rates = self.curriculum.updated(self.rates, found)
+        shares = self.curriculum.shares(self.base, self.rates)
+        return {f"rollout/{name}/success_rate": rate for name, rate in self.rates.items()} | {
+            f"rollout/{name}/weight": share for name, share in shares.items()
+        }
+
+    def state(self) -> dict[str, Any] | None:
+        """What decides the tasks to come beside the position, as plain values; None where nothing does."""
+        return {"rates": dict(self.rates), **self.stream.state()} if isinstance(self.stream, PlannedStream) else None
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Take over what :meth:`state` gave.
+
+        Raises:
+            ConfigurationError: it is of other environments.
+        """
+        if isinstance(self.stream, PlannedStream) and state is not None:
+            self.stream.load(state)
+            self.rates = dict(state["rates"])
+        elif state is not None:
+            logger.warning("the checkpoint has a curriculum and this run has none: tasks are drawn by data.weights")
+        elif isinstance(self.stream, PlannedStream):
+            logger.warning("the checkpoint has no curriculum and this run has one: it begins with no success known")
+
+
+class NamedTasks(TaskSource):
+    """The tasks of a source under another name of their environment.
+
+    Args:
+        source: of the tasks.
+        name: what their ``environment`` is to be.
+    """
+
+    def __init__(self, source: TaskSource, name: str) -> None:
+        self.source, self.name, self.size = source, name, source.size
+
+    def __getitem__(self, index: int) -> Task:
+        return dataclasses.replace(self.source[index], environment=self.name)
+
+
+def named_environments(environments: Sequence[Environment], names: Sequence[str] | None) -> dict[str, Environment]:
+    """The environments by name.
+
+    Args:
+        environments: at least one.
+        names: one for each; None is their own.
+
+    Raises:
+        ConfigurationError: the names are not as many as the environments, two share one, or one cannot be part of a
+            metric's name.
+    """
+    for item in environments:
+        if not isinstance(item, Environment):
+            remedy = f"call it: {item.__name__}()" if isinstance(item, type) else "give an instance of its class"
+            raise ConfigurationError(f"data.environment: {item!r:.80} is no environment; {remedy}")
+    own = [item.name for item in environments]
+    chosen = own if names is None else list(names)
+    if len(chosen) != len(own):
+        raise ConfigurationError(
+            f"data.names are {chosen} for {len(own)} environments ({', '.join(own)}); give one for each, in their order"
+        )
+    if len(set(chosen)) != len(chosen):
+        raise ConfigurationError(f"environments {chosen} share a name; give each one its own with data.names")
+    for name in chosen:
+        if not name or "/" in name:
+            raise ConfigurationError(f"data.names: {name!r} cannot be a name; use letters, digits, '_' and '-'")
+    return dict(zip(chosen, environments, strict=True))
+
+
+def training_sources(environments: Mapping[str, Environment]) -> dict[str, TaskSource]:
+    """The training tasks of each environment, under the name it has in the run."""
+    found = {name: item.tasks("train") for name, item in environments.items()}
+    return {
+        name: source if environments[name].name == name else NamedTasks(source, name) for name, source in found.items()
+    }
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """Settings of one environment among several; what is left out is as for all of them.
+
+    Args:
+        group_size: episodes of each task (decisions of each agent in a state of a turn tree); None is
+            ``data.group_size``.
+        max_turns: decisions after which an episode is cut short, in training and validation; None is
+            ``data.max_turns``.
+        reward_scale: factor of the rewards where they are learnt from; see :func:`worth`.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    group_size: int | None = None
+    max_turns: int | None = None
+    reward_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("group_size", "max_turns"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"data.task_settings: {name} is {value}; it must be 1 or above")
+        if not (math.isfinite(self.reward_scale) and self.reward_scale > 0):
+            raise ConfigurationError(
+                f"data.task_settings: reward_scale is {self.reward_scale}; it must be a number above 0 (leave an "
+                "environment out of the run rather than its rewards)"
+            )
+
+
+def check_names(what: str, given: Sequence[str], names: Sequence[str]) -> None:
+    """Nothing when all given names are those of environments.
+
+    Raises:
+        ConfigurationError: one is not; the message has the nearest.
+    """
+    for name in given:
+        if name not in names:
+            near = nearest(name, names)
+            hint = f"did you mean {near!r}? The" if near else "the"
+            raise ConfigurationError(
+                f"{what} names the environment {name!r}, which this run does not have; {hint} environments are "
+                f"{list(names)}"
+            )
+
+
+def worth(episodes: Sequence[Episode], scales: Mapping[str, float]) -> list[Episode]:
+    """The episodes as they are learnt from: every reward times the scale of its environment.
+
+    Environments pay in units of their own. The scale is applied to what an algorithm makes its advantages, values and
+    comparisons of, and to nothing else: records, files, metrics, evaluations and curricula keep the rewards that the
+    environment paid, or they could not be compared between runs. What an algorithm adds itself (``overlong_buffer``,
+    the divergence from the reference) is not scaled. An advantage that is divided by the spread of its group does not
+    depend on the scale.
+
+    Args:
+        episodes: of any environments.
+        scales: by environment; one that is missing has 1.
+    """
+    return [_scaled(episode, scales.get(episode.task.environment, 1.0)) for episode in episodes]
+
+
+def _scaled(episode: Episode, scale: float) -> Episode:
+    if scale == 1.0:
+        return episode
+
+    def row(trajectory: Trajectory) -> Trajectory:
+        turns = tuple(
+            dataclasses.replace(
+                turn,
+                reward=turn.reward * scale,
+                components={name: value * scale for name, value in turn.components.items()},
+            )
+            for turn in trajectory.turns
+        )
+        return dataclasses.replace(trajectory, turns=turns)
+
+    return dataclasses.replace(
+        episode,
+        trajectories={agent: tuple(map(row, rows)) for agent, rows in episode.trajectories.items()},
+        step_rewards=tuple({agent: paid * scale for agent, paid in step.items()} for step in episode.step_rewards),
+    )

@@ -1,0 +1,184 @@
+"""Which task comes next: a function of the position in the run, so that no cursor has to be saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mrlm_pl.environment import TaskSource
+from mrlm_pl.episode import Task
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.seeding import keyed_random
+
+
+class TaskStream:
+    """Endless stream over weighted task sources; position ``n`` always gives the same task.
+
+    Sources take turns so that after any number of tasks each one's count is within 1 of its share. A sized source is
+    shuffled anew in each of its epochs; an endless one is read in order.
+
+    Args:
+        sources: task source by environment name.
+        weights: share of each source, in the order of ``sources``; None is equal shares.
+        seed: of the shuffling.
+
+    Raises:
+        ConfigurationError: the weights do not fit the sources, or one is not positive.
+
+    >>> from mrlm_pl.environment import DatasetTasks
+    >>> a, b = (DatasetTasks(name, "train", [{}, {}]) for name in "ab")
+    >>> [TaskStream({"a": a, "b": b}, [3, 1], seed=0)[n].environment for n in range(4)]
+    ['a', 'a', 'b', 'a']
+    """
+
+    def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[float] | None, seed: int) -> None:
+        weights = [1.0] * len(sources) if weights is None else list(weights)
+        if len(weights) != len(sources) or any(not weight > 0 for weight in weights):
+            raise ConfigurationError(
+                f"weights are {weights} for the environments {list(sources)}; give one positive number for each"
+            )
+        self.sources, self.seed = dict(sources), seed
+        self.shares = [weight / sum(weights) for weight in weights]
+        self._picks: dict[int, tuple[str, int]] = {}
+        self._decided = 0
+        self._counts = dict.fromkeys(self.sources, 0)
+        self._orders: dict[tuple[str, int], list[int]] = {}
+
+    def __getitem__(self, position: int) -> Task:
+        return self.attempt(position, 0, 1)
+
+    def attempt(self, position: int, number: int, attempts: int) -> Task:
+        """One of the ``attempts`` tasks of a position, all of its source; no two positions or numbers share one.
+
+        The sources keep their shares, whichever of the tasks are used.
+
+        >>> from mrlm_pl.environment import DatasetTasks
+        >>> a, b = (DatasetTasks(name, "train", [{}, {}]) for name in "ab")
+        >>> stream = TaskStream({"a": a, "b": b}, None, seed=0)
+        >>> [stream.attempt(position, number, 2).environment for position in (0, 1) for number in (0, 1)]
+        ['a', 'a', 'b', 'b']
+        """
+        name, count = self.picked(position)
+        count = count * attempts + number
+        source = self.sources[name]
+        if source.size is None:
+            return source[count]
+        epoch, index = divmod(count, source.size)
+        return source[self._order(name, epoch, source.size)[index]]
+
+    def picked(self, position: int) -> tuple[str, int]:
+        """The source of a position, and how many positions before it have the same; not of a forgotten position."""
+        while self._decided <= position:
+            self._pick()
+        return self._picks[position]
+
+    def forget(self, before: int) -> None:
+        """Drop what is kept of the positions before this one, which are not read again."""
+        # A new mapping would be one that another thread does not see.
+        for position in [position for position in self._picks if position < before]:
+            del self._picks[position]
+
+    def _pick(self) -> None:
+        turn = self._decided + 1
+        behind = {
+            name: share * turn - self._counts[name] for name, share in zip(self.sources, self.shares, strict=True)
+        }
+        name = max(behind, key=lambda key: behind[key])
+        self._picks[self._decided] = (name, self._counts[name])
+        self._counts[name] += 1
+        self._decided += 1
+
+    def _order(self, name: str, epoch: int, size: int) -> list[int]:
+        order = self._orders.get((name, epoch))
+        if order is None:
+            order = list(range(size))
+            keyed_random("order", self.seed, name, epoch).shuffle(order)
+            self._orders[name, epoch] = order
+            self._orders.pop((name, epoch - 2), None)  # groups that are played side by side may lie in two epochs
+        return order
+
+
+class PlannedStream(TaskStream):
+    """A task stream whose positions are planned in blocks (iterations), each with shares of its own.
+
+    What a source should have had so far is the sum over the blocks of its share times the block's length. After every
+    block each source's count is within 1 of that: what a block owes or has given too much is carried over. Within a
+    block the sources take turns.
+
+    Args: see :class:`TaskStream`.
+
+    >>> from mrlm_pl.environment import DatasetTasks
+    >>> stream = PlannedStream({name: DatasetTasks(name, "train", [{}] * 9) for name in "ab"}, None, seed=0)
+    >>> stream.plan(4, {"a": 0.75, "b": 0.25})
+    >>> stream.plan(4, {"a": 0.25, "b": 0.75})
+    >>> "".join(stream[n].environment for n in range(8))
+    'aabababb'
+    """
+
+    def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[float] | None, seed: int) -> None:
+        super().__init__(sources, weights, seed)
+        self.planned = 0
+        self._owed = dict.fromkeys(self.sources, 0.0)
+
+    def plan(self, positions: int, shares: Mapping[str, float]) -> None:
+        """Decide the next so many positions; the shares sum to 1."""
+        wanted = {name: self._owed[name] + shares[name] * positions for name in self.sources}
+        counts = apportioned(wanted, positions)
+        self._owed = {name: wanted[name] - counts[name] for name in self.sources}
+        turns = sorted(
+            ((number + 0.5) / count, place, name)
+            for place, (name, count) in enumerate(counts.items())
+            for number in range(count)
+        )
+        for _, _, name in turns:
+            self._picks[self.planned] = (name, self._counts[name])
+            self._counts[name] += 1
+            self.planned += 1
+
+    def picked(self, position: int) -> tuple[str, int]:
+        return self._picks[position]
+
+    def state(self) -> dict[str, Any]:
+        """What is planned and what is owed, as plain values."""
+        return {
+            "planned": self.planned,
+            "plan": [[position, *pick] for position, pick in sorted(self._picks.items())],
+            "owed": dict(self._owed),
+            "counts": dict(self._counts),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state` gave.
+
+        Raises:
+            ConfigurationError: it is of other sources.
+        """
+        if set(state["counts"]) != set(self.sources):
+            raise ConfigurationError(
+                f"the checkpoint's curriculum is over the environments {sorted(state['counts'])}, and this run has "
+                f"{sorted(self.sources)}; resume with the same environments and names"
+            )
+        self.planned = state["planned"]
+        self._picks = {position: (name, count) for position, name, count in state["plan"]}
+        self._owed, self._counts = dict(state["owed"]), dict(state["counts"])
+
+
+def apportioned(wanted: Mapping[str, float], seats: int) -> dict[str, int]:
+    """Whole numbers next to the wanted ones, none below 0, that sum to ``seats``: largest remainders first.
+
+    Args:
+        wanted: numbers that sum to ``seats``.
+        seats: how many there are.
+
+    >>> apportioned({"a": 2.5, "b": 1.75, "c": -0.25}, 4)
+    {'a': 2, 'b': 2, 'c': 0}
+    """
+    counts = {name: max(0, math.floor(value)) for name, value in wanted.items()}
+    while (missing := seats - sum(counts.values())) != 0:
+        behind = {name: wanted[name] - counts[name] for name in counts}
+        if missing > 0:
+            counts[max(behind, key=lambda name: behind[name])] += 1
+        else:
+            counts[min((name for name in counts if counts[name]), key=lambda name: behind[name])] -= 1
+    return counts

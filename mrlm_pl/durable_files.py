@@ -1,0 +1,93 @@
+"""Files that are replaced in one go: a reader, and a kill, sees the old file or the whole new one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yield a draft ``PATH.part`` to write, which becomes ``path`` at the end of the block.
+
+    If the block raises, the draft is removed and ``path`` stays as it was. A draft that a kill left behind is
+    overwritten. Missing folders are made.
+
+    Args:
+        path: the file to make or replace.
+        durable: force the data and the folder's entry to the disk, so that a power failure loses neither.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "new" / "report.json"
+    >>> with replacing(path) as draft:
+    ...     _ = draft.write_text("{}")
+    >>> path.read_text(), [item.name for item in path.parent.iterdir()]
+    ('{}', ['report.json'])
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.part")
+    try:
+        yield draft
+        if durable:
+            force_to_disk(draft)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    if durable:
+        force_to_disk(path.parent)
+
+
+def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
+    """Replace ``path`` by indented JSON; infinities and NaN become null."""
+    text = json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def force_to_disk(path: Path) -> None:
+    """Wait until a file's data, or a folder's entries, are on the disk.
+
+    Raises:
+        OSError: the file's data cannot be written, for example because the disk is full.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        if path.is_dir():
+            return  # some systems cannot open a folder
+        raise
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def finite(value: Any) -> Any:
+    """Return JSON-like data with infinities and NaN replaced by None: JSON has no such numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def progress_note(path: Path) -> Path:
+    """Where it is noted how far a file has come; the note is there until the file is complete."""
+    return path.with_name(path.name + ".progress")
+
+
+def unfinished(path: Path) -> bool:
+    """Whether a command that writes the file was killed, or is still at it."""
+    return progress_note(path).is_file()

@@ -1,0 +1,1 @@
+"""Engines behind HTTP: OpenAI-compatible servers."""

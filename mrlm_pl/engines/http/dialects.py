@@ -1,0 +1,283 @@
+"""What the servers' HTTP interfaces look like: the request for a sample, its reply, and the update of weights.
+
+vLLM: ``POST /v1/completions`` with a list of token ids as ``prompt`` and ``return_token_ids``, and, of its development
+mode, ``/pause``, ``/collective_rpc`` and ``/resume``. SGLang: ``POST /generate`` with ``input_ids`` and
+``return_logprob``, and ``/update_weights_from_disk``. Both as their documentation of 2026 has them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mrlm_pl.engines.base import SampleRequest
+from mrlm_pl.engines.http.replicas import PassingError
+from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The tokens of a reply.
+
+    Args:
+        token_ids: sampled, the stop token included.
+        logprobs: as the server gives them, one for each token.
+        stopped: whether the server says that a stop token ended them.
+        certain: False where the tokens were made from text and may not be those that were sampled.
+        version: the server's label of its weights; empty where it gives none.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stopped: bool
+    certain: bool = True
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One POST of an update of weights."""
+
+    path: str
+    body: dict[str, Any]
+
+
+class Dialect(ABC):
+    """How one kind of server is spoken to.
+
+    Attributes:
+        name: as in the option ``dialect``.
+        path: of requests for samples.
+        reports_logprobs: whether samples have log-probabilities.
+        seed_bits: of the largest seed that it takes.
+    """
+
+    name: str
+    path: str
+    reports_logprobs = True
+    seed_bits = 63
+
+    @abstractmethod
+    def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
+        """The request for one sample of at most ``limit`` tokens.
+
+        Raises:
+            EngineError: the context cannot be sent.
+        """
+
+    @abstractmethod
+    def read(self, reply: Any, request: SampleRequest) -> Drawn:
+        """The tokens of a reply.
+
+        Raises:
+            ConfigurationError: it has no token ids or log-probabilities.
+            RemoteError: it is not of the protocol.
+            PassingError: the server gave up on the request.
+        """
+
+    @abstractmethod
+    def update(self, folder: str, label: str) -> list[Call]:
+        """The calls after which the server has the weights of a folder; empty if a request names the folder itself."""
+
+    def wake(self) -> list[Call]:
+        """The calls after which a server samples that was left in the middle of an update; harmless to all others."""
+        return []
+
+    def probe(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The request for a sample with the two most probable tokens of each position in its reply."""
+        raise NotImplementedError
+
+    def spread(self, reply: Any) -> float:
+        """How much more probable the first token's most probable choice is than its second, in nats."""
+        raise NotImplementedError
+
+    def updated(self, reply: Any) -> None:
+        """Check the reply to a call of an update.
+
+        Raises:
+            RemoteError: the server did not do it.
+        """
+
+
+def _drawing(request: SampleRequest) -> dict[str, Any]:
+    """How tokens are drawn, in the words that vLLM and SGLang share."""
+    sampling = request.sampling
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        # Left out, these are what the model's generation config says.
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": list(request.stop_ids),
+    }
+
+
+class VllmDialect(Dialect):
+    """vLLM's OpenAI-compatible server."""
+
+    name, path = "vllm", "/v1/completions"
+
+    def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
+        return {
+            "model": model,
+            "prompt": list(request.token_ids),
+            "max_tokens": limit,
+            **_drawing(request),
+            "seed": seed,
+            "ignore_eos": True,  # a turn ends at the request's stop tokens and at no others
+            "add_special_tokens": False,
+            "skip_special_tokens": False,
+            "logprobs": 1,
+            "return_token_ids": True,
+        }
+
+    def read(self, reply: Any, request: SampleRequest) -> Drawn:
+        choice = _part(_part(reply, "choices"), 0)
+        token_ids, prompt = choice.get("token_ids"), choice.get("prompt_token_ids")
+        if token_ids is None or prompt is None:
+            raise ConfigurationError(
+                "the server gives no token ids (`token_ids` and `prompt_token_ids` for `return_token_ids`), and no "
+                "engine re-tokenizes text; use a vLLM that has `return_token_ids`, or another `dialect`"
+            )
+        if tuple(prompt) != request.token_ids:
+            raise RemoteError(
+                f"the server generated from {len(prompt)} tokens that are not the {len(request.token_ids)} of the "
+                "request; a proxy on the way may have changed them"
+            )
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
+        if choice.get("finish_reason") not in ("stop", "length"):
+            raise PassingError(f"the server ended a sample with {choice.get('finish_reason')!r}")
+        return _drawn(token_ids, logprobs, choice["finish_reason"])
+
+    def probe(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {**body, "logprobs": 2, "return_tokens_as_token_ids": True}
+
+    def spread(self, reply: Any) -> float:
+        top = _part(_part(_part(_part(_part(reply, "choices"), 0), "logprobs"), "top_logprobs"), 0)
+        return _spread(list(top.values()))
+
+    def update(self, folder: str, label: str) -> list[Call]:
+        return [
+            Call("/pause?mode=wait", {}),
+            Call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}),
+            *self.wake(),
+        ]
+
+    def wake(self) -> list[Call]:
+        return [Call("/resume", {})]
+
+
+class SglangDialect(Dialect):
+    """SGLang's own interface; its OpenAI-compatible one gives no token ids."""
+
+    name, path = "sglang", "/generate"
+    seed_bits = 31
+
+    def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
+        return {
+            "input_ids": list(request.token_ids),
+            "sampling_params": {
+                "max_new_tokens": limit,
+                **_drawing(request),
+                "sampling_seed": seed,
+                "skip_special_tokens": False,
+            },
+            "return_logprob": True,
+        }
+
+    def read(self, reply: Any, request: SampleRequest) -> Drawn:
+        told = _part(reply, "meta_info")
+        ended = told.get("finish_reason") or {}
+        if ended.get("type") not in ("stop", "length"):
+            raise PassingError(f"the server ended a sample with {ended}")
+        if told.get("prompt_tokens") != len(request.token_ids):
+            raise RemoteError(
+                f"the server generated from {told.get('prompt_tokens')} tokens, and the request has "
+                f"{len(request.token_ids)}; a proxy on the way may have changed them"
+            )
+        pairs = told.get("output_token_logprobs")
+        if pairs is None:
+            raise ConfigurationError(
+                "the server gives no `output_token_logprobs` for `return_logprob`, and no engine re-tokenizes text; "
+                "use SGLang's own server, or another `dialect`"
+            )
+        version = str(told.get("weight_version") or "")
+        drawn = _drawn([pair[1] for pair in pairs], [pair[0] for pair in pairs], ended["type"], version)
+        if reply.get("output_ids") is not None and tuple(reply["output_ids"]) != drawn.token_ids:
+            raise RemoteError("the server's output_ids are not the tokens of its output_token_logprobs")
+        return drawn
+
+    def probe(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {**body, "top_logprobs_num": 2}
+
+    def spread(self, reply: Any) -> float:
+        return _spread([item[0] for item in _part(_part(_part(reply, "meta_info"), "output_top_logprobs"), 0)])
+
+    def update(self, folder: str, label: str) -> list[Call]:
+        return [Call("/update_weights_from_disk", {"model_path": folder, "weight_version": label, "flush_cache": True})]
+
+    def updated(self, reply: Any) -> None:
+        if not _part(reply, "success"):
+            raise RemoteError(f"the server did not take over the weights: {reply.get('message')}")
+
+
+def _drawn(token_ids: Sequence[int], logprobs: Sequence[float | None] | None, ended: str, version: str = "") -> Drawn:
+    if logprobs is None:
+        raise ConfigurationError("the server gives no log-probabilities of sampled tokens; training needs them")
+    numbers = [float("nan") if value is None else float(value) for value in logprobs]
+    if not token_ids or len(token_ids) != len(numbers) or not all(math.isfinite(value) for value in numbers):
+        raise RemoteError(
+            f"the server gave {len(token_ids)} tokens and {len(numbers)} log-probabilities {numbers[:3]}...; each of "
+            "one or more tokens must have a finite one"
+        )
+    return Drawn(tuple(int(token) for token in token_ids), tuple(numbers), ended == "stop", version=version)
+
+
+def _spread(logprobs: Sequence[float]) -> float:
+    first, second = sorted(logprobs, reverse=True)[:2]
+    return first - second
+
+
+def _part(reply: Any, key: str | int) -> Any:
+    try:
+        return reply[key]
+    except (KeyError, IndexError, TypeError) as error:
+        raise RemoteError(f"the server's reply has no {key!r}: {str(reply)[:200]}") from error
+
+
+def read_reply(dialect: Dialect, reply: Any, request: SampleRequest) -> Drawn:
+    """The tokens of a reply, whatever it may be.
+
+    Raises:
+        RemoteError: it is not of the protocol.
+        Exception: see :meth:`Dialect.read`.
+    """
+    try:
+        return dialect.read(reply, request)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RemoteError(f"not a reply of {dialect.name}: {str(reply)[:200]}") from error
+
+
+def ended_by_stop(drawn: Drawn, request: SampleRequest) -> bool:
+    """Whether a stop token of the request ends the tokens.
+
+    Raises:
+        EngineError: one stands before the end, or another token ended them.
+    """
+    early = [token for token in drawn.token_ids[:-1] if token in request.stop_ids]
+    if early:
+        raise EngineError(f"the server went on after token {early[0]}, which ends a turn; does it know stop_token_ids?")
+    last = drawn.token_ids[-1]
+    if drawn.stopped and last not in request.stop_ids:
+        raise EngineError(
+            f"the server ended a turn at token {last}, which is not among the policy's stop tokens {request.stop_ids}; "
+            "its generation config names more: name the served model in the policy's `model`, or start the server "
+            "without that config"
+        )
+    return last in request.stop_ids

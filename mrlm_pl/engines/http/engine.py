@@ -1,0 +1,410 @@
+"""An engine whose policies are on an OpenAI-compatible server: vLLM, SGLang, or ``transformers serve``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.engines.http.dialects import Call, Drawn, ended_by_stop, read_reply
+from mrlm_pl.engines.http.probes import (
+    ServerFacts,
+    check_can_hand_over,
+    check_server,
+    check_weights,
+    only_model,
+    probe_request,
+)
+from mrlm_pl.engines.http.replicas import (
+    HttpStats,
+    PassingError,
+    RefusalError,
+    Replica,
+    Replicas,
+    Terms,
+    claim_of,
+    share_of,
+)
+from mrlm_pl.engines.http.text_dialect import TransformersDialect, dialect_of
+from mrlm_pl.engines.http.weight_folders import write_version
+from mrlm_pl.engines.transfer.manifest import checksum
+from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Served:
+    """What is known of one policy: the version of its weights; if it is trained, their label, folder and checksums."""
+
+    version: int
+    label: str = ""
+    folder: str = ""
+    checksums: tuple[int, ...] = ()
+    confirmed: bool = False
+
+
+class OpenAICompatible(Engine):
+    """Samples from servers over HTTP; token ids go there and come back, and no text is encoded.
+
+    A policy that is not trained is whatever the server has. The weights of one that is trained are written to
+    ``weights_folder``, from where the servers read them (vLLM in its development mode: ``/collective_rpc`` with
+    ``reload_weights``; SGLang: ``/update_weights_from_disk``; ``transformers serve``: the request names the folder).
+    New weights are taken over between two requests: :meth:`load` waits for those under way, so that every sample has
+    one version; turns are sampled whole. A server that comes back after it was gone gets the current weights before it
+    is asked.
+
+    ``transformers serve`` has no token ids and no log-probabilities; see
+    :class:`~mrlm_pl.engines.http.text_dialect.TransformersDialect`. What it samples can be trained on only by an
+    algorithm that takes the log-probabilities from the learner (``recompute_old_logp: true``).
+
+    Args:
+        url: of a server, ``http://HOST:PORT``, or of several with the same model; the least busy is asked.
+        dialect: what server it is.
+        model: the name that the server gives the model. None: the policy's name if the server has a model of that
+            name, else its only model; for ``transformers``, the tokenizer's folder.
+        tokenizer: folder or hub id of the served model; for ``transformers`` alone, which needs it.
+        weights_folder: where weights of trained policies are written; the servers must see it under the same path.
+            Each worker of a pool has a folder of its own in it, on its own machine.
+        api_key_env: name of the environment variable with the servers' key.
+        terms: deadlines, retries and how many requests are under way at the same time.
+
+    Raises:
+        ConfigurationError: an option is missing or out of its range.
+    """
+
+    name = "openai"
+
+    def __init__(
+        self,
+        url: str | list[str],
+        dialect: Literal["vllm", "sglang", "transformers"] = "vllm",
+        model: str | None = None,
+        tokenizer: str | None = None,
+        weights_folder: str | None = None,
+        api_key_env: str | None = None,
+        terms: Terms = Terms(),  # noqa: B008 (frozen)
+    ) -> None:
+        self.dialect = dialect_of(dialect, tokenizer)
+        self.name = f"openai/{dialect}"
+        self._stats = HttpStats()
+        self._replicas = Replicas([url] if isinstance(url, str) else url, api_key_env, terms, self._stats)
+        self._replicas.prepare = self._prepare
+        self._terms, self._model = terms, model
+        self._folder = None if weights_folder is None else Path(weights_folder)
+        self._policies: dict[str, _Served] = {}
+        self._facts: ServerFacts | None = None
+        self._loop = EventLoopThread()
+        self._end = weakref.finalize(self, _end, self._loop, self._replicas)  # at the latest when the process ends
+        self._places = asyncio.Semaphore(terms.concurrency)
+        self._open, self._idle, self._under_way = asyncio.Event(), asyncio.Event(), 0
+        self._open.set()
+        self._told_of_cuts = False
+
+    @property
+    def stats(self) -> HttpStats:
+        """Counters since the engine was made; a copy."""
+        return replace(self._stats)
+
+    def reports_logprobs(self, policy: str) -> bool:
+        """Whether samples have log-probabilities that can be trained on: not those of ``transformers serve``."""
+        return self.dialect.reports_logprobs
+
+    def precision(self, policy: str) -> str | None:
+        """``unknown``: no server tells; see :meth:`Engine.precision`."""
+        return "unknown"
+
+    def join_pool(self, place: int, places: int) -> Sequence[str]:
+        """Keep the servers of this place alone, and a folder for their weights; what is claimed is these servers.
+
+        Raises:
+            ConfigurationError: the servers cannot be shared out among so many workers.
+        """
+        self._replicas.keep(share_of([replica.url for replica in self._replicas.all], place, places))
+        self._folder = None if self._folder is None else self._folder / f"worker-{place}"
+        return [claim_of(replica.url) for replica in self._replicas.all]
+
+    @property
+    def calls_at_once(self) -> int:
+        """As many as requests may be under way: servers batch them by themselves."""
+        return self._terms.concurrency
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """One :class:`~mrlm_pl.engines.base.Sample` per request, in order; all are under way at the same time.
+
+        Generation stops at the server's context window with finish reason ``length``.
+
+        Raises:
+            EngineError: a context is empty or does not fit, or the server refuses a request.
+            ConfigurationError: the server cannot give what is asked for.
+            RemoteError: no server answers within the bounds of ``terms``.
+        """
+        return await asyncio.wrap_future(self._running().submit(self._sample_all(list(requests))))
+
+    async def _sample_all(self, requests: list[SampleRequest]) -> list[Sample]:
+        tasks = [asyncio.ensure_future(self._sample(request)) for request in requests]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _sample(self, request: SampleRequest) -> Sample:
+        async with self._places:
+            await self._open.wait()
+            self._under_way += 1
+            try:
+                facts = await self._known()
+                return await self._drawn(request, facts)
+            finally:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._idle.set()
+
+    async def _drawn(self, request: SampleRequest, facts: ServerFacts) -> Sample:
+        limit = self._limit(request, facts)
+        self._check_distribution(request, facts)
+        served = self._policies.get(request.policy, _Served(0))
+        body = self.dialect.body(
+            request, self._model_of(request.policy, facts), limit, request.seed % 2**self.dialect.seed_bits
+        )
+
+        def read(reply: Any, replica: Replica) -> Sample:
+            drawn = read_reply(self.dialect, reply, request)
+            if len(drawn.token_ids) > limit:
+                raise RemoteError(
+                    f"{replica.url} sampled {len(drawn.token_ids)} tokens, and {limit} were asked for at most"
+                )
+            if served.folder and drawn.version not in ("", served.label):
+                replica.ready = False
+                raise PassingError(
+                    f"{replica.url} sampled with weights {drawn.version!r}, not {served.label!r}; was it started again?"
+                )
+            stopped = ended_by_stop(drawn, request)
+            self._stats.tokens += len(drawn.token_ids)
+            self._stats.re_encoded += not drawn.certain
+            return Sample(drawn.token_ids, drawn.logprobs, "stop" if stopped else "length", served.version, self.name)
+
+        return await self._replicas.ask(self.dialect.path, body, f"policy {request.policy!r}", read)
+
+    def _limit(self, request: SampleRequest, facts: ServerFacts) -> int:
+        """Tokens that may be sampled for a request."""
+        if not request.token_ids:
+            raise EngineError(f"a request for policy {request.policy!r} has an empty context; give at least one token")
+        if facts.window is None:
+            return request.sampling.max_tokens
+        room = facts.window - len(request.token_ids)
+        if room < 1:
+            raise EngineError(
+                f"a context of {len(request.token_ids)} tokens leaves no room in the {facts.window}-token window of "
+                f"policy {request.policy!r} at {self._replicas.targets}; shorten the conversation or start the server "
+                "with a longer window"
+            )
+        return min(room, request.sampling.max_tokens)
+
+    def _check_distribution(self, request: SampleRequest, facts: ServerFacts) -> None:
+        """Refuse temperatures at which the server's log-probabilities would be those of another one."""
+        sampling = request.sampling
+        if not self.dialect.reports_logprobs:
+            return
+        if sampling.temperature not in (0.0, 1.0) and not facts.scaled:
+            remedy = (
+                "start vLLM with `--logprobs-mode processed_logprobs`"
+                if self.dialect.name == "vllm"
+                else "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
+            )
+            raise ConfigurationError(
+                f"sampling.temperature is {sampling.temperature:g}, and {self._replicas.targets} gives the "
+                f"log-probabilities of temperature 1; {remedy}, or sample at temperature 1"
+            )
+        if (sampling.top_p < 1 or sampling.top_k > 0) and not facts.cut and not self._told_of_cuts:
+            self._told_of_cuts = True
+            logger.warning(
+                "%s gives log-probabilities from before top-p and top-k; training takes those of the learner",
+                self._replicas.targets,
+            )
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        """Make ``weights`` the servers' own if they are being trained; else note the version, and check the servers.
+
+        Args:
+            policy: the name that requests use.
+            weights: a ``transformers`` causal LM; trained where a parameter of it requires a gradient.
+            version: number stored in every sample made from now on.
+
+        Raises:
+            ConfigurationError: the weights are trained and there is no ``weights_folder``; a server cannot serve.
+            EngineError: they cannot be written, or are no module.
+            RemoteError: no server answers.
+        """
+        if not isinstance(weights, torch.nn.Module):
+            raise EngineError(f"policy {policy!r}: a transformers model is loaded, not a {type(weights).__name__}")
+        trained = any(parameter.requires_grad for parameter in weights.parameters())
+        known = self._policies.get(policy)
+        if known is not None and not trained:
+            known.version = version
+            return
+        checksums = tuple(checksum(value) for value in weights.state_dict().values()) if trained else ()
+        if known is not None and known.confirmed and (known.version, known.checksums) == (version, checksums):
+            return  # another part of the same evaluation
+        served = _Served(version, f"{policy}-{version}", checksums=checksums)
+        if trained:
+            others = [name for name, item in self._policies.items() if item.folder and name != policy]
+            served.folder = str(self._written(policy, weights, version, others))
+        self._running().submit(self._take_over(policy, served)).result()
+        if self.dialect.reports_logprobs:
+            for url, probe in self._running().submit(self._probes(policy)).result().items():
+                check_weights(probe, weights, url, policy)
+        served.confirmed = True
+
+    def check(self, policy: str) -> None:
+        """Ask the servers whether they can sample for a policy; :meth:`load` does so too.
+
+        Raises:
+            ConfigurationError: a server cannot.
+            RemoteError: no server answers.
+        """
+        facts = self._running().submit(self._known()).result()
+        self._model_of(policy, facts)
+
+    def _written(self, policy: str, weights: Any, version: int, others: Sequence[str]) -> Path:
+        check_can_hand_over(policy, others, self._folder, self.dialect, self._replicas.targets)
+        assert self._folder is not None
+        also = self.dialect.codec.save if isinstance(self.dialect, TransformersDialect) else None
+        return write_version(self._folder, policy, weights, version, also)
+
+    async def _take_over(self, policy: str, served: _Served) -> None:
+        """Switch to new weights while no request is under way."""
+        self._open.clear()
+        try:
+            while self._under_way:
+                self._idle.clear()
+                await self._waited(policy)
+            self._policies[policy] = served
+            if served.folder:
+                for replica in self._replicas.all:
+                    replica.ready = False
+            await self._ready_anywhere(policy)
+        finally:
+            self._open.set()
+
+    async def _waited(self, policy: str) -> None:
+        seconds = self._terms.patience_seconds
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except asyncio.TimeoutError as error:
+            raise RemoteError(
+                f"new weights of policy {policy!r} waited {seconds:g} s for {self._under_way} requests under way at "
+                f"{self._replicas.targets}; lower sampling.max_tokens or raise patience_seconds"
+            ) from error
+
+    async def _ready_anywhere(self, policy: str) -> None:
+        """Prepare all servers that answer; at least one must."""
+        loop = asyncio.get_running_loop()
+        deadline, problem = loop.time() + self._terms.patience_seconds, ""
+        for attempt in range(self._terms.retries + 1):
+            awake = [item for item in self._replicas.all if item.rests_until <= loop.time()] or self._replicas.all
+            found = await asyncio.gather(*map(self._replicas.make_ready, awake), return_exceptions=True)
+            final = [item for item in found if isinstance(item, BaseException) and not isinstance(item, PassingError)]
+            if final:
+                raise final[0]
+            if any(item is None for item in found):
+                for item in found:
+                    if isinstance(item, PassingError):
+                        logger.warning("passed over until it answers: %s", item)
+                return
+            problem = str(found[0])
+            pause = min(5.0, 0.2 * 2**attempt)
+            if loop.time() + pause > deadline:
+                break
+            if attempt < self._terms.retries:
+                await asyncio.sleep(pause)
+        raise RemoteError(f"policy {policy!r}: no server answers: {problem}; start one, or check the URL")
+
+    async def _probes(self, policy: str) -> dict[str, Drawn]:
+        """What each server that answers samples for the request of :func:`check_weights`, by URL."""
+        request, facts, found = probe_request(policy), await self._known(), {}
+        body = self.dialect.body(request, self._model_of(policy, facts), request.sampling.max_tokens, 0)
+        for replica in self._replicas.all:
+            if replica.ready:
+                try:
+                    reply = await self._replicas.once(replica, self.dialect.path, body, f"policy {policy!r}")
+                    found[replica.url] = read_reply(self.dialect, reply, request)
+                except PassingError as error:  # it is busy with episodes; the next weights are compared again
+                    logger.warning("the weights of %s were not compared: %s", replica.url, error)
+        return found
+
+    async def _known(self) -> ServerFacts:
+        """What is known of the servers, which is asked for once."""
+        if self._facts is None:
+            await self._ready_anywhere("")
+        assert self._facts is not None
+        return self._facts
+
+    async def _prepare(self, replica: Replica) -> None:
+        """Check that a server is what it should be, and give it the current weights."""
+        handed = {policy: served for policy, served in self._policies.items() if served.folder}
+        if not replica.checked:
+            for policy in handed:  # whoever gave it weights before may have died in the middle of that
+                await self._call(replica, policy, self.dialect.wake())
+            await self._check(replica)
+        for policy, served in handed.items():
+            await self._call(replica, policy, self.dialect.update(served.folder, served.label))
+
+    async def _check(self, replica: Replica) -> None:
+        facts = await check_server(self._replicas, replica, self.dialect, self._probe_model)
+        if self._facts is not None and facts.models != self._facts.models and not self._model:
+            raise ConfigurationError(
+                f"{replica.url} has the models {facts.models} and the other servers {self._facts.models}; "
+                "all must have the same"
+            )
+        self._facts, replica.checked = facts, True
+
+    async def _call(self, replica: Replica, policy: str, calls: Sequence[Call]) -> None:
+        for call in calls:
+            try:
+                self.dialect.updated(await self._replicas.once(replica, call.path, call.body, f"policy {policy!r}"))
+            except RefusalError as error:
+                remedy = "; start vLLM with VLLM_SERVER_DEV_MODE=1" if self.dialect.name == "vllm" else ""
+                raise ConfigurationError(
+                    f"{error}{remedy}; the weights were not taken over, and the server may be paused: start it again"
+                ) from error
+
+    def _probe_model(self, models: tuple[str, ...]) -> str:
+        named = [served.folder for served in self._policies.values() if served.folder]
+        if self.dialect.name == "transformers" and named:
+            return named[0]
+        return self._model or only_model(models, "", self._replicas.targets)
+
+    def _model_of(self, policy: str, facts: ServerFacts) -> str:
+        """The name that requests for a policy give the model."""
+        served = self._policies.get(policy)
+        if self.dialect.name == "transformers" and served is not None and served.folder:
+            return served.folder
+        return self._model or only_model(facts.models, policy, self._replicas.targets)
+
+    def window(self, policy: str) -> int | None:
+        """How many tokens a row can have; None as long as no server was asked, or where it does not say."""
+        return None if self._facts is None else self._facts.window
+
+    def close(self) -> None:
+        """Close the connections; the servers go on. May be called twice."""
+        self._end()
+
+    def _running(self) -> EventLoopThread:
+        if not self._end.alive:
+            raise EngineError("the engine is closed; make a new one")
+        return self._loop
+
+
+def _end(loop: EventLoopThread, replicas: Replicas) -> None:
+    loop.submit(replicas.close()).result()
+    loop.close()

@@ -1,0 +1,175 @@
+"""The dialect of ``transformers serve``, which takes text and gives text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+
+from mrlm_pl.engines.base import SampleRequest
+from mrlm_pl.engines.http.dialects import Call, Dialect, Drawn, SglangDialect, VllmDialect
+from mrlm_pl.engines.http.replicas import PassingError
+from mrlm_pl.errors import ConfigurationError, EngineError, PolicyError, RemoteError
+from mrlm_pl.policy.tiny import tiny_model_path
+
+
+class TransformersDialect(Dialect):
+    """``transformers serve``: ``POST /v1/completions`` with text; it has no token ids and no log-probabilities.
+
+    The context is sent as text only where its tokenizer reads that text as exactly the tokens of the context, which is
+    checked here, and their number is checked against the server's count. The sampled text is encoded, and must decode
+    to itself; where the number of tokens is not the one that the server counts, they are not those that were sampled
+    (``Drawn.certain`` is False). The first of the request's stop tokens stands for whichever of them ended the turn.
+    The log-probability of every token is given as 0, which says nothing.
+
+    Args:
+        codec: of the served model's tokenizer.
+    """
+
+    name, path = "transformers", "/v1/completions"
+    reports_logprobs = False
+
+    def __init__(self, codec: TextCodec) -> None:
+        self.codec = codec
+
+    def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
+        sampling = request.sampling
+        drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+        config: dict[str, Any] = {"do_sample": sampling.temperature > 0, "max_new_tokens": limit, "use_cache": True}
+        config |= drawing if config["do_sample"] else {}
+        if request.stop_ids:
+            config |= {"eos_token_id": list(request.stop_ids), "pad_token_id": request.stop_ids[0]}
+        return {
+            "model": model,
+            "prompt": self.codec.text_of(request.token_ids),
+            "generation_config": json.dumps(config),
+            "seed": seed,
+        }
+
+    def read(self, reply: Any, request: SampleRequest) -> Drawn:
+        try:
+            choice, usage = reply["choices"][0], reply["usage"]
+            text, ended = choice["text"], choice["finish_reason"]
+            prompt, sampled = usage["prompt_tokens"], usage["completion_tokens"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise RemoteError(f"not a reply of `transformers serve`: {str(reply)[:200]}") from error
+        if prompt != len(request.token_ids):
+            raise EngineError(
+                f"the server read the context as {prompt} tokens, and it has {len(request.token_ids)}; give the served "
+                "model's tokenizer in `tokenizer`"
+            )
+        if ended not in ("stop", "length"):
+            raise PassingError(f"the server ended a sample with {ended!r}")
+        token_ids = self.codec.ids_of(text)
+        stopped = bool(request.stop_ids) and (ended == "stop" or sampled == len(token_ids) + 1)
+        # Special tokens are not part of the text; the one that is missing at the end is a stop token.
+        if stopped and not (token_ids and token_ids[-1] in request.stop_ids):
+            token_ids.append(request.stop_ids[0])
+        if not token_ids:
+            raise EngineError("the server sampled special tokens alone, which text cannot tell")
+        certain = sampled == len(token_ids) and (ended == "stop" or not stopped)
+        return Drawn(tuple(token_ids), (0.0,) * len(token_ids), stopped, certain)
+
+    def update(self, folder: str, label: str) -> list[Call]:
+        return []
+
+
+def dialect_of(name: str, tokenizer: str | None) -> Dialect:
+    """The dialect of that name; the one of text takes a tokenizer, which is a folder or hub id.
+
+    Raises:
+        ConfigurationError: there is none, or the tokenizer is missing or too much.
+    """
+    if name == "transformers":
+        if tokenizer is None:
+            raise ConfigurationError(
+                "dialect transformers sends and gets text; set data.engine.tokenizer to the folder or hub id of the "
+                "served model"
+            )
+        return TransformersDialect(TextCodec(tokenizer))
+    if tokenizer is not None:
+        raise ConfigurationError(f"dialect {name} sends and gets token ids; leave data.engine.tokenizer out")
+    if name == "vllm":
+        return VllmDialect()
+    if name == "sglang":
+        return SglangDialect()
+    raise ConfigurationError(f"dialect {name!r} is not known; there are vllm, sglang and transformers")
+
+
+BUILTIN_TINY = "builtin:tiny"
+
+
+class TextCodec:
+    """The text of token ids, and the ids of text, for one tokenizer.
+
+    Args:
+        tokenizer: folder or hub id of the served model, or ``builtin:tiny``.
+
+    Raises:
+        PolicyError: no tokenizer can be read there.
+
+    Attributes:
+        source: the folder or hub id.
+        window: how many tokens fit into the model's context; None if its configuration does not say.
+    """
+
+    def __init__(self, tokenizer: str) -> None:
+        self.source = str(tiny_model_path()) if tokenizer == BUILTIN_TINY else tokenizer
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(self.source, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(self.source, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise PolicyError(
+                f"the tokenizer of {tokenizer!r} cannot be read ({str(error).strip()[:200]}); give the folder or hub "
+                "id of the model that is served"
+            ) from error
+        self.window: int | None = getattr(config, "max_position_embeddings", None)
+        self._special = set(self.tokenizer.all_special_ids)
+        self._special |= {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The text that the served tokenizer reads as exactly these ids, special tokens that it adds included.
+
+        Raises:
+            EngineError: there is none.
+        """
+        text = self._decoded(token_ids, without_special=False)
+        read = self.tokenizer(text)["input_ids"]
+        if list(read) == list(token_ids):
+            return text
+        # A server puts the tokens in front that its tokenizer adds; they need not be sent.
+        head = self._decoded(token_ids[:1], without_special=False)
+        if token_ids and token_ids[0] in self._special and text.startswith(head):
+            shorter = text.removeprefix(head)
+            if list(self.tokenizer(shorter)["input_ids"]) == list(token_ids):
+                return shorter
+        raise EngineError(
+            f"a context of {len(token_ids)} tokens would be read as {len(read)} others when it is sent as text "
+            "(sampled tokens are often not the tokenizer's own choice); use a server that takes token ids"
+        )
+
+    def ids_of(self, text: str) -> list[int]:
+        """Token ids of ``text``, of which decoding makes the same text again.
+
+        Raises:
+            EngineError: it does not.
+        """
+        token_ids = list(self.tokenizer.encode(text, add_special_tokens=False))
+        back = self._decoded(token_ids, without_special=True)
+        if back != text:
+            raise EngineError(f"the sampled text {text[:80]!r} becomes {back[:80]!r} when it is encoded and decoded")
+        return token_ids
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files into a folder."""
+        self.tokenizer.save_pretrained(folder)
+
+    def _decoded(self, token_ids: Sequence[int], *, without_special: bool) -> str:
+        return str(
+            self.tokenizer.decode(
+                list(token_ids), skip_special_tokens=without_special, clean_up_tokenization_spaces=False
+            )
+        )

@@ -1,0 +1,182 @@
+"""How a model's cache can be used, found by trying it on a few short rows against the model without a cache."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.engines.local.backend import Context, Rows
+from mrlm_pl.engines.local.llama_weights import read_affine
+from mrlm_pl.engines.local.transformers_model import CacheUse, GenericModel
+
+_log = logging.getLogger(__name__)
+
+# Lengths of the contexts, of which the first has two rows; tokens that all are fed; lengths of what the next turn adds.
+_CONTEXTS = (9, 4, 6)
+_STEPS = 3
+_LATER = (5, 2)
+_TOLERANCE = 1e-3
+_ROUNDINGS = 8
+
+
+class Checked(NamedTuple):
+    """What :func:`cache_use` found.
+
+    Attributes:
+        use: how the cache can be used.
+        reason: why no better use was possible; "" where nothing is lost.
+        leak: how much the logits after a token change when tokens follow it, relative to their spread; 0 where a row's
+            logits are those of its tokens so far, up to rounding.
+    """
+
+    use: CacheUse
+    reason: str
+    leak: float
+
+
+def cache_use(model: GenericModel) -> Checked:
+    """The fastest use of the model's cache that gives the logits of the model without a cache.
+
+    Contexts of unequal length are fed, and then a few tokens, while rows are copied and dropped. The logits must be
+    those of each row alone, without cache and padding, up to rounding. Padded rows are tried first, then rows of equal
+    length, both with the two methods by which a cache of transformers picks rows. If all fail, rows are recomputed.
+    """
+    rows = _Rows(model)
+    leak = rows.leak()
+    if model.cache_name is None:
+        return Checked(CacheUse(), "its forward takes no cache", leak)
+    failures: list[str] = []
+    for padded in (True, False):
+        for select in ("batch_select_indices", "reorder_cache"):
+            use = CacheUse(select, padded)
+            failure = rows.failure(use)
+            if failure is None:
+                sessions = use.padded and rows.failure(use._replace(sessions=True)) is None
+                return Checked(use._replace(sessions=sessions), "" if padded else failures[-1], leak)
+            failures.append(f"{'padded rows' if padded else 'rows of equal length'}: {failure}")
+    return Checked(CacheUse(), failures[-1], leak)
+
+
+@functools.cache
+def warn_of_cache(family: str, found: Checked) -> None:
+    """Log, once for every family, what is wrong with a model's cache and with its causality."""
+    use, reason, leak = found
+    if leak:
+        _log.warning(
+            "models of the family %r are not causal: tokens change the logits before them by %.0f%% of their spread, "
+            "and the learner's log-probabilities are not the sampler's; train another model, or set `is_decoder: true` "
+            "in its config where there is such a setting",
+            family,
+            100 * leak,
+        )
+    if not use.cached:
+        cost = "every token recomputes its row, which is slow"
+    elif not use.padded:
+        cost = "rows of different lengths are computed one length at a time, and each turn reads its whole context anew"
+    else:
+        return
+    _log.warning("models of the family %r are sampled without their full cache: %s (%s)", family, cost, reason)
+
+
+class _Rows:
+    """A few rows of random tokens and their logits without a cache.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: GenericModel) -> None:
+        self._model = model
+        config = model.model.config.get_text_config(decoder=True)
+        named = config.to_dict().items()
+        special = {value for name, value in named if name.endswith(("_id", "_index")) and isinstance(value, int)}
+        vocabulary = len(read_affine(model.model.get_input_embeddings())[0])
+        draw = random.Random(0)
+        ordinary = [token for token in range(min(vocabulary, 4096)) if token not in special] or [0]
+        self._contexts = [[draw.choice(ordinary) for _ in range(length)] for length in _CONTEXTS]
+        self._tokens = [[draw.choice(ordinary) for _ in range(len(_CONTEXTS) + 1)] for _ in range(_STEPS)]
+        self._later = [[draw.choice(ordinary) for _ in range(length)] for length in _LATER]
+        self._tolerance = max(_TOLERANCE, _ROUNDINGS * torch.finfo(model.dtype).eps)
+        self._known: dict[tuple[int, ...], Tensor] = {}
+
+    def failure(self, use: CacheUse) -> str | None:
+        """Why the cache cannot be used so; None where it can."""
+        before = self._model.use
+        self._model.use = use
+        try:
+            return self._later_turn() if use.sessions else self._first_turn()[0]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a cache that cannot be used so may fail in any way
+            text = str(error).strip().splitlines()
+            return f"{type(error).__name__}{': ' + text[0][:200] if text else ''}"
+        finally:
+            self._model.use = before
+
+    def _first_turn(self) -> tuple[str | None, Rows, list[list[int]]]:
+        """Feed the contexts and some tokens; the rows are those of contexts 0, 0, 1 and 2, then 0, 1 and 2."""
+        contexts = [Context(tokens, 2 if u == 0 else 1) for u, tokens in enumerate(self._contexts)]
+        logits, rows = self._model.prefill(contexts, _STEPS)
+        failure = self._compared(self._contexts, logits)
+        fed = [list(self._contexts[u]) for u in (0, 0, 1, 2)]
+        for step, drawn in enumerate(self._tokens):
+            if step == 1:
+                rows.keep([1, 2, 3])
+                fed = fed[1:]
+            tokens = drawn[: len(fed)]
+            for row, token in zip(fed, tokens, strict=True):
+                row.append(token)
+            logits = rows.step(torch.tensor(tokens, device=self._model.device))
+            failure = failure or self._compared(fed, logits)
+        return failure, rows, fed
+
+    def _later_turn(self) -> str | None:
+        """Continue two of the rows, of unequal length, in a batch with a new one."""
+        _, rows, fed = self._first_turn()
+        contexts = []
+        for row, later in enumerate(self._later):
+            states = rows.states(row, len(fed[row]))
+            if states is None:
+                return "its layers do not all hold keys and values"
+            contexts.append(Context([*fed[row], *later], 1, states))
+        contexts.append(Context(self._contexts[2], 1))
+        logits, _ = self._model.prefill(contexts, 1)
+        return self._compared([list(context.token_ids) for context in contexts], logits)
+
+    def leak(self) -> float:
+        """See :attr:`Checked.leak`."""
+        row, length = tuple(self._contexts[0]), len(self._contexts[1])
+        if self._model.boundary is not None and self._model.boundary < len(row):
+            return 0.0
+        found = self._model.logits(torch.tensor([row], device=self._model.device))[0, length - 1]
+        error = _error(found, self._expected(row[:length]))
+        return 0.0 if error <= self._tolerance else error
+
+    def _compared(self, rows: Sequence[Sequence[int]], logits: Tensor) -> str | None:
+        """What is wrong with the logits [B, V] after these rows; None where they are right up to rounding."""
+        for row, found in zip(rows, logits, strict=True):
+            error = _error(found, self._expected(tuple(row)))
+            if not error <= self._tolerance:
+                return f"its logits are off by {error:.1%} of their spread"
+        return None
+
+    def _expected(self, row: tuple[int, ...]) -> Tensor:
+        """Logits [V] after a row, from its tokens alone."""
+        if row not in self._known:
+            before = self._model.use
+            self._model.use = CacheUse()
+            ids = torch.tensor([row], device=self._model.device)
+            self._known[row] = self._model.forward(ids, None, None)[0][0].float()
+            self._model.use = before
+        return self._known[row]
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    """How far logits [V] are from others, up to a constant, relative to the spread of the latter."""
+    return float((found.float() - expected).std() / expected.std().clamp(min=1e-30))

@@ -1,0 +1,351 @@
+"""A decode step for the Llama family that spends its time on arithmetic instead of on modules and cache objects.
+
+Against ``model.forward`` it fuses projections, writes keys and values in place, never repeats them for grouped queries
+or for the rows of a shared context, computes logits at last positions only and needs no attention mask where the
+contexts are equally long.
+Precision follows ``torch.autocast``: projections and attention in the compute dtype, residual stream and norms in
+the module's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from mrlm_pl.engines.local.backend import Backend, Context, Rows
+from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights
+
+# Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.
+_PREFILL_TOKENS_CPU = 1024
+_PREFILL_TOKENS_ACCELERATOR = 8192
+_ROTATION_SLACK = 1024
+_PADDING_SHARE = 0.25
+_FEW_ROWS = 8
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``weight * x / sqrt(mean(x**2) + eps)`` over the last dimension, with float32 statistics (arXiv 1910.07467).
+
+    >>> rms_norm(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), 0.0).tolist()    # sqrt(12.5) = 3.5355
+    [0.8485281467437744, 2.262741804122925]
+    """
+    wide = x.float()
+    scale = (wide * wide).mean(-1, keepdim=True).add_(eps).rsqrt_()
+    if x.dtype == torch.float32:
+        return (x * scale).mul_(weight)
+    return (x * scale).to(x.dtype) * weight
+
+
+class FusedDecoder(Backend):
+    """Llama, Qwen2, Qwen3 and Mistral models, from :class:`~mrlm_pl.engines.local.llama_weights.DecoderWeights`.
+
+    Args:
+        model: a model for which :func:`~mrlm_pl.engines.local.llama_weights.unsupported_reason` is None.
+        dtype: compute dtype.
+        own: copy all weights, so that the module may change between two calls of :meth:`refresh`.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
+        self.weights = DecoderWeights(model, dtype, own)
+        self.device = self.weights.device
+        self._cos = self._sin = torch.empty(0)
+
+    def refresh(self) -> None:
+        """Take over the current weights of the module."""
+        self.weights.read()
+        self.device = self.weights.device
+        self._cos = self._sin = torch.empty(0)
+
+    def rotation(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
+        if len(self._cos) < length:
+            frequency, scale = self.weights.inverse_frequency, self.weights.rotary_scale
+            angles = torch.outer(torch.arange(length + _ROTATION_SLACK, device=self.device).float(), frequency)
+            dtype = self.weights.embedding.dtype
+            cos, sin = angles.cos().mul_(scale).to(dtype), angles.sin().mul_(scale).to(dtype)
+            self._cos, self._sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return self._cos, self._sin
+
+    def hidden(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Residual stream after the last layer, shape ``[*ids.shape, hidden size]``.
+
+        ``cos`` and ``sin`` broadcast against ``[*ids.shape, heads, head size]``. ``attend`` gets the layer's index,
+        queries, keys and values ``[*ids.shape, heads, head size]`` and returns the queries' shape.
+        """
+        w = self.weights
+        x = F.embedding(ids.flatten(), w.embedding)
+        rotated = w.heads + w.kv_heads
+        for i, layer in enumerate(w.layers):
+            h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
+            qkv = _linear(h, layer.qkv, layer.qkv_bias).contiguous()
+            qkv = qkv.view(*ids.shape, rotated + w.kv_heads, w.head_dim)
+            qk = self._rotate(qkv[..., :rotated, :], layer, cos, sin)
+            mixed = attend(i, qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
+            x = _add_linear(x, mixed.reshape(x.shape[0], -1), layer.out, layer.out_bias)
+            h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
+            gate, up = _linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            x = _add_linear(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        return x.view(*ids.shape, -1)
+
+    def _rotate(self, qk: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor) -> Tensor:
+        if layer.qk_norm is not None:
+            qk = rms_norm(qk, layer.qk_norm, self.weights.eps)
+        return torch.addcmul(qk * cos, qk.roll(self.weights.head_dim // 2, -1), sin).to(self.weights.dtype)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""
+        w = self.weights
+        return _linear(rms_norm(x, w.norm, w.eps).to(w.dtype), w.head, w.head_bias)
+
+    def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, DecoderRows]:
+        """Logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
+        logits: list[Tensor] = [torch.empty(0)] * len(contexts)
+        lengths = [len(context.token_ids) for context in contexts]
+        w = self.weights
+        shape = (len(w.layers), 2, len(contexts), w.kv_heads, max(lengths), w.head_dim)
+        shared = torch.zeros(shape, dtype=w.dtype, device=self.device)
+        for chunk in _chunks(contexts, self.device):
+            chunk_logits, states = self._prefill_chunk([contexts[j] for j in chunk])
+            for u, j in enumerate(chunk):
+                shared[:, :, j, :, : lengths[j]] = states[:, :, u, :, : lengths[j]]
+                logits[j] = chunk_logits[u]
+        return torch.stack(logits), DecoderRows(self, shared, lengths, [context.rows for context in contexts], reserve)
+
+    def _prefill_chunk(self, contexts: Sequence[Context]) -> tuple[Tensor, Tensor]:
+        """Logits ``[u, V]`` and keys and values ``[layers, 2, u, KV heads, T, head size]``, rows left-aligned."""
+        w = self.weights
+        offsets = [context.cached for context in contexts]
+        new = [list(context.token_ids[context.cached :]) for context in contexts]
+        width = max(map(len, new))
+        ids = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in new], device=self.device)
+        capacity = max(offsets) + width
+        shape = (len(w.layers), 2, len(contexts), w.kv_heads, capacity, w.head_dim)
+        states = torch.zeros(shape, dtype=w.dtype, device=self.device)
+        for u, context in enumerate(contexts):
+            if context.states is not None:
+                states[:, :, u, :, : context.cached] = context.states
+        cos, sin = self.rotation(capacity)
+        if max(offsets) == 0:
+            x = self.hidden(ids, cos[:width, None], sin[:width, None], self._attend_fresh(states))
+        else:
+            positions = torch.tensor(offsets, device=self.device)[:, None] + torch.arange(width, device=self.device)
+            attend = self._attend_resumed(states, positions)
+            x = self.hidden(ids, cos[positions][:, :, None], sin[positions][:, :, None], attend)
+        last = torch.tensor([len(tokens) - 1 for tokens in new], device=self.device)
+        return self.logits(x[torch.arange(len(new), device=self.device), last]), states
+
+    def _attend_fresh(self, states: Tensor) -> Attend:
+        """Causal attention of whole contexts; what is right of a row's end is never looked at by what is left."""
+        scale = self.weights.scale
+
+        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = states[i]
+            keys.copy_(k.transpose(1, 2))
+            values.copy_(v.transpose(1, 2))
+            out = F.scaled_dot_product_attention(
+                q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True
+            )
+            return out.transpose(1, 2)
+
+        return attend
+
+    def _attend_resumed(self, states: Tensor, positions: Tensor) -> Attend:
+        """Causal attention of new tokens at ``positions`` ``[u, T]`` over them and what is in ``states`` before."""
+        scale = self.weights.scale
+        visible = torch.arange(states.shape[4], device=self.device) <= positions[:, None, :, None]
+        rows = torch.arange(len(positions), device=self.device)[:, None]
+
+        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = states[i]
+            keys[rows, :, positions] = k
+            values[rows, :, positions] = v
+            out = F.scaled_dot_product_attention(
+                q.transpose(1, 2), keys, values, attn_mask=visible, scale=scale, enable_gqa=True
+            )
+            return out.transpose(1, 2)
+
+        return attend
+
+
+def _linear(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``h @ weight.T + bias``, ``[N, out]``; on a CPU the result is feature-major, the transpose of a contiguous one.
+
+    With few rows and many features the CPU's matrix product splits its work over the first dimension of the result,
+    and it is up to twice as fast when that is the features. Element-wise operations keep the layout.
+    """
+    if h.device.type != "cpu":
+        return F.linear(h, weight, bias)
+    h = _row_major_if_few(h)
+    if bias is None:
+        return torch.mm(weight, h.t()).t()
+    return torch.addmm(bias[:, None], weight, h.t()).t()
+
+
+def _add_linear(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x + h @ weight.T + bias``, in one kernel where the dtypes allow it."""
+    if bias is not None or x.dtype != h.dtype:
+        return x + _linear(h, weight, bias)
+    if h.device.type != "cpu":
+        return torch.addmm(x, h, weight.t())
+    return torch.addmm(x.t(), weight, _row_major_if_few(h).t()).t()
+
+
+def _row_major_if_few(h: Tensor) -> Tensor:
+    """``h`` ``[N, in]`` as the CPU's matrix product reads it fastest.
+
+    For 2 to 8 rows in float32 it has a kernel that takes a third of the time (measured with widths of 256 to 1376, by
+    the memory's bandwidth then), if each row's features lie side by side; above that the layout makes no difference.
+    """
+    return h.contiguous() if h.dtype == torch.float32 and 2 <= len(h) <= _FEW_ROWS else h
+
+
+def _chunks(contexts: Sequence[Context], device: torch.device) -> Iterator[list[int]]:
+    """Indices of contexts to prefill together: fresh apart from resumed, similar in length, bounded in tokens."""
+    most = _PREFILL_TOKENS_CPU if device.type == "cpu" else _PREFILL_TOKENS_ACCELERATOR
+    new = [len(context.token_ids) - context.cached for context in contexts]
+    order = sorted(range(len(contexts)), key=lambda j: (contexts[j].cached > 0, new[j]))
+    chunk: list[int] = []
+    for j in order:
+        if chunk:
+            full = (len(chunk) + 1) * new[j] > most
+            padding = 1 - sum(new[c] for c in [*chunk, j]) / ((len(chunk) + 1) * new[j])
+            kind = (contexts[chunk[0]].cached > 0) != (contexts[j].cached > 0)
+            if full or kind or padding > _PADDING_SHARE:
+                yield chunk
+                chunk = []
+        chunk.append(j)
+    if chunk:
+        yield chunk
+
+
+_GROWTH = 64
+
+
+class DecoderRows(Rows):
+    """Rows of a :class:`~mrlm_pl.engines.local.llama.FusedDecoder`.
+
+    The keys and values of a context are held, and read in every step, once for all its rows. Those of the tokens fed
+    since then are a tensor ``[layers, 2, B, KV heads, capacity, head size]`` of the rows: as all rows have been fed
+    the same number of tokens, they are written to one column and need no mask.
+
+    Args:
+        decoder: the weights and the arithmetic.
+        shared: keys and values of the contexts, left-aligned, shape ``[layers, 2, U, KV heads, T, head size]``.
+        lengths: number of tokens of each context.
+        rows: number of rows of each context.
+        reserve: tokens that will be appended at most.
+    """
+
+    def __init__(
+        self, decoder: FusedDecoder, shared: Tensor, lengths: Sequence[int], rows: Sequence[int], reserve: int
+    ) -> None:
+        self._decoder = decoder
+        self._shared = shared
+        self._lengths = list(lengths)
+        self._contexts = [u for u, count in enumerate(rows) for _ in range(count)]
+        self._fed = 0
+        self._own = self._empty(len(self._contexts), max(1, min(reserve, _GROWTH)))
+        self._arrange()
+
+    def _empty(self, rows: int, capacity: int) -> Tensor:
+        layers, pair, _, heads, _, size = self._shared.shape
+        return self._shared.new_zeros(layers, pair, rows, heads, capacity, size)
+
+    def _arrange(self) -> None:
+        """Recompute what depends on which rows and contexts there are."""
+        device = self._shared.device
+        counts = [self._contexts.count(u) for u in range(len(self._lengths))]
+        self._width = max(counts)
+        seen = [0] * len(counts)
+        slots = []
+        for u in self._contexts:
+            slots.append(u * self._width + seen[u])
+            seen[u] += 1
+        full = len(slots) == len(counts) * self._width
+        self._slots = None if full else torch.tensor(slots, device=device)
+        lengths = torch.tensor(self._lengths, device=device)
+        self._mask: Tensor | None = None
+        if min(self._lengths) < self._shared.shape[4]:
+            hidden = torch.arange(self._shared.shape[4], device=device) >= lengths[:, None, None, None]
+            self._mask = self._shared.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+        self._equal = len(set(self._lengths)) == 1
+        self._context_length = lengths[torch.tensor(self._contexts, device=device)]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
+        if self._fed == self._own.shape[4]:
+            grown = self._empty(len(self._contexts), self._fed + max(_GROWTH, self._fed // 2))
+            grown[..., : self._fed, :] = self._own
+            self._own = grown
+        cos, sin = self._decoder.rotation(max(self._lengths) + self._fed + 1)
+        if self._equal:
+            position = self._lengths[0] + self._fed
+            cos, sin = cos[position], sin[position]
+        else:
+            positions = self._context_length + self._fed
+            cos, sin = cos[positions][:, None], sin[positions][:, None]
+        x = self._decoder.hidden(tokens, cos, sin, self._attend)
+        self._fed += 1
+        return self._decoder.logits(x)
+
+    def _attend(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of one new token per row over its context and its own tokens, ``[B, heads, head size]``.
+
+        The query heads of a group take the place of query positions, so keys and values are not repeated.
+        """
+        w = self._decoder.weights
+        keys, values = self._own[i]
+        shared_keys, shared_values = self._shared[i]
+        keys.select(2, self._fed).copy_(k)
+        values.select(2, self._fed).copy_(v)
+        q = q.reshape(len(q), w.kv_heads, w.heads // w.kv_heads, w.head_dim) * w.scale
+        context_scores = torch.matmul(self._by_context(q), shared_keys.transpose(-1, -2))
+        if self._mask is not None:
+            context_scores += self._mask
+        own_scores = torch.matmul(q, keys[:, :, : self._fed + 1].transpose(-1, -2))
+        scores = torch.cat((self._by_row(context_scores), own_scores), -1)
+        shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+        length = shared_keys.shape[2]
+        own = torch.matmul(shares[..., length:], values[:, :, : self._fed + 1])
+        return own + self._by_row(torch.matmul(self._by_context(shares[..., :length]), shared_values))
+
+    def _by_context(self, x: Tensor) -> Tensor:
+        """``[B, KV heads, group, N]`` of rows as ``[U, KV heads, rows of a context * group, N]``.
+
+        What belongs to the rows of a context stands side by side, so that its keys and values are read once.
+        """
+        _, heads, group, size = x.shape
+        if self._slots is not None:
+            x = x.new_zeros(len(self._lengths) * self._width, heads, group, size).index_copy_(0, self._slots, x)
+        return x.reshape(-1, self._width, heads, group, size).transpose(1, 2).flatten(2, 3)
+
+    def _by_row(self, x: Tensor) -> Tensor:
+        """The inverse of :meth:`_by_context`."""
+        contexts, heads, _, size = x.shape
+        x = x.view(contexts, heads, self._width, -1, size).transpose(1, 2).flatten(0, 1)
+        return x if self._slots is None else x[self._slots]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but ``rows``, and the contexts that have none left."""
+        device = self._shared.device
+        self._own = self._own[:, :, torch.tensor(rows, device=device)]
+        contexts = [self._contexts[b] for b in rows]
+        left = sorted(set(contexts))
+        if len(left) < len(self._lengths):
+            self._lengths = [self._lengths[u] for u in left]
+            self._shared = self._shared[:, :, torch.tensor(left, device=device), :, : max(self._lengths)]
+        self._contexts = [left.index(u) for u in contexts]
+        self._arrange()
+
+    def states(self, row: int, length: int) -> Tensor:
+        """A copy of the keys and values of a row's first ``length`` tokens."""
+        context = self._contexts[row]
+        own = length - self._lengths[context]
+        first = self._shared[:, :, context, :, : self._lengths[context]]
+        return torch.cat((first, self._own[:, :, row, :, :own]), dim=3)

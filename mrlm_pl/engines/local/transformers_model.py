@@ -1,0 +1,315 @@
+"""Any causal language model of transformers, through its own ``forward`` and its own cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from mrlm_pl.engines.local.backend import Backend, Context, Rows
+from mrlm_pl.errors import EngineError
+from mrlm_pl.policy.forward.families import rope_boundary
+from mrlm_pl.policy.plain_module import own_copy
+from mrlm_pl.policy.sharding import whole
+
+# The argument of ``forward``, and the attribute of its output, that holds the states of the tokens so far.
+_CACHES = ("past_key_values", "cache_params", "state")
+
+
+class CacheUse(NamedTuple):
+    """How a model's cache is used.
+
+    Attributes:
+        select: the method of the cache that picks rows; "" recomputes every row for every token instead.
+        padded: rows of different lengths share a forward pass, padded on the left; else only rows of equal length do.
+        sessions: keys and values of a finished turn are kept for the next turn.
+    """
+
+    select: str = ""
+    padded: bool = False
+    sessions: bool = False
+
+    @property
+    def cached(self) -> bool:
+        """Whether there is a cache."""
+        return bool(self.select)
+
+
+class GenericModel(Backend):
+    """A ``transformers`` causal LM, run through its own ``forward``, in evaluation mode.
+
+    How its cache can be used is not the same for all models: recurrent states cannot be cut, some caches pick rows
+    wrongly or not at all, and some models compute padded rows differently. :func:`~.cache_check.cache_use` finds that
+    out; without it the rows are recomputed for every token.
+
+    Rotary embeddings that change beyond a length (``longrope``) are those of each row's own length: rows on the two
+    sides of that length are computed apart, and a row that crosses it is computed anew, as ``generate`` does.
+
+    Args:
+        model: the module.
+        dtype: compute dtype; other than the module's own it is reached by autocast.
+        own: run a copy of the module, which takes over its weights in :meth:`refresh` alone.
+
+    Attributes:
+        cache_name: the argument of ``forward`` that takes the cache; None where there is none.
+        use: how the cache is used; not at all until :func:`~.cache_check.cache_use` was asked.
+        boundary: length beyond which the rotary embedding changes; None where it never does.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
+        self._source = model
+        self.model = own_copy(model) if own else model
+        self.dtype = dtype
+        self._takes = set(inspect.signature(model.forward).parameters)
+        self.cache_name = next((name for name in _CACHES if name in self._takes), None)
+        self.use = CacheUse()
+        self.boundary = rope_boundary(model.config)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the module's weights and buffers if they are not used where they are."""
+        if self.model is not self._source:
+            held = _tensors(self.model)
+            for name, value in _tensors(self._source).items():
+                held[name].copy_(whole(value))
+        self.device = next(self.model.parameters()).device
+
+    @contextmanager
+    def _evaluation(self) -> Iterator[None]:
+        training = [module for module in self.model.modules() if module.training]
+        for module in training:
+            module.training = False
+        try:
+            with (
+                torch.no_grad(),
+                torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != self.model.dtype),
+            ):
+                yield
+        finally:
+            for module in training:
+                module.training = True
+
+    def forward(self, ids: Tensor, mask: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
+        """Logits ``[B, V]`` after the last column of ``ids`` ``[B, T]``, and the cache with these tokens.
+
+        Args:
+            ids: token ids.
+            mask: ``[B, past + T]``, 1 at tokens; None where no row is padded.
+            cache: the states of the past; None where there is none.
+        """
+        arguments: dict[str, Any] = {"logits_to_keep": 1, "use_cache": self.use.cached}
+        if mask is not None:
+            arguments["attention_mask"] = mask
+            arguments["position_ids"] = (mask.cumsum(-1) - 1).clamp_(min=0)[:, -ids.shape[1] :]
+        arguments = {name: value for name, value in arguments.items() if name in self._takes}
+        if cache is not None:
+            assert self.cache_name is not None
+            arguments[self.cache_name] = cache
+        with self._evaluation():
+            output = self.model(input_ids=ids, **arguments)
+        logits: Tensor = output.logits
+        if not self.use.cached:
+            return logits[:, -1], None
+        cache = getattr(output, self.cache_name or "", None)
+        if cache is None:
+            raise EngineError(f"the forward of {type(self.model).__name__} returns no {self.cache_name}")
+        return logits[:, -1], cache
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """Logits ``[B, T, V]`` after all tokens of rows ``ids`` ``[B, T]``, without a cache."""
+        with self._evaluation():
+            found: Tensor = self.model(
+                input_ids=ids, **({"use_cache": False} if "use_cache" in self._takes else {})
+            ).logits
+        return found
+
+    def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, Rows]:
+        """Logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
+        found: list[Tensor] = [torch.empty(0)] * len(contexts)
+        parts = []
+        first = [0]
+        for context in contexts:
+            first.append(first[-1] + context.rows)
+        for together in self._together([context.token_ids for context in contexts]):
+            logits, part = self.start([contexts[u] for u in together])
+            for u, row in zip(together, logits, strict=True):
+                found[u] = row
+            part.select([i for i, u in enumerate(together) for _ in range(contexts[u].rows)])
+            part.rows = [row for u in together for row in range(first[u], first[u + 1])]
+            parts.append(part)
+        return torch.stack(found), GenericRows(self, parts)
+
+    def _together(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Which rows are computed together, by their indices."""
+        groups: dict[int, list[int]] = {}
+        for i, row in enumerate(rows):
+            key = len(row)
+            if self.use.padded:
+                key = 0 if self.boundary is None else int(len(row) > self.boundary)
+            groups.setdefault(key, []).append(i)
+        return list(groups.values())
+
+    def start(self, contexts: Sequence[Context]) -> tuple[Tensor, Part]:
+        """Logits ``[U, V]`` after contexts that are computed together, and a part with one row for each.
+
+        All contexts compute equally many new tokens, of their known states fewer are used where need be: a hole in the
+        middle of a row would change the distances of a model that measures them by column.
+        """
+        token_ids = [list(context.token_ids) for context in contexts]
+        if not self.use.padded:
+            logits, cache = self.forward(torch.tensor(token_ids, device=self.device), None, None)
+            return logits, Part(self, token_ids, cache, None)
+        width = max(len(tokens) - self._known(context) for tokens, context in zip(token_ids, contexts, strict=True))
+        cached = [max(0, len(tokens) - width) for tokens in token_ids]
+        new = [tokens[known:] for tokens, known in zip(token_ids, cached, strict=True)]
+        ids = torch.tensor([[0] * (width - len(tokens)) + tokens for tokens in new], device=self.device)
+        columns = max(cached) + width
+        lengths = torch.tensor([len(tokens) for tokens in token_ids], device=self.device)
+        mask = (torch.arange(columns, device=self.device) >= columns - lengths[:, None]).long()
+        cache = self._resumed(contexts, cached) if max(cached) else None
+        logits, cache = self.forward(ids, mask, cache)
+        return logits, Part(self, token_ids, cache, mask)
+
+    def _known(self, context: Context) -> int:
+        """How many tokens of a context have states that can be used."""
+        beyond = self.boundary is not None and len(context.token_ids) > self.boundary
+        return context.cached if self.use.sessions and not beyond else 0
+
+    def _resumed(self, contexts: Sequence[Context], cached: Sequence[int]) -> DynamicCache:
+        """A cache that holds the states of each context's first ``cached`` tokens, right-aligned."""
+        example = next(context.states for context in contexts if context.states is not None)
+        layers, _, heads, _, size = example.shape
+        width = max(cached)
+        states = example.new_zeros(layers, 2, len(contexts), heads, width, size)
+        for u, (context, known) in enumerate(zip(contexts, cached, strict=True)):
+            if context.states is not None and known:
+                states[:, :, u, :, width - known :] = context.states[:, :, :, :known]
+        cache = DynamicCache(config=self.model.config)
+        for i, (keys, values) in enumerate(states):
+            cache.update(keys, values, i)
+        return cache
+
+
+def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    # Not `state_dict`, before which a sharded model lets go of what it has gathered.
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+class Part:
+    """Rows that share each forward pass.
+
+    Args:
+        model: the model.
+        token_ids: all tokens of each row so far.
+        cache: their states; None recomputes the rows for every token.
+        mask: 1 at the columns that hold a token of the row, shape ``[B, T]``; None where no row is padded.
+
+    Attributes:
+        rows: the number of each row among those of the whole batch.
+    """
+
+    def __init__(self, model: GenericModel, token_ids: list[list[int]], cache: Any, mask: Tensor | None) -> None:
+        self._model = model
+        self.token_ids, self._cache, self._mask = token_ids, cache, mask
+        self.rows: list[int] = []
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
+        for row, token in zip(self.token_ids, tokens.tolist(), strict=True):
+            row.append(token)
+        if self._cache is None:
+            return self._model.forward(torch.tensor(self.token_ids, device=tokens.device), None, None)[0]
+        if self._mask is not None:
+            self._mask = torch.cat((self._mask, self._mask.new_ones(len(tokens), 1)), -1)
+        logits, self._cache = self._model.forward(tokens[:, None], self._mask, self._cache)
+        return logits
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Rows become copies of ``rows`` (indices into the current ones)."""
+        if list(rows) == list(range(len(self.token_ids))):
+            return
+        self.token_ids = [list(self.token_ids[b]) for b in rows]
+        index = torch.tensor(rows, device=self._model.device)
+        if self._mask is not None:
+            self._mask = self._mask[index]
+        if self._cache is not None:
+            getattr(self._cache, self._model.use.select)(index)
+
+    def states(self, row: int, length: int) -> Tensor | None:
+        """A copy of the keys and values of a row's first ``length`` tokens; None unless all layers store them alike."""
+        if not self._model.use.sessions or (self._model.boundary or length) < length:
+            return None
+        parts: list[Tensor] = []
+        for layer in self._cache.layers:
+            if type(layer) is not DynamicLayer or layer.keys is None or layer.values is None:
+                return None
+            parts += [layer.keys[row], layer.values[row]]
+        if len({part.shape for part in parts}) > 1:
+            return None
+        first = parts[0].shape[1] - len(self.token_ids[row])
+        return torch.stack([part[:, first : first + length] for part in parts]).unflatten(0, (-1, 2))
+
+
+class GenericRows(Rows):
+    """Rows of a :class:`~mrlm_pl.engines.local.transformers_model.GenericModel`.
+
+    Args:
+        model: the model.
+        parts: the rows; each is in one of them.
+    """
+
+    def __init__(self, model: GenericModel, parts: list[Part]) -> None:
+        self._model = model
+        self._parts = parts
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
+        found: list[tuple[list[int], Tensor]] = []
+        for part in list(self._parts):
+            self._cross(part, tokens, found)
+            if part.rows:
+                found.append((part.rows, part.step(tokens if len(part.rows) == len(tokens) else tokens[part.rows])))
+        self._parts = [part for part in self._parts if part.rows]
+        if len(found) == 1:
+            return found[0][1]
+        order = torch.tensor([row for rows, _ in found for row in rows], device=tokens.device)
+        return torch.cat([logits for _, logits in found])[order.argsort()]
+
+    def _cross(self, part: Part, tokens: Tensor, found: list[tuple[list[int], Tensor]]) -> None:
+        """Move the rows of a part that a token takes over the model's boundary to a part of their own, anew."""
+        boundary = self._model.boundary
+        if boundary is None or not any(len(row) == boundary for row in part.token_ids):
+            return
+        over = [i for i, row in enumerate(part.token_ids) if len(row) == boundary]
+        rows = [part.rows[i] for i in over]
+        contexts = [Context([*part.token_ids[i], int(tokens[part.rows[i]])], 1) for i in over]
+        logits, new = self._model.start(contexts)
+        new.rows = rows
+        found.append((rows, logits))
+        self._parts.append(new)
+        stay = [i for i in range(len(part.rows)) if i not in over]
+        part.rows = [part.rows[i] for i in stay]
+        if stay:
+            part.select(stay)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but ``rows``."""
+        new = {row: place for place, row in enumerate(rows)}
+        for part in self._parts:
+            stay = [i for i, row in enumerate(part.rows) if row in new]
+            part.rows = [new[part.rows[i]] for i in stay]
+            if stay:
+                part.select(stay)
+        self._parts = [part for part in self._parts if part.rows]
+
+    def states(self, row: int, length: int) -> Tensor | None:
+        """A copy of the keys and values of a row's first ``length`` tokens; None where they cannot be used again."""
+        part = next(part for part in self._parts if row in part.rows)
+        return part.states(part.rows.index(row), length)

@@ -1,0 +1,218 @@
+"""What one pool has of Ray: reserved room, workers in it, and calls with deadlines."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, Literal
+
+from mrlm_pl.engines.ray.connection import CHECK_SECONDS, STOP_SECONDS, RayConnection
+from mrlm_pl.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+
+
+class RayCluster:
+    """A pool's part of the Ray of this process.
+
+    Args:
+        address: ``HOST:PORT`` of a cluster, ``auto`` for the one that this machine belongs to, None to start one here,
+            which the pools of a process share.
+        seconds: that starting or joining may take.
+        silence: seconds without an answer of the head after which it is given up.
+
+    Raises:
+        ConfigurationError: Ray is not installed, or another pool of this process uses another one.
+        EngineError: there is no such cluster, or it does not answer in time.
+    """
+
+    def __init__(self, address: str | None, seconds: float = 120.0, silence: float = 10.0) -> None:
+        self._connection: Any = RayConnection.shared(address, seconds)
+        self._ray, self._silence = self._connection.ray, silence
+        self._group: Any = None
+        self._gpus: list[tuple[str, ...]] = []
+        self._gpus_each = 0.0
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT`` of the head."""
+        return str(self._connection.address)
+
+    @property
+    def host(self) -> str:
+        """This process's, as workers reach it."""
+        return str(self._connection.host)
+
+    @property
+    def started_here(self) -> bool:
+        """Whether the Ray is this process's own."""
+        return bool(self._connection.started_here)
+
+    def reserve(self, bundles: Sequence[dict[str, float]], strategy: Strategy, seconds: float) -> None:
+        """Reserve room for the workers, a bundle of resources each; all of it or none.
+
+        A Ray that was started here never grows: what it has not is refused at once. A cluster may, so it is waited for.
+
+        Raises:
+            EngineError: the cluster has no such room, or not in time.
+        """
+        wanted = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
+        total = self._ray.cluster_resources()
+        missing = _beyond(wanted, total)
+        if missing and self.started_here:
+            raise EngineError(
+                f"Ray was started on this machine and has not what is asked for: {missing}; ask for fewer workers or "
+                "less for each, or name a cluster that has it (address)"
+            )
+        if missing:
+            logger.warning(
+                "Ray at %s has not what is asked for: %s; waiting up to %g s for more machines",
+                self.address,
+                missing,
+                seconds,
+            )
+        self._group = self._ray.util.placement_group(wanted, strategy=strategy)
+        if not self._group.wait(seconds):
+            total = {name: amount for name, amount in self._ray.cluster_resources().items() if name in ("CPU", "GPU")}
+            free = {name: self._ray.available_resources().get(name, 0.0) for name in total}
+            raise EngineError(
+                f"Ray at {self.address} could not reserve {wanted} ({strategy}) within {seconds:g} s; it has {total}, "
+                f"of which {free} are free; ask for fewer workers or less for each, or add machines"
+            )
+        self._connection.note_children()
+
+    def take_gpus(self, workers: int, each: float, room: Mapping[str, float]) -> list[tuple[str, ...]]:
+        """GPUs of this machine for each worker of a Ray that was started here; :meth:`close` gives them back.
+
+        Raises:
+            ConfigurationError: see :meth:`~mrlm_pl.engines.ray.gpus.GpuLedger.take`.
+        """
+        self._gpus, self._gpus_each = self._connection.gpus.take(workers, each, room), each
+        return self._gpus
+
+    def actor(self, cls: type, bundle: int, arguments: Sequence[Any], calls: int, resources: dict[str, float]) -> Any:
+        """A new actor of the class in a reserved bundle; it has not answered yet.
+
+        Raises:
+            EngineError: the cluster is gone.
+        """
+        while self._connection.broken():  # Ray would wait for its head without a word, and then end this process
+            self.check()
+            time.sleep(CHECK_SECONDS / 4)
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        placed = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        remote = self._ray.remote(cls).options(
+            num_cpus=resources.get("CPU", 0),
+            num_gpus=resources.get("GPU", 0),
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=calls,
+            scheduling_strategy=placed,
+        )
+        return remote.remote(*arguments)
+
+    def kill(self, actor: Any) -> None:
+        """End an actor without waiting for it."""
+        if not self._connection.broken():
+            self._ray.kill(actor, no_restart=True)
+
+    def end(self, actors: Sequence[Any], seconds: float) -> None:
+        """Give actors some seconds to close what they have, and end them."""
+        if not self._connection.broken():
+            wait([self.call(actor, "close") for actor in actors], timeout=seconds)
+        for actor in actors:
+            self.kill(actor)
+
+    def call(self, actor: Any, method: str, *arguments: Any) -> Future[Any]:
+        """The future of what a method of an actor returns; its error is one for :meth:`translated`."""
+        return getattr(actor, method).remote(*arguments).future()
+
+    def wait(self, future: Future[Any], seconds: float, who: str, does: str) -> Any:
+        """The result of a :meth:`call`.
+
+        Raises:
+            WorkerLostError: the actor is dead, or did not answer in time.
+            EngineError: the cluster is gone.
+            Exception: what the actor raised.
+        """
+        deadline = time.monotonic() + seconds
+        while not wait([future], timeout=max(0.0, min(CHECK_SECONDS, deadline - time.monotonic()))).done:
+            self.check()
+            if time.monotonic() > deadline:
+                raise WorkerLostError(f"{who} did not {does} within {seconds:g} s")
+        try:
+            return future.result()
+        except Exception as error:
+            raise self.translated(error, who, does) from error
+
+    def translated(self, error: Exception, who: str, does: str) -> Exception:
+        """An error of Ray as ours: what the actor raised, or that it is lost, or that the cluster is.
+
+        Raises:
+            EngineError: the cluster is gone.
+        """
+        exceptions = self._ray.exceptions
+        if isinstance(error, exceptions.RayTaskError):
+            return error.cause if isinstance(error.cause, Exception) else EngineError(f"{who}: {error}")
+        if isinstance(error, exceptions.RayError):
+            self.check()
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            return WorkerLostError(f"{who} is gone while it should {does} ({type(error).__name__}: {reason[0]})")
+        return error
+
+    def check(self) -> None:
+        """Nothing, as long as the head of the cluster answers.
+
+        Raises:
+            EngineError: it has been silent for too long.
+        """
+        self._connection.check(self._silence)
+
+    def close(self) -> None:
+        """Give back what was reserved; the last pool of a process also ends a Ray that was started here, and waits.
+
+        May be called twice.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        group, self._group = self._group, None
+        if group is not None and not self._connection.broken():
+            _within(STOP_SECONDS, lambda: self._ray.util.remove_placement_group(group))
+        self._connection.gpus.give_back(self._gpus, self._gpus_each)
+        self._connection.give_back()
+
+
+class WorkerLostError(EngineError):
+    """A worker is dead or does not answer; another one can take its place."""
+
+
+def _beyond(bundles: Sequence[Mapping[str, float]], total: Mapping[str, float]) -> str:
+    """What the bundles want in all and there is less of, in words; empty where there is enough.
+
+    >>> _beyond([{"CPU": 1.0, "GPU": 1.0}] * 2, {"CPU": 8.0, "GPU": 1.0})
+    '2 GPU (there are 1)'
+    """
+    names = dict.fromkeys(name for bundle in bundles for name in bundle)
+    wanted = {name: math.fsum(bundle.get(name, 0.0) for bundle in bundles) for name in names}
+    return ", ".join(
+        f"{amount:g} {name} (there are {total.get(name, 0.0):g})"
+        for name, amount in wanted.items()
+        if amount > total.get(name, 0.0)
+    )
+
+
+def _within(seconds: float, function: Callable[[], Any]) -> bool:
+    """Run a function that may hang in a thread of its own; whether it ended in time."""
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()

@@ -1,0 +1,285 @@
+"""The Ray of this process, started here or joined, which all its pools share; no process is left behind."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import logging
+import math
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from mrlm_pl.engines.ray.gpus import GpuLedger
+from mrlm_pl.errors import ConfigurationError, EngineError
+
+logger = logging.getLogger(__name__)
+
+CHECK_SECONDS = 1.0
+"""After which who waits for a worker looks whether the cluster is still there."""
+
+STOP_SECONDS = 20.0
+_FOLDER, _LOCK = "mrlm-ray-", "in_use"
+_OBJECT_STORE_BYTES = 128 * 2**20  # weights do not go through it
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_START_VARIABLE = "RAY_raylet_start_wait_time_s"  # Ray's own is too short for a machine that is busy
+_CPUS = 1024
+"""That a Ray that is started here says it has: what its pools ask for is the user's affair, and more may come."""
+
+
+class RayConnection:
+    """Ray, as one process uses it; :meth:`shared` gives the one that there is.
+
+    A Ray that is started here runs under a thread that lives as long as the process or until the last pool has given
+    it back: its processes follow that thread, so that none outlives a process that is killed (on Linux).
+
+    Args:
+        address: ``HOST:PORT`` of a cluster, ``auto`` for the one that this machine belongs to, None to start one here.
+        seconds: that starting or joining may take.
+
+    Attributes:
+        address: ``HOST:PORT`` of its head.
+        host: of this process, as others reach it.
+        started_here: whether it is this process's own.
+        gpus: which GPUs of this machine the workers of an own Ray have.
+
+    Raises:
+        ConfigurationError: Ray is not installed, or the process has joined another one.
+        EngineError: there is no such cluster, or it does not answer in time.
+    """
+
+    _current: RayConnection | None = None
+    _sharing = threading.Lock()
+
+    def __init__(self, address: str | None, seconds: float) -> None:
+        settings = _SETTINGS if address is not None else {**_SETTINGS, _START_VARIABLE: str(math.ceil(seconds))}
+        for name, value in settings.items():
+            os.environ.setdefault(name, value)  # read when Ray is imported and started
+        excepthook = sys.excepthook
+        try:
+            import ray
+        except ImportError as error:
+            raise ConfigurationError(
+                "a pool of workers needs Ray, which is not installed; `pip install 'mrlm[ray]'`"
+            ) from error
+        # Ray's reports to the head before it prints anything: the error of a head that is gone would never be seen.
+        sys.excepthook = excepthook
+        self.ray: Any = ray
+        self.asked, self.gpus, self._users = address, GpuLedger(), 0
+        self._silent_since: float | None = None
+        self._answered: float | None = None
+        self._looking = threading.Lock()
+        self._stop, self._ready = threading.Event(), threading.Event()
+        self._failure: BaseException | None = None
+        self._folder: Path | None = None
+        self._own: list[Any] = []
+        self._below: set[Any] = set()
+        self.address, self.host = address or "this machine", ""
+        self._joined = ray.is_initialized()  # somebody else's, who also ends it
+        self.started_here = address is None and not self._joined
+        if self._joined:
+            self._look_around()
+            if address not in (None, "auto"):
+                self._compare(str(address))
+            return
+        self._thread = threading.Thread(target=self._live, name="mrlm-ray", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+        if not self._ready.wait(seconds):
+            self._stop.set()
+            raise EngineError(f"Ray at {self.address} did not answer within {seconds:g} s; {self._remedy()}")
+        if self._failure is not None:
+            raise EngineError(f"Ray at {self.address} cannot be used: {self._failure}; {self._remedy()}")
+
+    @classmethod
+    def shared(cls, address: str | None, seconds: float) -> RayConnection:
+        """The connection of this process, made if there is none; whoever asks for it calls :meth:`give_back` once.
+
+        Raises:
+            ConfigurationError: there is one to another address: a process can use one Ray.
+            EngineError: see the class.
+        """
+        with cls._sharing:
+            current = cls._current
+            if current is None:
+                current = cls._current = cls(address, seconds)
+            elif current.asked != address:
+                raise ConfigurationError(
+                    f"a pool of this process uses Ray at {current.asked or 'this machine'}, another asks for "
+                    f"{address or 'this machine'}; a process can use one Ray: give both the same address"
+                )
+            current._users += 1
+            return current
+
+    def give_back(self) -> None:
+        """End the connection, and a Ray that was started here, when nobody uses it any more."""
+        with self._sharing:
+            self._users -= 1
+            if not self._users:
+                self.close()
+
+    def _remedy(self) -> str:
+        if self.asked is None:
+            return (
+                "look at the load of the processors, the free memory and /dev/shm; on a busy machine raise "
+                "deadlines.start"
+            )
+        return (
+            "start it with `ray start --head`; if it wants a token, set RAY_AUTH_MODE=token for the run as well; or "
+            "leave the address out to start Ray on this machine"
+        )
+
+    def _compare(self, asked: str) -> None:
+        """Nothing, or a warning, when the Ray that the process has joined may be the one that is asked for.
+
+        A head has several names and addresses, and need not know all of them, but one port.
+
+        Raises:
+            ConfigurationError: the ports differ.
+        """
+        (host, port), (other, other_port) = (text.rpartition(":")[::2] for text in (asked, self.address))
+        found = f"Ray at {asked} is asked for, but this process has joined Ray at {self.address} already"
+        if port != other_port:
+            raise ConfigurationError(
+                f"{found}; leave the address out to use that, or call `ray.shutdown()` before the run"
+            )
+        with contextlib.suppress(OSError, UnicodeError):
+            host, other = socket.gethostbyname(host), socket.gethostbyname(other)
+        if host != other and not (host.startswith("127.") and other == self.host):
+            logger.warning("%s, which is used; is it the same?", found)
+
+    def _live(self) -> None:
+        """Start Ray, wait, end it; in a thread of its own."""
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "mrlm"}
+        try:
+            if self.asked is None:
+                self._folder, self._lock = _own_folder()
+                options |= {
+                    "address": "local",
+                    "num_cpus": _CPUS,
+                    "num_gpus": 0,  # who has which is in the ledger, which knows what the learner uses
+                    "include_dashboard": False,
+                    "object_store_memory": _OBJECT_STORE_BYTES,
+                    "_temp_dir": str(self._folder),
+                    "_system_config": {"prestart_worker_first_driver": False},  # a process for each CPU otherwise
+                }
+            else:
+                host, _, port = self.asked.rpartition(":")
+                if port.isdigit():
+                    socket.create_connection((host, int(port)), timeout=STOP_SECONDS).close()  # Ray would try for long
+                options["address"] = self.asked
+            self.ray.init(**options)
+            self._look_around()
+        except BaseException as error:
+            self._failure = error
+            self._ready.set()
+            return
+        self._ready.set()
+        self._stop.wait()
+        if not self.broken():
+            self.ray.shutdown()
+
+    def _look_around(self) -> None:
+        self.address = self.ray.get_runtime_context().gcs_address
+        self.host = self.ray.util.get_node_ip_address()
+        node = self.ray._private.worker._global_node
+        if self.started_here:
+            self._own = [item.process for items in node.all_processes.values() for item in items]
+            self.note_children()
+
+    def note_children(self) -> None:
+        """Remember what the processes that were started here have started, as long as they can be asked."""
+        import psutil  # comes with Ray
+
+        for process in self._own:
+            if process.poll() is None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._below |= set(psutil.Process(process.pid).children(recursive=True))
+
+    def check(self, silence: float) -> None:
+        """Nothing, as long as the head of the cluster answers.
+
+        Args:
+            silence: seconds without an answer after which it is given up.
+
+        Raises:
+            EngineError: it has been silent for too long.
+        """
+        with self._looking:  # who waits for many calls asks from many threads
+            now = time.monotonic()
+            fresh = self._answered is not None and now - self._answered < CHECK_SECONDS / 2
+            if fresh and not self._ended():
+                return
+            if not self.broken():
+                self._answered, self._silent_since = time.monotonic(), None
+                return
+            self._answered = None
+            self._silent_since = since = self._silent_since or now
+        if self._own or now - since >= silence:
+            what = "was started here and has died" if self._own else f"has not answered for {silence:g} s"
+            raise EngineError(
+                f"Ray at {self.address} {what}: the workers of the pool cannot be reached or replaced. Start it again "
+                "if it is not started by the run itself; `--ckpt_path last` goes on from the last checkpoint"
+            )
+
+    def _ended(self) -> bool:
+        return any(process.poll() is not None for process in self._own)
+
+    def broken(self) -> bool:
+        """Whether a process that was started here has ended, or the head takes no connection."""
+        if self._ended():
+            return True
+        host, _, port = str(self.address).rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=2.0).close()
+        except OSError:
+            return True
+        return False
+
+    def close(self) -> None:
+        """End a Ray that was started here and wait for it, whoever uses it. May be called twice."""
+        if RayConnection._current is self:
+            RayConnection._current = None
+        if self._joined or self._stop.is_set():
+            return
+        self.note_children()
+        self._stop.set()
+        atexit.unregister(self.close)
+        self._thread.join(STOP_SECONDS)
+        self._end_processes()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._lock.close()
+
+    def _end_processes(self) -> None:
+        """End what is left of the processes that were started here."""
+        import psutil
+
+        for process in self._own:
+            if process.poll() is None:
+                process.kill()
+            process.wait(STOP_SECONDS)
+        for process in self._below:
+            with contextlib.suppress(psutil.NoSuchProcess):  # most have gone by themselves
+                process.kill()
+        psutil.wait_procs(self._below, timeout=STOP_SECONDS)
+
+
+def _own_folder() -> tuple[Path, IO[str]]:
+    """A new folder for Ray's files and the lock that says that it is used; those of killed runs are removed."""
+    for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_LOCK}"):
+        with contextlib.suppress(OSError), old.open("a") as lock:  # somebody else's, or in use
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+    lock = (folder / _LOCK).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock

@@ -1,0 +1,151 @@
+"""Which GPUs of a machine the learner computes on, and which are left for workers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mrlm_pl.engines.learner_place import LearnerPlace
+from mrlm_pl.errors import ConfigurationError
+
+_ROUNDING = 1e-6
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Ids of the GPUs that this process sees, as ``CUDA_VISIBLE_DEVICES`` has them: numbers of the machine or UUIDs."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return tuple(str(number) for number in range(torch.cuda.device_count()))
+    ids = [item.strip() for item in listed.split(",")]
+    ends = [place for place, item in enumerate(ids) if item in ("", "-1", "NoDevFiles")]
+    return tuple(ids[: ends[0]] if ends else ids)  # CUDA, too, stops at the first that is none
+
+
+def room_for_workers(visible: Sequence[str], learner: LearnerPlace, share: bool = False) -> dict[str, float]:
+    """How much of each GPU the workers of one process may have, in the order in which they are given away.
+
+    The GPUs that the learner does not use are parted evenly between its processes on the machine.
+
+    Args:
+        visible: ids of all.
+        learner: where it computes.
+        share: whether workers may also be where this process computes.
+
+    >>> room_for_workers(["0", "1", "2", "3"], LearnerPlace((0,)))
+    {'1': 1.0, '2': 1.0, '3': 1.0}
+    >>> room_for_workers(["4", "5", "6"], LearnerPlace((0, 1), process=1, processes=2), share=True)
+    {'6': 0.5, '5': 1.0}
+    """
+    used = learner.ids(visible)
+    free = [gpu for gpu in visible if gpu not in used]
+    first, last = (len(free) * number / learner.processes for number in (learner.process, learner.process + 1))
+    parts = {gpu: float(min(place + 1, last) - max(place, first)) for place, gpu in enumerate(free)}
+    room = {gpu: part for gpu, part in parts.items() if part > _ROUNDING}
+    if share and used:
+        room[used[learner.process]] = 1.0
+    return room
+
+
+class GpuLedger:
+    """Which GPUs of this machine the workers of this process have."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def take(self, workers: int, each: float, room: Mapping[str, float]) -> list[tuple[str, ...]]:
+        """Ids of the GPUs of each worker: the first that have room.
+
+        Args:
+            workers: how many want some.
+            each: GPUs for each; below 1, workers share one.
+            room: how much of each GPU they may have; see :func:`room_for_workers`.
+
+        Raises:
+            ConfigurationError: there are not so many.
+        """
+        with self._lock:
+            left = {gpu: part - self._taken.get(gpu, 0.0) for gpu, part in room.items()}
+            found: list[tuple[str, ...]] = []
+            for _ in range(workers):
+                part, count = min(each, 1.0), max(1, round(each))
+                own = [gpu for gpu, has in left.items() if has > part - _ROUNDING][:count]
+                if len(own) < count:
+                    raise ConfigurationError(
+                        f"{workers} workers want {each:g} GPUs each, but Ray is started by this process, whose workers "
+                        f"may have {dict(room)} (parts by GPU), of which {self._taken} are taken; GPUs that the "
+                        "learner uses are kept from them. Ask for less (resources.gpus), or let workers share the "
+                        "learner's: `resources.share_learner_gpus: true`"
+                    )
+                for gpu in own:
+                    left[gpu] -= part
+                found.append(tuple(own))
+            self._add(found, min(each, 1.0))
+            return found
+
+    def give_back(self, taken: Sequence[tuple[str, ...]], each: float) -> None:
+        """Make what :meth:`take` gave free again."""
+        with self._lock:
+            self._add(taken, -min(each, 1.0))
+
+    def _add(self, ids: Sequence[tuple[str, ...]], part: float) -> None:
+        for gpu in (gpu for own in ids for gpu in own):
+            self._taken[gpu] = self._taken.get(gpu, 0.0) + part
+            if self._taken[gpu] < _ROUNDING:
+                del self._taken[gpu]
+
+
+class GpuTeller:
+    """Runs in a bundle of Ray's and tells which GPUs it has."""
+
+    async def gpus(self) -> list[str]:
+        """Their ids."""
+        import ray
+
+        return [str(item) for item in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
+
+
+def wrong_reservation(reserved: Sequence[str], learner: LearnerPlace, visible: Sequence[str]) -> str | None:
+    """Why GPUs that Ray keeps free for a learner are not those that it computes on, with the remedy; None: they are.
+
+    Ids of different kinds, numbers and UUIDs, cannot be compared and count as right.
+
+    Args:
+        reserved: ids of the GPUs that Ray keeps free.
+        learner: where it computes.
+        visible: ids of the GPUs that its processes see.
+    """
+    used = learner.ids(visible)
+    if used and not comparable([*reserved, *used]):
+        return None
+    if used and set(reserved) <= set(used):
+        return None
+    computes = f"GPU {','.join(used)}" if used else "CPUs"
+    remedy = f"start the run with CUDA_VISIBLE_DEVICES={','.join(reserved)}" if used else "leave it out"
+    return (
+        f"resources.learner_gpus keeps GPU {','.join(reserved)} of the learner's machine free, but the learner "
+        f"computes on {computes}, which a worker may be given; {remedy}"
+    )
+
+
+def comparable(ids: Sequence[str]) -> bool:
+    """Whether ids of GPUs are of one kind, numbers or UUIDs."""
+    return len({item.isdigit() for item in ids}) <= 1
+
+
+def shared_gpu(worker: Mapping[str, Any], host: str, learner: LearnerPlace, visible: Sequence[str]) -> str | None:
+    """The GPU that a worker has and the learner computes on, or None.
+
+    Args:
+        worker: its ``host`` and ``gpus``.
+        host: the learner's.
+        learner: where it computes.
+        visible: ids of the GPUs that its processes see.
+    """
+    used = learner.ids(visible)
+    both = [gpu for gpu in worker["gpus"] if gpu in used]
+    return both[0] if worker["host"] == host and both else None

@@ -1,0 +1,259 @@
+"""Generation in worker processes that Ray places on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from torch import nn
+
+from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.engines.learner_place import LearnerPlace
+from mrlm_pl.engines.local.engine import InProcessEngine
+from mrlm_pl.engines.ray.cluster import CHECK_SECONDS, WorkerLostError
+from mrlm_pl.engines.ray.group import Worker, WorkerGroup
+from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
+from mrlm_pl.engines.routing import sampled_in_parts
+from mrlm_pl.errors import ConfigurationError, EngineError
+
+
+class RayPool(Engine):
+    """Generates in worker processes under Ray, each with an engine and the weights of all policies.
+
+    A request goes to the worker that has its session's cache, else to the least busy one. :meth:`load` sends what has
+    changed to all workers at once, while they go on generating, and lets each switch between two calls; when it
+    returns, every worker has the new weights. A worker that dies, does not answer or cannot take the weights is
+    replaced and filled with the current ones, and its requests are sent again; they hold their seeds, so the tokens
+    are the same.
+
+    Ray starts with the first :meth:`load`. To fill a worker at any time, the pool keeps a copy of the trained weights
+    in the learner's memory.
+
+    Args:
+        workers: worker processes.
+        address: ``HOST:PORT`` of a Ray cluster, ``auto`` for the one that this machine belongs to; None starts Ray on
+            this machine, and ends it with the pool or this process.
+        engine: makes the engine of a worker.
+        resources: what is reserved for each worker and for the learner.
+        transfer: how weights are sent.
+        deadlines: how long things may take.
+        replacements: how many workers may be replaced before the run ends.
+        calls: calls of :meth:`sample` that a worker's engine is given at the same time; the others wait their turn.
+            None: as many as the engine says, one in process and all that a server may have under way.
+
+    Raises:
+        ConfigurationError: a number is out of its range.
+    """
+
+    name = "ray_pool"
+
+    def __init__(
+        self,
+        workers: int = 1,
+        address: str | None = None,
+        engine: Callable[[], Engine] = InProcessEngine,
+        resources: PoolResources = PoolResources(),  # noqa: B008 (frozen)
+        transfer: WeightTransfer = WeightTransfer(),  # noqa: B008 (frozen)
+        deadlines: PoolDeadlines = PoolDeadlines(),  # noqa: B008 (frozen)
+        replacements: int = 8,
+        calls: int | None = None,
+    ) -> None:
+        if calls is not None and calls < 1:
+            raise ConfigurationError(f"calls is {calls}; it must be 1 or above")
+        self._make_engine, self._calls = engine, calls
+        self._group = WorkerGroup(
+            "the pool", self._worker, workers, address, resources, transfer, deadlines, replacements
+        )
+        self._spreading = Spreading(workers)
+        self._repairs: dict[Worker, Future[None]] = {}
+        self._repairing = ThreadPoolExecutor(1, thread_name_prefix="mrlm-ray-pool")
+
+    def _worker(self, place: int, gpus: str | None) -> tuple[type, tuple[Any, ...]]:
+        from mrlm_pl.engines.ray.workers import PoolWorker
+
+        return PoolWorker, (gpus, self._make_engine, f"{self.name}/{place}", place, self._group.count, self._calls)
+
+    @property
+    def replaced(self) -> int:
+        """How many workers were replaced."""
+        return self._group.replaced
+
+    def meet_learner(self, place: LearnerPlace) -> None:
+        """Take note of where the learner computes, before the first :meth:`load`; see :meth:`Engine.meet_learner`."""
+        self._group.learner = place
+
+    # Weights.
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        """Make the module's current weights those of ``policy`` in all workers; returns when all serve with them.
+
+        Args:
+            policy: the name that requests use.
+            weights: a module that the workers' engine can load.
+            version: number stored in every sample made from now on.
+
+        Raises:
+            EngineError: ``weights`` cannot be sent, too many workers were lost, or the cluster is.
+            ConfigurationError: the engine cannot be one of so many workers; see :meth:`Engine.join_pool`.
+        """
+        if not isinstance(weights, nn.Module):
+            raise EngineError(f"policy {policy!r}: a pool loads a torch module, not a {type(weights).__name__}")
+        self._group.load(policy, weights, version)
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Whether the workers' engine takes ``offset`` and ``piece``; known after the first :meth:`load`."""
+        return bool(self._group.workers) and self._group.workers[0].about["takes_pieces"]
+
+    def window(self, policy: str) -> int | None:
+        """How many tokens a row of the policy can have, as the workers' engine says; None while it is not loaded."""
+        return self._said(policy).get("window")
+
+    def reports_logprobs(self, policy: str) -> bool:
+        """What the workers' engine says; True while the policy is not loaded."""
+        return bool(self._said(policy).get("reports_logprobs", True))
+
+    def precision(self, policy: str) -> str | None:
+        """What the workers' engine says; None while the policy is not loaded."""
+        return self._said(policy).get("precision")
+
+    def _said(self, policy: str) -> dict[str, Any]:
+        return self._group.answer(policy) or {}
+
+    # Requests.
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """One sample per request, in order; see :meth:`Engine.sample`. Their engine is ``ray_pool/WORKER``.
+
+        Raises:
+            EngineError: what a worker's engine raises; or too many workers were lost, or the cluster is.
+        """
+        if not requests:
+            return []
+        if not self._group.workers:
+            raise EngineError(
+                "the pool has no weights; call load() first" if not self._group.closed else "the pool is closed"
+            )
+        places = self._spreading.place(requests)
+        try:
+            return await sampled_in_parts(requests, places, self._ask)
+        finally:
+            self._spreading.done(places)
+
+    async def _ask(self, place: int, requests: list[SampleRequest]) -> list[Sample]:
+        """The samples of a place, from as many workers after each other as it takes."""
+        while True:
+            worker = self._group.workers[place]
+            try:
+                return await self._answer(worker, requests)
+            except WorkerLostError as error:
+                if worker not in self._repairs:
+                    repair = self._repairing.submit(self._group.replace_if_current, worker, str(error))
+                    self._repairs[worker] = repair
+                # Of all who wait for this worker none must take the repair along when it is cancelled.
+                await asyncio.shield(asyncio.wrap_future(self._repairs[worker]))
+
+    async def _answer(self, worker: Worker, requests: list[SampleRequest]) -> list[Sample]:
+        cluster, seconds = self._group.cluster, self._group.deadlines.sample
+        future = asyncio.wrap_future(cluster.call(worker.actor, "sample", requests))
+        deadline = time.monotonic() + seconds
+        while not (await asyncio.wait({future}, timeout=CHECK_SECONDS))[0]:
+            await asyncio.to_thread(cluster.check)
+            if time.monotonic() > deadline:
+                raise WorkerLostError(f"{worker.name} did not answer within {seconds:g} s")
+        try:
+            return future.result()
+        except Exception as error:
+            found = await asyncio.to_thread(cluster.translated, error, worker.name, "generate")
+            raise found from error
+
+    def describe(self) -> list[dict[str, Any]]:
+        """``pid``, ``host``, ``device``, ``gpus`` (ids), ``takes_pieces`` and ``claims`` of each worker."""
+        return [worker.about for worker in self._group.workers]
+
+    @property
+    def stats(self) -> list[Any]:
+        """What the engine of each worker has counted since the worker was started; see :attr:`Engine.stats`.
+
+        Raises:
+            WorkerLostError: a worker does not answer.
+        """
+        group = self._group
+        asked = [(worker, group.cluster.call(worker.actor, "stats")) for worker in group.workers]
+        return [group.cluster.wait(item, group.deadlines.start, worker.name, "answer") for worker, item in asked]
+
+    def release(self, session_prefix: str) -> None:
+        """Forget caches, in the background; see :meth:`Engine.release`."""
+        for place in self._spreading.release(session_prefix):
+            self._group.cluster.call(self._group.workers[place].actor, "release", session_prefix)
+
+    def close(self) -> None:
+        """End the workers, and Ray if it was started here and nobody else uses it; may be called twice."""
+        self._group.close()
+        self._repairing.shutdown(wait=False)
+
+
+class Spreading:
+    """Places requests on ``places`` engines. What is placed where depends on the calls alone, never on time.
+
+    Several threads may call: episodes that are trained on and those of a validation have event loops of their own.
+
+    Args:
+        places: how many engines there are.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._busy = [0] * places
+        self._sessions: dict[str, int] = {}
+        self._homes = [0] * places
+        self._lock = threading.Lock()
+
+    def place(self, requests: Sequence[SampleRequest]) -> list[int]:
+        """The place of each request; :meth:`done` is to be called with them when they have been answered.
+
+        A session stays where it was first. Other requests go where the fewest requests and then the fewest sessions
+        are; those with the same context keep together, so that it is computed once, up to an even share of the call.
+        """
+        with self._lock:
+            return self._place(requests)
+
+    def _place(self, requests: Sequence[SampleRequest]) -> list[int]:
+        share = -(-len(requests) // self._places)
+        given = [0] * self._places
+        contexts: dict[tuple[str, tuple[int, ...]], int] = {}
+        found: list[int] = []
+        for request in requests:
+            place = self._sessions.get(request.session) if request.session else None
+            if place is None:
+                context = (request.policy, request.token_ids)
+                place = contexts.get(context)
+                if place is None or given[place] >= share:
+                    place = min(range(self._places), key=lambda item: (self._busy[item], self._homes[item], item))
+                    contexts[context] = place
+                if request.session:
+                    self._sessions[request.session] = place
+                    self._homes[place] += 1
+            given[place] += 1
+            self._busy[place] += 1
+            found.append(place)
+        return found
+
+    def done(self, places: Sequence[int]) -> None:
+        """The requests of these places have been answered, or never will be."""
+        with self._lock:
+            for place in places:
+                self._busy[place] -= 1
+
+    def release(self, session_prefix: str) -> set[int]:
+        """Forget the sessions whose key begins with ``session_prefix``; the places where they were."""
+        with self._lock:
+            gone = [item for item in self._sessions if item.startswith(session_prefix)]
+            places = [self._sessions.pop(session) for session in gone]
+            for place in places:
+                self._homes[place] -= 1
+        return set(places)

@@ -1,0 +1,239 @@
+"""What runs in a worker process of a pool: models whose weights arrive while it computes, and an engine for them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.engines.ray.gpus import visible_gpus
+from mrlm_pl.engines.transfer.broadcast import Invitation, Staged, WeightReceiver
+from mrlm_pl.engines.transfer.manifest import Manifest
+from mrlm_pl.engines.transfer.skeleton import rebuild
+from mrlm_pl.errors import EngineError
+from mrlm_pl.policy.forward.passes import ForwardPass, pass_logprobs
+
+
+class FilledWorker(ABC):
+    """Models in a worker process, filled from afar.
+
+    New weights are collected while calls go on. :meth:`switch` lets the calls in hand end, holds back those that
+    follow, changes all weights, and lets them go on: a call sees the old weights or the new ones.
+
+    Args:
+        gpus: ids of the GPUs that this process is to see, as ``CUDA_VISIBLE_DEVICES`` has them; None: those that it
+            sees.
+        name: of the worker.
+        calls: how many calls are made at the same time.
+    """
+
+    def __init__(self, gpus: str | None, name: str, calls: int) -> None:
+        if gpus is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # nothing of this process has asked for GPUs before
+        self._name, self._calls = name, calls
+        self.claims: Sequence[str] = ()
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._receiver = WeightReceiver()
+        self._models: dict[str, tuple[Any, dict[str, Tensor]]] = {}
+        self._built: dict[str, tuple[Any, dict[str, Tensor]]] = {}
+        self._staged: dict[str, Staged] = {}
+        self._inside, self._switching = 0, False
+        self._changed = asyncio.Condition()
+
+    async def close(self) -> None:
+        """Free what the worker has, before it is ended."""
+
+    @abstractmethod
+    def use(self, policy: str, model: Any, version: int) -> Any:
+        """Serve with a model from now on; what :meth:`switch` returns."""
+
+    async def describe(self) -> dict[str, Any]:
+        """Process id, host, device and GPUs of the worker; the answer says that it is up."""
+        return {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "device": str(self._device),
+            "claims": list(self.claims),
+            "gpus": list(visible_gpus()) if os.environ.get("CUDA_VISIBLE_DEVICES") else [],
+        }
+
+    async def build(self, policy: str, skeleton: bytes) -> None:
+        """Make the model of a policy, still without weights; the one that serves stays until :meth:`switch`."""
+        self._built[policy] = await asyncio.to_thread(rebuild, skeleton, self._device)
+
+    async def stage(self, policy: str, invitation: Invitation, rank: int, manifest: Manifest) -> None:
+        """Collect weights of a policy.
+
+        Raises:
+            EngineError: see :meth:`~mrlm_pl.engines.transfer.broadcast.WeightReceiver.receive`.
+        """
+        self._staged.pop(policy, None)
+        self._staged[policy] = await asyncio.to_thread(self._receiver.receive, invitation, rank, manifest)
+
+    async def switch(self, policy: str, version: int) -> Any:
+        """Serve with the weights that have been collected, if any were; what :meth:`use` returns.
+
+        Raises:
+            EngineError: the weights are not those of the model; the old ones go on serving.
+            Exception: the model cannot be used; no call is answered from then on.
+        """
+        model, targets = self._built.get(policy) or self._models[policy]
+        staged = self._staged.pop(policy, None) or Staged(Manifest((), 1), torch.empty(0, dtype=torch.uint8))
+        staged.check(targets)
+        absent = sorted(targets.keys() - staged.tensors.keys()) if policy in self._built else []
+        if absent:
+            raise EngineError(f"policy {policy!r}: weight {absent[0]!r} of {self._name} has not been sent")
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._switching)
+            self._switching = True
+            await self._changed.wait_for(lambda: self._inside == 0)
+        await asyncio.to_thread(staged.install, targets)
+        answer = await asyncio.to_thread(self.use, policy, model, version)
+        # Not in a `finally`: a worker that is between two versions must not answer; it is going to be replaced.
+        self._models[policy] = model, targets
+        self._built.pop(policy, None)
+        async with self._changed:
+            self._switching = False
+            self._changed.notify_all()
+        return answer
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Within the context the weights stay as they are; entered as soon as a call may be made."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._switching and self._inside < self._calls)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+
+class PoolWorker(FilledWorker):
+    """An engine in a worker process.
+
+    Args:
+        gpus, name: see :class:`FilledWorker`; samples bear the name.
+        make_engine: makes the engine.
+        place: its number in the pool.
+        places: how many workers the pool has.
+        calls: how many calls of :meth:`sample` the engine is given at the same time; None: as it says.
+    """
+
+    def __init__(
+        self,
+        gpus: str | None,
+        make_engine: Callable[[], Engine],
+        name: str,
+        place: int,
+        places: int,
+        calls: int | None,
+    ) -> None:
+        super().__init__(gpus, name, 1)
+        self._make_engine, self._place, self._places, self._calls_asked = make_engine, place, places, calls
+        self._engine: Any = None
+
+    async def describe(self) -> dict[str, Any]:
+        """See :meth:`FilledWorker.describe`; and what the engine says of itself.
+
+        Raises:
+            Exception: the engine cannot be made, or not for this worker.
+        """
+        if self._engine is None:  # not in the constructor, whose errors Ray keeps to itself
+            engine = self._make_engine()
+            self.claims = engine.join_pool(self._place, self._places)
+            self._calls = self._calls_asked or engine.calls_at_once
+            self._engine = engine
+        return await super().describe() | {"takes_pieces": self._engine.takes_pieces}
+
+    def use(self, policy: str, model: Any, version: int) -> dict[str, Any]:
+        """Load the model into the engine; the policy's ``window``, ``reports_logprobs`` and ``precision``."""
+        self._engine.load(policy, model, version)
+        return {
+            "window": self._engine.window(policy),
+            "reports_logprobs": self._engine.reports_logprobs(policy),
+            "precision": self._engine.precision(policy),
+        }
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """One sample per request; see :meth:`~mrlm_pl.engines.base.Engine.sample`."""
+        async with self.call():
+            samples = await self._engine.sample(requests)
+        return [replace(sample, engine=self._name) for sample in samples]
+
+    async def stats(self) -> Any:
+        """What the engine has counted."""
+        return self._engine.stats
+
+    async def close(self) -> None:
+        """Close the engine."""
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+
+    async def release(self, session_prefix: str) -> None:
+        """Forget caches."""
+        self._engine.release(session_prefix)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """In which precision the learner computes.
+
+    Args:
+        autocast: what it casts to, or None.
+        default: torch's default dtype.
+    """
+
+    autocast: torch.dtype | None
+    default: torch.dtype
+
+    @classmethod
+    def now(cls, device: torch.device) -> Precision:
+        """That of this thread on a device."""
+        casts = torch.is_autocast_enabled(device.type)
+        return cls(torch.get_autocast_dtype(device.type) if casts else None, torch.get_default_dtype())
+
+    @contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        """Within the context this thread computes likewise on a device; the default is that of the whole process."""
+        before = torch.get_default_dtype()
+        casting: AbstractContextManager[Any] = nullcontext()
+        if self.autocast is not None:
+            casting = torch.autocast(device.type, self.autocast)
+        torch.set_default_dtype(self.default)
+        try:
+            with casting:
+                yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+class ReferenceWorker(FilledWorker):
+    """Frozen models in a worker process; it makes one forward pass at a time."""
+
+    def __init__(self, gpus: str | None, name: str) -> None:
+        super().__init__(gpus, name, calls=1)
+
+    def use(self, policy: str, model: Any, version: int) -> None:
+        """Nothing: the models are used as they are."""
+
+    async def logprobs(self, model: str, planned: ForwardPass, precision: Precision) -> Tensor:
+        """Log-probability [n] of each action token of a pass, on the CPU."""
+        async with self.call():
+            return await asyncio.to_thread(self._logprobs, self._models[model][0], planned, precision)
+
+    @torch.no_grad()
+    def _logprobs(self, model: Any, planned: ForwardPass, precision: Precision) -> Tensor:
+        with precision.on(self._device):
+            return pass_logprobs(model, planned.to(self._device)).cpu()

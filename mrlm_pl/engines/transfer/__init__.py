@@ -1,0 +1,1 @@
+"""Weights on their way to other processes."""

@@ -1,0 +1,370 @@
+"""Does an environment keep its contract? The checks behind ``mrlm check-env``.
+
+Every check plays real episodes on copies of the environment. They are torch-free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mrlm_pl.environment import Task
+from mrlm_pl.environment.contract import Environment, Observations, Step, TurnOrder
+from mrlm_pl.environment.tasks import SPLITS
+from mrlm_pl.episode import Message
+from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, MRLMError, place_of_error
+
+HOSTILE_REPLIES = (
+    "",
+    " \n\t ",
+    "\u0000\u0007\u202e\ud83d\ude00" + "é" * 20,
+    "<tool_call>{not json</tool_call>",
+    '<tool_call>{"name": "no_such_tool", "arguments": {}}</tool_call>',
+    "9" * 100_000,
+    "a b " * 250_000,
+    "\\boxed{" * 2_000,
+)
+"""Replies that no environment may crash on: empty, control characters, broken tool calls, a megabyte, deep nesting."""
+
+SPAM = "I do not know."
+
+
+@dataclass(frozen=True)
+class Check:
+    """Result of one check: its name, whether it held, and what was found."""
+
+    name: str
+    passed: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Results of all checks of an environment."""
+
+    environment: str
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check held."""
+        return all(check.passed for check in self.checks)
+
+    def raise_on_failure(self) -> None:
+        """Raise on the first check that did not hold.
+
+        Raises:
+            EnvironmentContractError: with the check's name and message.
+        """
+        for check in self.checks:
+            if not check.passed:
+                raise EnvironmentContractError(f"environment {self.environment!r}, {check.name}: {check.message}")
+
+
+@dataclass(frozen=True)
+class _Play:
+    """What an episode showed: observations and steps, in order."""
+
+    observed: tuple[Mapping[str, Sequence[Message]], ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def reward(self) -> float:
+        return sum(sum(step.rewards.values()) for step in self.steps)
+
+    def as_json(self) -> str:
+        return json.dumps([[_plain(seen) for seen in self.observed], [asdict(step) for step in self.steps]])
+
+
+class _Checker:
+    def __init__(self, environment: Environment, tasks_per_split: int, max_turns: int) -> None:
+        self.environment, self.count, self.max_turns = environment, tasks_per_split, max_turns
+
+    def tasks(self, split: str) -> list[Task]:
+        source = self.environment.tasks(split)
+        return [source[index] for index in range(self.count if source.size is None else min(self.count, source.size))]
+
+    def play(
+        self, task: Task, replies: Mapping[str, Sequence[str]] | str, environment: Environment | None = None
+    ) -> _Play:
+        """One episode on a fresh copy; agents use their replies in turn and repeat the last one."""
+        own = environment is None
+        environment = environment or self.environment.copy()
+        order = TurnOrder(environment.name, environment.agents)
+        observations: Observations = _finished(environment.reset(task))
+        order.began(observations)
+        seen: list[Observations] = [observations]
+        steps: list[Step] = []
+        spoken = dict.fromkeys(environment.agents, 0)
+        while True:
+            if len(steps) == self.max_turns:
+                raise EnvironmentContractError(f"the episode of {task.key} did not end within {self.max_turns} turns")
+            actions = {}
+            for agent in order.due:
+                texts = (replies,) if isinstance(replies, str) else replies[agent]
+                actions[agent] = Message("assistant", texts[min(spoken[agent], len(texts) - 1)])
+                spoken[agent] += 1
+            order.check_actions(actions)
+            step: Step = _finished(environment.step(actions))
+            order.stepped(step)
+            steps.append(step)
+            if step.done:
+                if own:
+                    _close(environment)
+                return _Play(tuple(seen), tuple(steps))
+            seen.append(step.observations)
+
+    # The checks: each returns what it found, or raises with what is wrong.
+
+    def splits(self) -> str:
+        """Every split has tasks, and none is posed in two of them."""
+        owners: dict[str, str] = {}
+        for split in SPLITS:
+            for task in self.tasks(split):
+                identity = self.environment.identity(task)
+                if identity is None:
+                    continue
+                if not identity:
+                    identity = json.dumps(_plain(_finished(self.environment.copy().reset(task))))
+                if owners.setdefault(identity, split) != split:
+                    raise EnvironmentContractError(
+                        f"{task.key} is also in split {owners[identity]!r}: {identity[:200]}; where every task begins "
+                        "alike, define `identity(self, task)`, None if nothing tells tasks apart"
+                    )
+        return f"{len(owners)} different problems, none in two splits" if owners else "tasks have no identity"
+
+    def task_data(self) -> str:
+        """Tasks are JSON-like data, and the same index gives the same task."""
+        for task, again in zip(self.tasks("train"), self.tasks("train"), strict=True):
+            if json.loads(json.dumps(asdict(task), allow_nan=False)) != json.loads(json.dumps(asdict(again))):
+                raise EnvironmentContractError(f"{task.key} is another task when it is read again")
+        return "tasks are JSON and a function of their index"
+
+    def determinism(self) -> str:
+        """Two copies answer the same replies in the same way, also after other episodes."""
+        used = self.environment.copy()
+        for task in self.tasks("train"):
+            first, second = self.play(task, SPAM), self.play(task, SPAM, used)
+            if first.as_json() != second.as_json():
+                raise EnvironmentContractError(f"{task.key} went otherwise on a copy that had played before")
+        return "equal replies give equal episodes"
+
+    def independence(self) -> str:
+        """Two copies that are played in turns do not disturb each other."""
+        tasks = self.tasks("train")[:2]
+        alone = [self.play(task, SPAM).as_json() for task in tasks]
+        copies = [self.environment.copy() for _ in tasks]
+        for copy, task in zip(copies, reversed(tasks), strict=True):
+            _finished(copy.reset(task))
+        mixed = [self.play(task, SPAM, copy).as_json() for copy, task in zip(copies, tasks, strict=True)]
+        if alone != mixed:
+            raise EnvironmentContractError("copies share state: an episode changed while another one was under way")
+        return "copies are independent"
+
+    def forks(self) -> str:
+        """A copy in the middle of an episode goes on like the original."""
+        if not self.environment.forks:
+            return "it is not said to fork"
+        for task in self.tasks("train")[:2]:
+            environment = self.environment.copy()
+            due = list(_finished(environment.reset(task)))
+            for _ in range(self.max_turns):
+                actions = {agent: Message("assistant", SPAM) for agent in due}
+                forked = environment.copy()
+                found, again = _finished(forked.step(actions)), _finished(environment.step(actions))
+                _close(forked)
+                if found != again:
+                    raise EnvironmentContractError(f"{task.key} went otherwise on a copy made in mid-episode")
+                if again.done:
+                    break
+                due = list(again.observations)
+            _close(environment)
+        return "copies go on in mid-episode"
+
+    def hostile_replies(self) -> str:
+        """Empty, huge, broken and strange replies are judged, not crashed on."""
+        for task in self.tasks("train")[:2]:
+            for reply in HOSTILE_REPLIES:
+                try:
+                    self.play(task, reply)
+                except Exception as error:
+                    raise EnvironmentContractError(
+                        f"the reply {reply[:40]!r} ({len(reply)} characters) on {task.key} ended in {described(error)}"
+                    ) from error
+        return f"{len(HOSTILE_REPLIES)} hostile replies are judged"
+
+    def order_of_calls(self) -> str:
+        """A step before reset, after the end or by the wrong agents is refused."""
+        environment, task = self.environment.copy(), self.tasks("train")[0]
+        everybody = {agent: Message("assistant", SPAM) for agent in environment.agents}
+        self._refuses(environment, everybody, "step before reset")
+        _finished(environment.reset(task))
+        self._refuses(environment, {"nobody-here": Message("assistant", SPAM)}, "step by an unknown agent")
+        self.play(task, SPAM, environment)
+        self._refuses(environment, everybody, "step after the end")
+        return "calls out of order are refused"
+
+    def gold(self) -> str:
+        """The known best replies earn more than empty, spamming and hostile ones."""
+        best = []
+        for task in self.tasks("train"):
+            replies = self.environment.gold(task)
+            if replies is None:
+                return "no best replies are known"
+            earned = self.play(task, replies)
+            worst = max(
+                (self.play(task, reply) for reply in (SPAM, *HOSTILE_REPLIES[:5])), key=lambda play: play.reward
+            )
+            if not earned.reward > worst.reward or earned.steps[-1].success is False:
+                raise EnvironmentContractError(
+                    f"on {task.key} the best replies earn {earned.reward}, empty or hostile ones {worst.reward}"
+                )
+            best.append(earned.reward)
+        return f"best replies earn {min(best):g} to {max(best):g}, above empty and hostile ones"
+
+    def close(self) -> str:
+        """Closing twice is fine."""
+        environment = self.environment.copy()
+        _close(environment)
+        _close(environment)
+        return "may be closed twice"
+
+    def _refuses(self, environment: Environment, actions: Mapping[str, Message], what: str) -> None:
+        try:
+            _finished(environment.step(actions))
+        except EnvironmentContractError:
+            return
+        except Exception as error:
+            raise EnvironmentContractError(
+                f"{what} raised {type(error).__name__} ({error}); leave the order of calls to the base class"
+            ) from error
+        raise EnvironmentContractError(f"{what} was accepted; leave the order of calls to the base class")
+
+
+def check_environment(environment: Environment, *, tasks_per_split: int = 8, max_turns: int = 64) -> CheckReport:
+    """The results of all checks, failed ones included.
+
+    Args:
+        environment: what is checked; it is copied, not used.
+        tasks_per_split: how many tasks of each split are looked at.
+        max_turns: an episode that goes on for longer counts as endless.
+
+    Raises:
+        DataError: the environment's data cannot be read, so that there is nothing to check.
+    """
+    checker = _Checker(environment, tasks_per_split, max_turns)
+    checks: dict[str, Callable[[], str]] = {
+        "task data": checker.task_data,
+        "splits are disjoint": checker.splits,
+        "determinism": checker.determinism,
+        "copies are independent": checker.independence,
+        "copies in mid-episode": checker.forks,
+        "hostile replies": checker.hostile_replies,
+        "order of calls": checker.order_of_calls,
+        "best replies": checker.gold,
+        "close": checker.close,
+    }
+    results: list[Check] = []
+    for name, check in checks.items():
+        try:
+            results.append(Check(name, True, check()))
+        except DataError:
+            raise
+        except Exception as error:  # whatever an environment does wrong is a finding
+            told = str(error) if isinstance(error, MRLMError) else described(error)
+            same = [result.name for result in results if result.message == told]
+            results.append(Check(name, False, f"as in {same[0]!r}" if same else told))
+    return CheckReport(environment.name, tuple(results))
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """Whether the tasks of a data set can be solved by their own reference solutions.
+
+    Args:
+        solved: rows whose reference succeeds.
+        failed: rows whose reference does not, each with the reason.
+        without: rows that have no reference.
+        rewards: what the references of ``solved`` earned, as the mean over the agents.
+    """
+
+    solved: tuple[int, ...]
+    failed: Mapping[int, str]
+    without: tuple[int, ...]
+    rewards: tuple[float, ...]
+
+    @property
+    def usable(self) -> tuple[int, ...]:
+        """Numbers of the rows that are solved or have no reference, in order."""
+        return tuple(sorted((*self.solved, *self.without)))
+
+
+def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> DataReport:
+    """Play the reference solution of every task of a split.
+
+    A reference fails if its episode does not succeed, or earns nothing where the environment does not say so, or cannot
+    be played. Rows that the environment skipped are in none of the lists.
+
+    Args:
+        environment: whose tasks are rows of data; it is copied, not used.
+        split: the split.
+        max_turns: an episode that goes on for longer counts as endless.
+
+    Raises:
+        DataError: the environment's data cannot be read.
+        ConfigurationError: the split is unknown, or its tasks are generated without end.
+    """
+    source = environment.tasks(split)
+    if source.size is None:
+        raise ConfigurationError(f"environment {environment.name!r} generates its tasks; give it data to check")
+    checker = _Checker(environment, source.size, max_turns)
+    numbers = getattr(source, "numbers", None) or range(1, source.size + 1)
+    solved: dict[int, float] = {}
+    failed: dict[int, str] = {}
+    without: list[int] = []
+    for number, task in zip(numbers, source, strict=True):
+        try:
+            replies = environment.gold(task)
+            if replies is None:
+                without.append(number)
+                continue
+            played = checker.play(task, replies)
+        except Exception as error:  # a finding about the row, whatever it is
+            failed[number] = f"{type(error).__name__}: {error}"
+            continue
+        success, reward = played.steps[-1].success, played.reward / len(environment.agents)
+        if success or (success is None and reward > 0):
+            solved[number] = reward
+        else:
+            failed[number] = f"its reference earns {reward:g} ({played.steps[-1].stop_reason or 'no success'})"
+    return DataReport(tuple(solved), failed, tuple(without), tuple(solved.values()))
+
+
+def described(error: Exception) -> str:
+    """Kind, text and place of an error of an environment: the innermost line outside of installed packages."""
+    found = place_of_error(error)
+    return f"{type(error).__name__}: {error}{f' ({found})' if found else ''}"
+
+
+def _finished(value: Any) -> Any:
+    """The result of a method that may be ``async``."""
+    if inspect.isawaitable(value):
+        return asyncio.run(_awaited(value))
+    return value
+
+
+def _close(environment: Environment) -> None:
+    close: Callable[[], Any] = environment.close
+    _finished(close())
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _plain(observations: Mapping[str, Sequence[Message]]) -> dict[str, Any]:
+    return {agent: [asdict(message) for message in messages] for agent, messages in observations.items()}

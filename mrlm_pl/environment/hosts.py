@@ -1,0 +1,200 @@
+"""Environments in processes of their own: for judges that compute long, hold the interpreter lock or may crash.
+
+A host process keeps many instances and steps one at a time; several hosts work side by side. What happens in a host
+stays there: when it dies or hangs, its episodes fail (and are retried elsewhere) and another host takes its place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from mrlm_pl.environment.contract import Environment, Observations, Step, ToolSchema
+from mrlm_pl.environment.tasks import TaskSource
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.errors import EnvironmentContractError
+
+_DROP, _MAKE, _CALL = "drop", "make", "call"
+STARTUP_SECONDS = 60.0
+
+
+class EnvironmentHosts:
+    """A fixed number of host processes, started when they are first needed.
+
+    Args:
+        count: host processes.
+        timeout: seconds that one call may take before its host is stopped.
+    """
+
+    def __init__(self, count: int, timeout: float) -> None:
+        self.timeout = timeout
+        self._hosts: list[_Host | None] = [None] * count
+        self._next = itertools.count()
+        self._lock = threading.Lock()
+
+    def host(self, environment: Environment) -> HostedEnvironment:
+        """An environment that acts like ``environment`` and lives in a host process.
+
+        Raises:
+            EnvironmentContractError: the environment cannot be pickled, so it cannot be sent to another process.
+        """
+        try:
+            return HostedEnvironment(environment, pickle.dumps(environment), self)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise EnvironmentContractError(
+                f"environment {environment.name!r} cannot be sent to a process ({error}); "
+                "make it picklable or set data.processes to 0"
+            ) from error
+
+    def take(self) -> _Host:
+        """A live host, the next in turn."""
+        with self._lock:
+            slot = next(self._next) % len(self._hosts)
+            host = self._hosts[slot]
+            if host is None or not host.alive:
+                host = self._hosts[slot] = _Host(self.timeout)
+            return host
+
+    def close(self) -> None:
+        """Stop all hosts; may be called twice."""
+        with self._lock:
+            for host in self._hosts:
+                if host is not None:
+                    host.stop()
+            self._hosts = [None] * len(self._hosts)
+
+
+class HostedEnvironment(Environment, proxy=True):
+    """Stands in for an environment whose instance lives in a host process; made by :class:`EnvironmentHosts`."""
+
+    def __init__(self, template: Environment, packed: bytes, hosts: EnvironmentHosts) -> None:
+        self.name, self.agents = template.name, template.agents
+        self._template, self._packed, self._hosts = template, packed, hosts
+        self._host: _Host | None = None
+        self._instance = -1
+
+    def copy(self) -> Environment:
+        return HostedEnvironment(self._template, self._packed, self._hosts)
+
+    def tasks(self, split: str) -> TaskSource:
+        return self._template.tasks(split)
+
+    def tools(self, agent: str) -> Sequence[ToolSchema]:
+        return self._template.tools(agent)
+
+    def reset(self, task: Task) -> Observations:
+        if self._host is None or not self._host.alive:
+            self._host = self._hosts.take()
+            self._instance = self._host.make(self._packed)
+        return self._host.call(self._instance, "reset", task)
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        if self._host is None:
+            raise EnvironmentContractError(f"environment {self.name!r}: step was called before reset; call reset first")
+        return self._host.call(self._instance, "step", dict(actions))
+
+    def close(self) -> None:
+        host, self._host = self._host, None
+        if host is not None and host.alive:
+            host.drop(self._instance)
+
+
+class _Host:
+    """One process and the pipe to it."""
+
+    def __init__(self, timeout: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.timeout = timeout
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), name="environment-host", daemon=True)
+        self._process.start()
+        theirs.close()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._stopped = False
+
+    @property
+    def alive(self) -> bool:
+        return not self._stopped and self._process.is_alive()
+
+    def make(self, packed: bytes) -> int:
+        number = next(self._numbers)
+        self._ask(_MAKE, number, packed, timeout=self.timeout + STARTUP_SECONDS)
+        return number
+
+    def call(self, instance: int, method: str, argument: Any) -> Any:
+        return self._ask(_CALL, instance, (method, argument), timeout=self.timeout)
+
+    def drop(self, instance: int) -> None:
+        self._ask(_DROP, instance, None, timeout=self.timeout)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+    def _ask(self, kind: str, instance: int, content: Any, *, timeout: float) -> Any:
+        with self._lock:
+            if self._stopped:
+                raise ConnectionError("the environment's host process was stopped")
+            try:
+                self._pipe.send((kind, instance, content))
+                if not self._pipe.poll(timeout):
+                    self.stop()
+                    raise TimeoutError(
+                        f"the environment did not answer within {timeout} s and its host process was stopped; "
+                        "raise `step_timeout` or mend it"
+                    )
+                failed, value = self._pipe.recv()
+            except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+                self.stop()
+                raise ConnectionError("the environment's host process died during the call") from error
+        if failed:
+            raise value
+        return value
+
+
+def _portable(error: Any) -> Exception:
+    """The error itself if it survives the way to another process, else one of the contract with its name and text."""
+    try:
+        again = pickle.loads(pickle.dumps(error))
+    except Exception:  # a class with a constructor of its own may raise anything here
+        again = None
+    if type(again) is type(error):
+        return error
+    return EnvironmentContractError(f"{type(error).__name__}: {error}")
+
+
+def _serve(pipe: Connection) -> None:
+    """The host process: answers one request after the other until the pipe closes."""
+    instances: dict[int, Environment] = {}
+    while True:
+        try:
+            kind, number, content = pipe.recv()
+        except EOFError:
+            return
+        value, failed = None, False
+        try:
+            if kind == _MAKE:
+                instances[number] = pickle.loads(content)
+            elif kind == _DROP:
+                instances.pop(number).close()
+            else:
+                method, argument = content
+                value = getattr(instances[number], method)(argument)
+        except Exception as error:
+            value, failed = error, True
+        if failed:
+            value = _portable(value)
+        try:
+            pipe.send((failed, value))
+        except (pickle.PicklingError, AttributeError, TypeError):
+            pipe.send(
+                (True, EnvironmentContractError(f"{type(value).__name__} {value!r} cannot be sent between processes"))
+            )

@@ -1,0 +1,334 @@
+"""Rows of a data set: a local file, or a hub name through ``datasets``. Free of torch."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import logging
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from mrlm_pl.environment.tasks import SPLITS, split_of
+from mrlm_pl.errors import ConfigurationError, DataError, nearest_path
+
+__all__ = ["BadRows", "all_rows", "numbered_rows", "read_rows", "read_split"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+BadRows = Literal["skip", "stop"]
+"""What a row that cannot be used does: it is skipped with a warning that names it, or it stops the run."""
+
+NAMED_ROWS = 10
+"""Skipped rows that a warning names."""
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+MAX_UNPACKED_BYTES = 4 << 30
+"""Size of an unpacked file; a small file may unpack to a thousand times its size."""
+
+_CHUNK = 1 << 20
+
+
+def read_rows(source: str, split: str | None, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """All rows of a data set, in order, each with at least the given fields.
+
+    Args:
+        source: a local ``.jsonl``, ``.json`` (a list of objects, or one object whose only list is the rows) or
+            ``.parquet`` file, each also with ``.gz``; or a hub name, ``owner/name`` or ``owner/name:configuration``,
+            either with a split of its own behind ``#``, as in ``facebook/anli#test_r1`` or ``owner/name#test[:33]``.
+        split: which split of a hub data set that names none; a local file is one split, whatever the value.
+        fields: names that every row must have.
+
+    Raises:
+        DataError: the source is missing or unreadable, or a row is no object or lacks a field. The message names the
+            file and the row (in JSONL the line), counted from 1.
+    """
+    return [row for _, row in numbered_rows(source, split, fields)]
+
+
+def numbered_rows(source: str, split: str | None, fields: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
+    """The rows of :func:`read_rows` with their numbers."""
+    rows = []
+    for number, row in _checked_rows(source, split, fields):
+        if isinstance(row, DataError):
+            raise row
+        rows.append((number, row))
+    return rows
+
+
+def all_rows(source: str, split: str | None) -> list[tuple[int, dict[str, Any] | None]]:
+    """Every row of a source with its number, counted from 1; None for one that cannot be read.
+
+    Raises:
+        DataError: the source is missing or unreadable, or has no rows.
+    """
+    return [(number, None if isinstance(row, DataError) else row) for number, row in _checked_rows(source, split, ())]
+
+
+def _checked_rows(
+    source: str, split: str | None, fields: Sequence[str]
+) -> list[tuple[int, dict[str, Any] | DataError]]:
+    """Each row of a source with its number, or what is wrong with it.
+
+    Raises:
+        DataError: the source is missing or unreadable, or has no rows.
+    """
+    numbered = _local_rows(Path(source)) if _is_local(source) else list(enumerate(_hub_rows(source, split), start=1))
+    if not numbered:
+        raise DataError(f"{source} has no rows")
+    return [(number, _checked(row, f"{source}, row {number}", fields)) for number, row in numbered]
+
+
+def _checked(row: Any, where: str, fields: Sequence[str]) -> dict[str, Any] | DataError:
+    if isinstance(row, DataError):
+        return row
+    if not isinstance(row, dict):
+        return DataError(f"{where}: {_shortened(row)} is not an object with named fields")
+    lone = _lone_surrogate(row)
+    if lone:
+        return DataError(f"{where}: {lone} is half of a character (a lone surrogate); replace it")
+    missing = [name for name in fields if name not in row]
+    if missing:
+        return DataError(f"{where}: no field {missing[0]!r}; the row has the fields {sorted(row)}")
+    return row
+
+
+def read_split(
+    data: str | Mapping[str, str],
+    split: str,
+    fields: Sequence[str],
+    identity: Callable[[Mapping[str, Any]], str],
+    make: Callable[[Mapping[str, Any], int, str], T],
+    bad_rows: BadRows = "stop",
+) -> list[T]:
+    """What ``make`` makes of the rows of one split of a data set; the splits share no row.
+
+    One local file, or a hub data set with a single split, is divided by the hash of each row's identity: 8 in 10
+    ``train``, 1 each ``validation`` and ``test``. A mapping names a source for each split, and other hub data sets have
+    splits of their own; where these give no ``validation``, it is the tenth of ``train`` that the hash assigns to it.
+
+    Args:
+        data: a local file or a hub name, or a mapping from splits to these.
+        split: ``train``, ``validation`` or ``test``.
+        fields: names that every row must have.
+        identity: text that is equal for equal problems.
+        make: called with a row, its number and its source. It is called for the rows of other splits that the source
+            holds as well, so that a row which it refuses is named whatever split is asked for.
+        bad_rows: ``skip`` leaves out rows that lack a field or that ``make`` refuses, with a warning that names them;
+            ``stop`` raises at the first one.
+
+    Raises:
+        DataError: see :func:`read_rows`; ``make`` refuses a row, or every row.
+        ConfigurationError: the split or ``bad_rows`` is unknown, the mapping names no source for the split, or no row
+            belongs to it.
+    """
+    if split not in SPLITS:
+        raise ConfigurationError(f"there is no split {split!r}; use {', '.join(SPLITS)}")
+    if bad_rows not in get_args(BadRows):
+        raise ConfigurationError(f"bad_rows is {bad_rows!r}; use {' or '.join(get_args(BadRows))}")
+    source, part, belongs = _source_of(data, split)
+    rows: list[tuple[T, str]] = []
+    faults: list[DataError] = []
+    for number, row in _checked_rows(source, part, fields):
+        try:
+            if isinstance(row, DataError):
+                raise row
+            rows.append((make(row, number, source), split_of(identity(row))))
+        except DataError as fault:
+            if bad_rows == "stop":
+                raise
+            faults.append(fault)
+    if faults and not rows:
+        raise faults[0]
+    if faults:
+        named = [
+            *map(str, faults[:NAMED_ROWS]),
+            *([f"and {len(faults) - NAMED_ROWS} more"] * (len(faults) > NAMED_ROWS)),
+        ]
+        logger.warning(
+            "skipped %d of %d rows of %s:\n%s", len(faults), len(faults) + len(rows), source, "\n".join(named)
+        )
+    made = [item for item, assigned in rows if assigned in belongs]
+    if not made:
+        raise ConfigurationError(
+            f"none of the {len(rows)} rows of {data!r} belongs to split {split!r}; give it more rows or a file of its "
+            f"own, as in {{{split}: FILE}}"
+        )
+    return made
+
+
+def _source_of(data: str | Mapping[str, str], split: str) -> tuple[str, str, tuple[str, ...]]:
+    """Where a split's rows are read: the source, which split of it, and the assigned splits whose rows are taken."""
+    if isinstance(data, str) and (_is_local(data) or "#" in data):
+        return data, split, (split,)
+    if isinstance(data, str):
+        available = _hub_splits(data)
+        if len(available) == 1:
+            return f"{data}#{available[0]}", available[0], (split,)
+        if not set(available) & set(SPLITS):
+            raise ConfigurationError(
+                f"data set {data!r} has the splits {', '.join(available)}; name one for each of ours, as in "
+                f"{{train: '{data}#{available[0]}', test: '{data}#{available[-1]}'}}"
+            )
+        sources = dict.fromkeys(available, data)
+    else:
+        sources = dict(data)
+        unknown = set(sources) - set(SPLITS)
+        if unknown:
+            raise ConfigurationError(f"data names the split {sorted(unknown)[0]!r}; use {', '.join(SPLITS)}")
+    if split == "test" and "test" not in sources and "validation" in sources and isinstance(data, str):
+        raise ConfigurationError(f"data set {data!r} has no split 'test'; it has {', '.join(sources)}")
+    if split in sources and (split != "train" or "validation" in sources):
+        return sources[split], split, SPLITS
+    if "train" not in sources or split == "test":
+        raise ConfigurationError(f"data {data!r} has no split {split!r}; it has {', '.join(sources) or 'none'}")
+    belongs = ("validation",) if split == "validation" else ("train", "test")
+    return sources["train"], "train", belongs
+
+
+def _is_local(source: str) -> bool:
+    """Whether a source means a file: it exists, has a data suffix, or could not be a hub name."""
+    path = Path(source)
+    if path.exists() or _stem_suffix(path) in SUFFIXES or path.suffix in (".gz", ".csv", ".txt"):
+        return True
+    return source.startswith((".", "/", "~", "\\")) or source.count("/") > 1 or "\\" in source
+
+
+def _stem_suffix(path: Path) -> str:
+    """The file's kind, such as ``.jsonl`` for ``rows.jsonl`` and ``rows.jsonl.gz``."""
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+
+
+def _local_rows(path: Path) -> list[tuple[int, Any]]:
+    path = path.expanduser()
+    if not path.is_file():
+        raise DataError(_missing(path))
+    suffix = _stem_suffix(path)
+    if suffix not in SUFFIXES:
+        raise DataError(
+            f"{path}: the suffix {suffix or '(none)'!r} is not read; use {', '.join(SUFFIXES)}, also with .gz"
+        )
+    try:
+        raw = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
+        if suffix == ".parquet":
+            return _parquet_rows(raw)
+        text = raw.decode("utf-8-sig")
+    except (OSError, EOFError, ValueError, zlib.error, MemoryError) as error:
+        raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    return _jsonl_rows(text, path) if suffix == ".jsonl" else _json_rows(text, path)
+
+
+def _unpacked(path: Path) -> bytes:
+    """Return the content of a gzipped file.
+
+    Raises:
+        ValueError: it is larger than :data:`MAX_UNPACKED_BYTES`.
+    """
+    content = bytearray()
+    with gzip.open(path) as file:
+        while chunk := file.read(_CHUNK):
+            content += chunk
+            if len(content) > MAX_UNPACKED_BYTES:
+                raise ValueError(f"it unpacks to more than {MAX_UNPACKED_BYTES} bytes; split it into several files")
+    return bytes(content)
+
+
+def _missing(path: Path) -> str:
+    if path.is_dir():
+        return f"{path} is a folder; name one file in it, such as {next(iter(sorted(_names(path))), 'rows.jsonl')}"
+    if not path.parent.is_dir():
+        return f"data file {path} does not exist, nor does its folder {path.parent}"
+    if near := nearest_path(path):
+        return f"data file {path} does not exist; did you mean {near}?"
+    return f"data file {path} does not exist; it is looked for in the folder {path.parent.resolve()}, check the path"
+
+
+def _names(folder: Path) -> list[str]:
+    return [item.name for item in folder.iterdir() if item.is_file()]
+
+
+def _jsonl_rows(text: str, path: Path) -> list[tuple[int, Any]]:
+    rows: list[tuple[int, Any]] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                rows.append((number, json.loads(line)))
+            except (ValueError, RecursionError) as error:
+                rows.append((number, DataError(f"{path}, row {number}: not JSON ({error})")))
+    return rows
+
+
+def _json_rows(text: str, path: Path) -> list[tuple[int, Any]]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON ({error})") from error
+    if isinstance(content, dict):
+        lists = [value for value in content.values() if isinstance(value, list)]
+        content = lists[0] if len(lists) == 1 else None
+    if not isinstance(content, list):
+        raise DataError(f"{path}: must hold a list of objects, or one object with a single list of them")
+    return list(enumerate(content, start=1))
+
+
+def _parquet_rows(raw: bytes) -> list[tuple[int, Any]]:
+    # Imported here: an environment server that reads JSON does not wait for Arrow.
+    import pyarrow.parquet
+
+    try:
+        return list(enumerate(pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist(), start=1))
+    except pyarrow.ArrowException as error:
+        raise ValueError(str(error)) from error
+
+
+def _hub_rows(source: str, split: str | None) -> list[dict[str, Any]]:
+    import datasets
+
+    named, _, own = source.partition("#")
+    name, _, configuration = named.partition(":")
+    try:
+        found = datasets.load_dataset(name, configuration or None, split=own or split or "train")
+    except Exception as error:  # the hub client raises errors of many unrelated classes
+        raise DataError(_hub_fault(source, error)) from error
+    return [dict(row) for row in found]
+
+
+def _hub_splits(source: str) -> list[str]:
+    import datasets
+
+    name, _, configuration = source.partition(":")
+    try:
+        return list(datasets.get_dataset_split_names(name, configuration or None))
+    except Exception as error:  # as above
+        raise DataError(_hub_fault(source, error)) from error
+
+
+def _hub_fault(source: str, error: Exception) -> str:
+    return (
+        f"data set {source!r} is no local file and cannot be loaded from the hub ({type(error).__name__}: {error}); "
+        "check the name (owner/name, owner/name:configuration, either with #split) or give a path to a "
+        f"{', '.join(SUFFIXES)} file"
+    )
+
+
+def _lone_surrogate(value: Any) -> str | None:
+    """The first lone surrogate in the text of a JSON-like value; files cannot hold it and tokenizers refuse it."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            return ascii(value[error.start])
+        return None
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        return next(filter(None, map(_lone_surrogate, value)), None)
+    return None
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

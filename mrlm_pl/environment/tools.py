@@ -1,0 +1,183 @@
+"""Tools that agents call: reading calls out of replies, checking their arguments, and the tools themselves.
+
+A call reaches an environment in ``Message.tool_calls`` where the model's chat template has a form of its own for calls
+(:mod:`mrlm_pl.policy.chat` reads it), else as text: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+Nothing here raises on what a model wrote; what cannot be read becomes a :class:`MalformedCall` that says why.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mrlm_pl.environment.contract import ToolSchema
+from mrlm_pl.environment.schemas import value_fault
+from mrlm_pl.episode import Message, Task, ToolCall
+from mrlm_pl.errors import MRLMError
+
+MAX_CALLS = 8
+"""Calls of one reply that are read; a reply with more has its last ones answered as malformed."""
+
+MAX_CALL_CHARACTERS = 100_000
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+
+
+class ToolError(MRLMError):
+    """A call that a tool refuses or fails at; the text is for the agent."""
+
+
+@dataclass(frozen=True)
+class MalformedCall:
+    """A call that could not be read: what the agent wrote, and what is wrong with it."""
+
+    text: str
+    fault: str
+
+
+class Tool(ABC):
+    """A tool with a schema. An episode opens it, calls it and closes it; copies of an environment have their own."""
+
+    schema: ToolSchema
+
+    def open(self, task: Task) -> None:
+        """Begin an episode with a fresh state."""
+
+    @abstractmethod
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        """What the tool answers; the arguments have been checked against the schema.
+
+        Raises:
+            ToolError: the call is refused or failed, for a reason that the agent is told.
+        """
+
+    def close(self) -> None:
+        """Free what the tool holds; may be called twice, and before :meth:`open`."""
+
+
+class ToolSet(ABC):
+    """Several tools with one life, such as those of a server; opened and closed as a :class:`Tool` is."""
+
+    @abstractmethod
+    def tools(self) -> Sequence[Tool]:
+        """The tools, always the same ones; may be called before :meth:`open`. The set opens and closes them."""
+
+    def open(self, task: Task) -> None:
+        """Begin an episode with a fresh state."""
+
+    def finish(self) -> None:
+        """End an episode; unless a subclass keeps something for the next one, this closes the set."""
+        self.close()
+
+    def close(self) -> None:
+        """Free what the set holds; may be called twice, and before :meth:`open`."""
+
+
+def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
+    """The calls that an assistant's message asks for, in order.
+
+    >>> requested_calls(Message("assistant", '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'))
+    (ToolCall(id='call00000', name='add', arguments={'a': 1}),)
+    >>> requested_calls(Message("assistant", "<tool_call>{oops</tool_call>"))[0].fault
+    'it is not JSON'
+    """
+    if message.tool_calls:
+        return message.tool_calls
+    found: list[ToolCall | MalformedCall] = []
+    position = message.content.find(_OPEN)
+    while position >= 0:
+        start = position + len(_OPEN)
+        following, end = message.content.find(_OPEN, start), message.content.find(_CLOSE, start)
+        # A last call may lack its closing tag, which some models sample as the token that ends their turn.
+        stop = min((place for place in (following, end) if place >= 0), default=len(message.content))
+        text = message.content[start:stop].strip()
+        if len(found) == MAX_CALLS:
+            found.append(MalformedCall(text[:MAX_CALL_CHARACTERS], f"a reply may ask for {MAX_CALLS} calls at most"))
+            break
+        found.append(read_call(text, len(found)))
+        position = following
+    return tuple(found)
+
+
+def read_call(text: str, number: int) -> ToolCall | MalformedCall:
+    """The call written as a JSON object with ``name`` and ``arguments``; ``parameters`` is read as well."""
+    if len(text) > MAX_CALL_CHARACTERS:
+        return MalformedCall(text[:MAX_CALL_CHARACTERS], f"it is longer than {MAX_CALL_CHARACTERS} characters")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return MalformedCall(text, "it is not JSON")
+    return call_of(value, number, text)
+
+
+def call_of(value: object, number: int, text: str) -> ToolCall | MalformedCall:
+    """The call that a JSON value stands for."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return MalformedCall(text, 'it is not an object with a "name"')
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # some models write the arguments as a string that holds JSON
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return MalformedCall(text, 'its "arguments" are not an object')
+    if not isinstance(arguments, dict):
+        return MalformedCall(text, 'its "arguments" are not an object')
+    identifier = value.get("id")
+    return ToolCall(identifier if isinstance(identifier, str) else f"call{number:05d}", value["name"], arguments)
+
+
+def argument_fault(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | None:
+    """What is wrong with the arguments of a call by the tool's JSON schema, or None.
+
+    >>> add = ToolSchema("add", "", {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]})
+    >>> argument_fault(add, {"a": "x"}), argument_fault(add, {}), argument_fault(add, {"a": 1})
+    ("a: 'x' is not of type 'number'", "'a' is a required property", None)
+    """
+    fault = value_fault(schema.parameters, dict(arguments))
+    if fault is None or isinstance(fault, str):
+        return fault
+    place = ".".join(str(part) for part in fault.absolute_path)
+    return clipped(f"{place}: {fault.message}" if place else fault.message, 300)
+
+
+def tool_message(call: ToolCall | MalformedCall, text: str) -> Message:
+    """The message that answers a call."""
+    if isinstance(call, MalformedCall):
+        return Message("tool", text)
+    return Message("tool", text, tool_call_id=call.id, name=call.name)
+
+
+def stated_answer(text: str) -> str | None:
+    """Content of the last ``<answer>...</answer>`` of a reply, or None.
+
+    >>> stated_answer("<answer>1</answer> or rather <answer> 2 </answer>")
+    '2'
+    """
+    found = _ANSWER.findall(text)
+    return found[-1].strip() if found else None
+
+
+def clipped(text: str, limit: int) -> str:
+    """The text, or its beginning and a note of how much was left out.
+
+    >>> clipped("abcdef", 4)
+    'abcd\\n[2 more characters]'
+    """
+    return text if len(text) <= limit else f"{text[:limit]}\n[{len(text) - limit} more characters]"
+
+
+def described(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Instructions for models whose chat template says nothing of tools.
+
+    Args:
+        tools: schemas as :meth:`ToolSchema.to_chat` gives them.
+    """
+    lines = "\n".join(json.dumps(tool["function"]) for tool in tools)
+    return (
+        f"You may call these tools, each described by a JSON schema:\n{lines}\n"
+        f'To call one, write {_OPEN}{{"name": NAME, "arguments": OBJECT}}{_CLOSE}.'
+    )

@@ -1,0 +1,1 @@
+"""Reports of evaluations, their comparison and their confidence intervals."""

@@ -1,0 +1,132 @@
+"""Two evaluations of the same tasks: what one gains over the other, task by task."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mrlm_pl.errors import ConfigurationError, nearest_path
+from mrlm_pl.evaluation.intervals import mean_interval
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one evaluation gains over another, over the tasks that both have.
+
+    Args:
+        gain: mean over the tasks of the one's result less the other's.
+        ci95: its paired 95 % interval, within [-1, 1]; tasks that pose the same problem are one cluster.
+        tasks: how many tasks both have.
+        own: the one's mean over these tasks.
+        own_measure: what it is: ``accuracy``, or ``majority@N`` of an evaluation with N samples of each task.
+        own_decisions: decisions for each task: what its results cost.
+        other: the other's mean, and so on.
+        other_measure: see ``own_measure``.
+        other_decisions: see ``own_decisions``.
+    """
+
+    gain: float
+    ci95: tuple[float, float]
+    tasks: int
+    own: float
+    own_measure: str
+    own_decisions: float
+    other: float
+    other_measure: str
+    other_decisions: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as JSON-like data."""
+        return asdict(self)
+
+
+def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
+    """The gain of a report over another one; both as JSON-like data, as ``mrlm eval --output`` writes them.
+
+    Raises:
+        ConfigurationError: they have no task in common, or one of them says nothing of success.
+    """
+    own, theirs = _by_task(report), _by_task(other)
+    common = [key for key in own if key in theirs]
+    if not common:
+        raise ConfigurationError(
+            f"the evaluations have no task in common: {len(own)} of {report['environment']!r} ({report['split']}) and "
+            f"{len(theirs)} of {other['environment']!r} ({other['split']}); play both with the same environment, data, "
+            "split and seed, and with `--num-episodes` of as many tasks (tasks times --samples-per-task)"
+        )
+    (measure, values), (their_measure, their_values) = _results(own, report), _results(theirs, other)
+    differences: dict[str, list[float]] = defaultdict(list)
+    for key in common:
+        differences[key[1]].append(values[key] - their_values[key])
+    return Comparison(
+        gain=math.fsum(value for group in differences.values() for value in group) / len(common),
+        ci95=mean_interval(list(differences.values()), low=-1.0, high=1.0),
+        tasks=len(common),
+        own=math.fsum(values[key] for key in common) / len(common),
+        own_measure=measure,
+        own_decisions=report["decisions_per_task"],
+        other=math.fsum(their_values[key] for key in common) / len(common),
+        other_measure=their_measure,
+        other_decisions=other["decisions_per_task"],
+    )
+
+
+def read_report(path: str | Path, environment: str | None = None) -> dict[str, Any]:
+    """Return a report that ``mrlm eval --output`` wrote, or one of a run's ``evaluation_before.json``.
+
+    Args:
+        path: the file.
+        environment: which report to take of a run's file, which has one for each environment; None takes the only one.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or holds no such report.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        near = nearest_path(Path(path))
+        hint = f"did you mean {str(near)!r}?" if near else "check the path"
+        raise ConfigurationError(f"report: there is no file {str(path)!r}; {hint}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"report {str(path)!r} cannot be read: {error}") from error
+    if not _is_report(data) and isinstance(data, dict) and data and all(map(_is_report, data.values())):
+        if environment not in data and (environment is not None or len(data) > 1):
+            raise ConfigurationError(
+                f"report {str(path)!r} has no environment {environment!r}; choose from {', '.join(data)}"
+            )
+        data = data[environment] if environment in data else next(iter(data.values()))
+    if not _is_report(data):
+        raise ConfigurationError(
+            f"{str(path)!r} is no report of `mrlm eval --output` or of a run; write it again with this version"
+        )
+    return data
+
+
+def _is_report(data: Any) -> bool:
+    return isinstance(data, dict) and {"environment", "split", "tasks", "decisions_per_task"} <= set(data)
+
+
+_Key = tuple[str, str]
+
+
+def _by_task(report: Mapping[str, Any]) -> dict[_Key, Mapping[str, Any]]:
+    return {(item["task"], item["problem"]): item for item in report["tasks"]}
+
+
+def _results(tasks: Mapping[_Key, Mapping[str, Any]], report: Mapping[str, Any]) -> tuple[str, dict[_Key, float]]:
+    """What a report says of each task, and what that is: the majority where every task has one, else the accuracy."""
+    if all(item["majority"] is not None for item in tasks.values()):
+        samples = sorted({item["episodes"] for item in tasks.values()})
+        named = str(samples[0]) if len(samples) == 1 else f"{samples[0]}-{samples[-1]}"
+        return f"majority@{named}", {key: float(item["majority"]) for key, item in tasks.items()}
+    if any(item["accuracy"] is None for item in tasks.values()):
+        raise ConfigurationError(
+            f"the evaluation of {report['environment']!r} says of no or not all tasks whether they were solved; "
+            "only evaluations with an accuracy are compared"
+        )
+    return "accuracy", {key: float(item["accuracy"]) for key, item in tasks.items()}

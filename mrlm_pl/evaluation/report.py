@@ -1,0 +1,413 @@
+"""Score policies on an environment: mean reward with its confidence interval, accuracy, pass@k, transcripts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from mrlm_pl.durable_files import finite
+from mrlm_pl.environment import Environment
+from mrlm_pl.episode import Episode, Task
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.evaluation.agents import Components, Part, parts_by_agent, parts_by_policy, seats_of
+from mrlm_pl.evaluation.intervals import mean_interval, pass_at_k, ratio_interval, share_interval
+from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.rollout.player import EpisodePlayer
+from mrlm_pl.seeding import derive_seed, keyed_random
+
+logger = logging.getLogger(__name__)
+
+Majority = Callable[[Task, Sequence[str]], "bool | None"]
+"""See :meth:`mrlm_pl.environment.Environment.majority`."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number about many cases.
+
+    Args:
+        value: its mean, or the share of the cases in which it holds; None of no case.
+        ci95: 95 % interval, clustered by problem: Wilson's where cases are counted or every value is 0 or 1, else
+            Student's t, within [0, 1] where every value is; None likewise.
+        of: how many cases: the episodes that have the metric, or all cases that these count.
+    """
+
+    value: float | None
+    ci95: tuple[float, float] | None
+    of: int
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Result of an evaluation.
+
+    Args:
+        environment: name of the environment.
+        model: what was evaluated.
+        split: split of the tasks.
+        seed: of the tasks' order and of the sampling.
+        requested: episodes that were asked for; a split with fewer tasks gives fewer.
+        episodes: episodes that ended without an infrastructure error; all numbers are over these.
+        failed: episodes that did not.
+        mean_reward: mean over episodes of the mean over agents of their returns; NaN where all failed, like ``ci95``.
+        ci95: 95 % interval of ``mean_reward`` by Student's t, with tasks (not their repeated samples) as the unit;
+            infinite where no spread is known: a single task, or equal rewards everywhere.
+        accuracy: share of episodes that the environment called a success, or None if it says nothing of success. An
+            episode that a limit cut short before it was judged is none.
+        accuracy_ci95: its 95 % interval, clustered by problem; see :func:`mrlm_pl.evaluation.intervals.share_interval`.
+        None
+            likewise.
+        pass_at_k: for each k up to the samples per task, the chance that one of k samples succeeds (unbiased,
+            arXiv 2107.03374); empty likewise.
+        components: mean of each reward component; see :class:`mrlm_pl.evaluation.agents.Components`.
+        metrics: the environment's own numbers. A metric that counts cases among ``NAME_of`` is their share of the cases
+            of all episodes; any other is the mean over the episodes that have it.
+        majority_at_k: for each k above 1 up to the samples per task, how often the majority of k samples of a task is
+            right; empty where there are no votes, or several agents.
+        decisions_per_task: how many times agents decided for one task, in all of its samples: the budget.
+        truncated: share of the episodes that a limit truncated; NaN where all failed.
+        stop_reasons: number of episodes by the reason for which they ended.
+        seats: the policy of each agent.
+        agents: what each agent earned and did, in the order in which they act.
+        policies: what each policy earned and did, in all of its seats.
+        tasks: each task's key, what tells its problem from others, episodes, share of successes and majority.
+        transcripts: what was said, episode after episode.
+    """
+
+    environment: str
+    model: str
+    split: str
+    seed: int
+    requested: int
+    episodes: int
+    failed: int
+    mean_reward: float
+    ci95: tuple[float, float]
+    accuracy: float | None
+    accuracy_ci95: tuple[float, float] | None
+    pass_at_k: Mapping[str, float]
+    components: Mapping[str, float]
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
+    majority_at_k: Mapping[str, float] = field(default_factory=dict)
+    decisions_per_task: float = 0.0
+    truncated: float = math.nan
+    stop_reasons: Mapping[str, int] = field(default_factory=dict)
+    seats: Mapping[str, str] = field(default_factory=dict)
+    agents: Mapping[str, Part] = field(default_factory=dict)
+    policies: Mapping[str, Part] = field(default_factory=dict)
+    tasks: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    transcripts: Sequence[Mapping[str, Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-like data; it holds no time and no path, so that equal runs give equal files.
+
+        The bounds of an interval that no spread is known for (a single task, equal rewards) are None, and so is the
+        mean of no episode: JSON has no infinity and no NaN.
+        """
+        data: dict[str, Any] = finite(asdict(self))
+        return data
+
+
+def evaluate(
+    player: EpisodePlayer,
+    environment: Environment,
+    *,
+    model: str,
+    num_episodes: int,
+    split: str = "test",
+    seed: int = 0,
+    samples_per_task: int = 1,
+    name: str | None = None,
+) -> EvaluationReport:
+    """The report of ``num_episodes`` episodes on tasks of a split.
+
+    A sized split that is larger than needed is sampled without replacement; a smaller one is used whole.
+
+    Args:
+        player: plays the environment with the policies in their seats.
+        environment: what is played.
+        model: name for the report.
+        num_episodes: episodes in all.
+        split: split of the tasks.
+        seed: of the tasks' choice and of the sampling.
+        samples_per_task: episodes of each task.
+        name: the environment's, where the player has it under another name than its own.
+
+    Raises:
+        ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
+    """
+    name = environment.name if name is None else name
+    specs = evaluation_specs(environment, num_episodes, split, seed, samples_per_task, name)
+    episodes = player.play_blocking(specs)
+    majority = environment.majority if len(environment.agents) == 1 else None
+    return summarize(
+        episodes,
+        environment=name,
+        model=model,
+        split=split,
+        seed=seed,
+        requested=num_episodes,
+        majority=majority,
+    )
+
+
+def evaluation_specs(
+    environment: Environment,
+    num_episodes: int,
+    split: str,
+    seed: int,
+    samples_per_task: int = 1,
+    name: str | None = None,
+) -> list[EpisodeSpec]:
+    """The episodes of an evaluation; see :func:`evaluate`. ``name`` is the environment's where it is not its own."""
+    name = environment.name if name is None else name
+    if samples_per_task < 1 or num_episodes < 1 or num_episodes % samples_per_task:
+        raise ConfigurationError(
+            f"num_episodes {num_episodes} must be a multiple of samples_per_task {samples_per_task}, both at least 1"
+        )
+    source = environment.tasks(split)
+    count = num_episodes // samples_per_task
+    if source.size is None:
+        tasks = [source[index] for index in range(count)]
+    else:
+        order = list(range(source.size))
+        keyed_random("evaluation", seed, name, split).shuffle(order)
+        tasks = [source[index] for index in sorted(order[:count])]
+    tasks = [task if task.environment == name else replace(task, environment=name) for task in tasks]
+    return [_spec(task, seed, sample) for task in tasks for sample in range(samples_per_task)]
+
+
+def summarize(
+    episodes: Sequence[Episode],
+    *,
+    environment: str,
+    model: str,
+    split: str,
+    seed: int,
+    requested: int | None = None,
+    majority: Majority | None = None,
+) -> EvaluationReport:
+    """The report of episodes that were played.
+
+    Args:
+        episodes: those of a task one after another.
+        environment: name of the environment.
+        model: what was evaluated.
+        split: split of the tasks.
+        seed: see :func:`evaluate`.
+        requested: episodes that were asked for; None is as many as there are.
+        majority: tells whether the majority of replies to a task is right, where one agent replies.
+    """
+    played = [episode for episode in episodes if not episode.failed]
+    requested = len(episodes) if requested is None else requested
+    if len(played) < len(episodes):
+        first = next(episode.error for episode in episodes if episode.failed)
+        logger.warning(
+            "%d of %d episodes of %r failed, and the numbers are of the others; the first: %s; check it with "
+            "`mrlm check-env %s`",
+            len(episodes) - len(played),
+            len(episodes),
+            environment,
+            first,
+            environment,
+        )
+    if not played:
+        return EvaluationReport(
+            environment,
+            model,
+            split,
+            seed,
+            requested,
+            episodes=0,
+            failed=len(episodes),
+            mean_reward=math.nan,
+            ci95=(math.nan, math.nan),
+            accuracy=None,
+            accuracy_ci95=None,
+            pass_at_k={},
+            components={},
+            transcripts=[_transcript(episode) for episode in episodes],
+        )
+    rewards = [episode.reward for episode in played]
+    by_task: dict[str, list[Episode]] = defaultdict(list)
+    by_problem: dict[str, list[Episode]] = defaultdict(list)
+    for episode in played:
+        by_task[episode.task.key].append(episode)
+        by_problem[problem_of(episode.task)].append(episode)
+    judged = any(episode.success is not None for episode in played)
+    # A task whose other samples failed is still voted on: its one reply is the majority.
+    voting = max(map(len, by_task.values())) > 1
+    wins = sum(bool(episode.success) for episode in played)
+    return EvaluationReport(
+        environment=environment,
+        model=model,
+        split=split,
+        seed=seed,
+        requested=requested,
+        episodes=len(played),
+        failed=len(episodes) - len(played),
+        mean_reward=math.fsum(rewards) / len(rewards),
+        ci95=mean_interval([[episode.reward for episode in group] for group in by_problem.values()]),
+        accuracy=wins / len(played) if judged else None,
+        accuracy_ci95=share_interval(
+            [(sum(bool(episode.success) for episode in group), len(group)) for group in by_problem.values()]
+        )
+        if judged
+        else None,
+        pass_at_k=_pass_at_k(by_task) if judged else {},
+        components=_mean_components(played),
+        metrics=measured_metrics(list(by_problem.values())),
+        majority_at_k=_majority_at_k(by_task, majority) if majority else {},
+        truncated=sum(episode.truncated for episode in played) / len(played),
+        stop_reasons=dict(Counter(episode.stop_reason for episode in played)),
+        seats=seats_of(played),
+        agents=parts_by_agent(by_problem),
+        policies=parts_by_policy(by_problem),
+        decisions_per_task=sum(len(row.turns) for episode in played for row in episode.rows()) / len(by_task),
+        tasks=[_task_result(group, majority if voting else None) for group in by_task.values()],
+        transcripts=[_transcript(episode) for episode in episodes],
+    )
+
+
+def played_episodes(report: EvaluationReport) -> str:
+    """Return how many episodes a report is about, in words: of how many requested, and how many failed."""
+    missing = report.requested - report.episodes - report.failed
+    counts = str(report.episodes) + (f" and {report.failed} failed" if report.failed else "")
+    return f"{counts}, {report.requested} requested (no more tasks)" if missing > 0 else counts
+
+
+def judged_successes(episodes: Sequence[Episode]) -> list[bool]:
+    """Whether each episode succeeded, of the environments that judge.
+
+    An episode that a limit cut short before its environment could judge it is a failure.
+    """
+    judging = judging_environments(episodes)
+    return [bool(episode.success) for episode in episodes if episode.task.environment in judging]
+
+
+def judging_environments(episodes: Sequence[Episode]) -> set[str]:
+    """Names of the environments that said of at least one episode whether it succeeded."""
+    return {episode.task.environment for episode in episodes if episode.success is not None}
+
+
+def problem_of(task: Task) -> str:
+    """Text that is equal for tasks which pose the same problem: a generator may draw one several times."""
+    return f"{task.environment} {json.dumps(task.data, sort_keys=True, default=repr)}" if task.data else task.key
+
+
+def problem_digest(task: Task) -> str:
+    """A short text that is equal for tasks which pose the same problem."""
+    return f"{derive_seed('problem', problem_of(task)):016x}"
+
+
+def measured_metrics(groups: Sequence[Sequence[Episode]]) -> dict[str, Measured]:
+    """The metrics of episodes, given in groups of one problem each."""
+    names = dict.fromkeys(name for group in groups for episode in group for name in episode.metrics)
+    return {
+        name: _measured(groups, name, f"{name}_of" if f"{name}_of" in names else None)
+        for name in names
+        if not (name.endswith("_of") and name.removesuffix("_of") in names)
+    }
+
+
+def _measured(groups: Sequence[Sequence[Episode]], name: str, cases: str | None) -> Measured:
+    having = [[episode.metrics for episode in group if name in episode.metrics] for group in groups]
+    sums = [
+        (math.fsum(found[name] for found in group), math.fsum(found[cases] if cases else 1.0 for found in group))
+        for group in having
+        if group
+    ]
+    total = math.fsum(count for _, count in sums)
+    if not total:
+        return Measured(None, None, 0)
+    values = [found[name] for group in having for found in group]
+    if all(value in (0, 1) for value in values) if cases is None else all(0 <= value <= count for value, count in sums):
+        interval = share_interval(sums)
+    elif cases is None and all(0 <= value <= 1 for value in values):
+        interval = ratio_interval(sums, 0.0, 1.0)
+    else:
+        interval = ratio_interval(sums)
+    return Measured(math.fsum(value for value, _ in sums) / total, interval, round(total))
+
+
+def _pass_at_k(by_task: Mapping[str, Sequence[Episode]]) -> dict[str, float]:
+    smallest = min(len(group) for group in by_task.values())
+    powers = [2**exponent for exponent in range(smallest.bit_length()) if 2**exponent <= smallest]
+    counts = [(sum(bool(episode.success) for episode in group), len(group)) for group in by_task.values()]
+    return {
+        str(k): math.fsum(pass_at_k(wins, total, k) for wins, total in counts) / len(counts)
+        for k in sorted({*powers, smallest})
+    }
+
+
+def _majority_at_k(by_task: Mapping[str, Sequence[Episode]], majority: Majority) -> dict[str, float]:
+    """The mean over the tasks of the share of right majorities, of as many samples at a time as there are."""
+    smallest = min(len(group) for group in by_task.values())
+    sizes = sorted(
+        {2**exponent for exponent in range(1, smallest.bit_length()) if 2**exponent <= smallest} | {smallest}
+    )
+    found: dict[str, float] = {}
+    for k in sizes if smallest > 1 else ():
+        votes = []
+        for group in by_task.values():
+            replies = [_reply(episode) for episode in group]
+            blocks = [replies[start : start + k] for start in range(0, len(replies) - k + 1, k)]
+            votes.append([majority(group[0].task, block) for block in blocks])
+        if any(vote is None for held in votes for vote in held):
+            return {}
+        found[str(k)] = math.fsum(sum(map(bool, held)) / len(held) for held in votes) / len(votes)
+    return found
+
+
+def _task_result(group: Sequence[Episode], majority: Majority | None) -> dict[str, Any]:
+    task = group[0].task
+    judged = [bool(episode.success) for episode in group if episode.success is not None]
+    voted = majority(task, [_reply(episode) for episode in group]) if majority else None
+    return {
+        "task": task.key,
+        "problem": problem_digest(task),
+        "episodes": len(group),
+        "accuracy": sum(judged) / len(group) if judged else None,
+        "majority": voted,
+    }
+
+
+def _reply(episode: Episode) -> str:
+    """What the one agent of an episode said last; nothing where it did not speak."""
+    said = [message.content for row in episode.rows() for message in row.messages if message.role == "assistant"]
+    return said[-1] if said else ""
+
+
+def _mean_components(episodes: Sequence[Episode]) -> dict[str, float]:
+    parts = Components()
+    for episode in episodes:
+        parts.add(episode.components(), 1.0)
+    return dict(sorted(parts.means().items()))
+
+
+def _transcript(episode: Episode) -> dict[str, Any]:
+    return {
+        "task": episode.task.key,
+        "reward": episode.reward,
+        "success": episode.success,
+        "stop_reason": episode.stop_reason,
+        "error": episode.error,
+        "messages": {
+            row.agent: [{"role": message.role, "content": message.content} for message in row.messages]
+            for row in episode.rows()
+        },
+    }
+
+
+def _spec(task: Task, seed: int, sample: int) -> EpisodeSpec:
+    return EpisodeSpec(
+        id=f"evaluation/{task.key}/{sample}",
+        task=task,
+        group=task.key,
+        seed=derive_seed("evaluation", seed, task.key, sample),
+    )

@@ -1,0 +1,517 @@
+"""What every algorithm shares: policies in seats, one optimizer, the checks that stop a broken run, the export."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.strategies import ModelParallelStrategy
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mrlm_pl.advantages import Moments, masked_moments, merge_gathered
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, nearest
+from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.credit.groups import equal_returns
+from mrlm_pl.learner.ranks import data_parallel_rank
+from mrlm_pl.learner.reference import ReferenceUse
+from mrlm_pl.policy import Policy
+from mrlm_pl.policy.forward.logprobs import bounded_together
+from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
+from mrlm_pl.rollout.turn_tree import TurnTree
+from mrlm_pl.settings import as_settings, seated_policy
+from mrlm_pl.trainer.resume import ExactResume
+
+logger = logging.getLogger(__name__)
+
+LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
+
+
+class Algorithm(ReferenceUse, ABC):
+    """Base class: a subclass adds :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
+
+    Args:
+        policies: the weights, by name; None is one policy ``main`` with the built-in tiny model. In Python the name of
+            a model or a mapping of settings stands for a policy.
+        seats: which policy decides for each agent; an agent that is left out is bound to the only policy there is.
+        schedule: how the learning rates change over the run.
+        warmup_steps: optimizer steps over which they rise from 0.
+        betas: decay rates of AdamW's moments.
+
+    Raises:
+        ConfigurationError: there is no trained policy, or a seat names a policy that does not exist.
+    """
+
+    data_module = "RolloutDataModule"
+    """Name of the data module that it learns from, for messages."""
+
+    smallest_group = 1
+    """Fewest episodes per task that the advantage is defined for."""
+
+    uses_importance_ratio: ClassVar[bool] = True
+    """Whether the loss weighs tokens by the importance ratio ``pi / pi_old``. Without it a rollout is on-policy data
+    for one update only.
+    """
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        schedule: LearningRateSchedule = "constant",
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        super().__init__()
+        policies = {
+            name: Policy(policy) if isinstance(policy, str) else as_settings(Policy, policy, f"policies.{name}")
+            for name, policy in (policies or {"main": Policy()}).items()
+        }
+        if not any(policy.trained for policy in policies.values()):
+            raise ConfigurationError(f"none of the policies {sorted(policies)} is trained; set `trained: true` for one")
+        for agent, policy in (seats or {}).items():
+            if policy not in policies:
+                near = nearest(policy, policies)
+                hint = f"did you mean {near!r}? The policies" if near else "policies"
+                raise ConfigurationError(
+                    f"seat {agent!r} names policy {policy!r}, which does not exist; {hint} are {sorted(policies)}"
+                )
+        self.policies = nn.ModuleDict(policies)
+        self.seats = dict(seats or {})
+        self.schedule, self.warmup_steps, self.betas = schedule, warmup_steps, betas
+        # A frozen policy is part of the model but not of the checkpoint, and the reference is read again.
+        self.strict_loading = False
+        self.tasks_of_run: tuple[str, ...] = ()
+        self._absent: set[str] = set()
+        self._prepared_metrics: dict[str, float] = {}
+        self._update_metrics: dict[str, float] = {}
+
+    @property
+    def collection_over(self) -> bool:
+        """Whether the remaining updates on the current collection are to be left out; the same on every rank."""
+        return False
+
+    @property
+    def uses_greedy_baseline(self) -> bool:
+        """Whether each task is also played once with the most probable tokens, for comparison."""
+        return False
+
+    @property
+    def turn_tree(self) -> TurnTree | None:
+        """How the decisions of each state branch, or None for a group of separate episodes of each task."""
+        return None
+
+    @abstractmethod
+    def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
+        """This piece's share (0-dim) of the update's loss of one policy; see :mod:`mrlm_pl.losses.reduction`.
+
+        Where the policies have one loss together: the policy's part of what :meth:`combined` makes that loss of.
+        """
+
+    def combined(self, losses: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """This piece's share (0-dim) of the update's loss: the sum of what :meth:`policy_loss` gave for each policy."""
+        return torch.stack([loss.float() for loss in losses.values()]).sum()
+
+    def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
+        """Add a policy's rows of a micro-batch whose loss has no gradient to the metrics of the update."""
+
+    def prepare(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
+    ) -> dict[str, PolicyBatch]:
+        """The learner's rows of a collection, by policy, with advantages; called once, without gradient.
+
+        Args:
+            episodes: one collection; failed ones are left out.
+            sampling: the distribution that its turns were drawn from.
+            greedy: one greedy episode for each group, when :attr:`uses_greedy_baseline` asks for them; never learnt
+                from.
+
+        Raises:
+            ConfigurationError: the algorithm does not learn from episodes.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} does not learn from rollouts; its data module is {self.data_module}"
+        )
+
+    def check_demonstrations(self, rows: Mapping[str, Sequence[Trajectory]]) -> None:
+        """Nothing when the algorithm can learn from these rows, given by split.
+
+        Raises:
+            DataError: they lack what it learns from.
+        """
+
+    @property
+    def learners(self) -> dict[str, Policy]:
+        """The models that have rows of their own in a batch, by name, in the order in which all ranks go through them:
+        the policies; an algorithm may add critics.
+        """
+        return {name: self.policy(name) for name in self.policies}
+
+    def check_agents(self, agents: Collection[str]) -> None:
+        """Validate the seats and policies against a run's agents; a frozen policy without an agent is a warning.
+
+        Raises:
+            ConfigurationError: an agent has no seat (see :meth:`seat`), a seat is for none of the agents, or a trained
+                policy decides for none.
+        """
+        for agent in self.seats:
+            if agent not in agents:
+                near = nearest(agent, agents)
+                hint = f"did you mean {near!r}? The" if near else "the"
+                raise ConfigurationError(
+                    f"seats: {agent!r} is no agent of this run; {hint} agents are {sorted(agents)}"
+                )
+        used = {self.seat(agent) for agent in agents}
+        for name in self.policies:
+            if name in used:
+                continue
+            if not self.policy(name).trained:
+                logger.warning("policy %r decides for no agent; name it in `seats`, or leave it out", name)
+                continue
+            near = nearest(name, used)
+            hint = f"did you mean {near!r}? Otherwise name" if near else "name"
+            raise ConfigurationError(
+                f"policies: {name!r} decides for no agent, so nothing would train it; {hint} it in `seats`, or leave "
+                f"it out; the policies in seats are {sorted(used)}"
+            )
+
+    def meet_tasks(self, names: Sequence[str]) -> None:
+        """Take note of the run's environments, in one order on all ranks."""
+        self.tasks_of_run = tuple(names)
+
+    def idle_loss(self, name: str) -> Tensor:
+        """0 (0-dim) with a gradient of 0: what a learner without rows adds to the loss."""
+        learner = self.learners[name]
+        if self.trainer.world_size > 1:  # the ranks that have rows wait for every layer of this one
+            return learner.idle_loss() if name in self.policies else learner.idle_values()
+        # Of a policy with adapters only these have a gradient.
+        return 0.0 * next(weight for weight in learner.model.parameters() if weight.requires_grad).flatten()[0]
+
+    def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
+        """What the algorithm adds to the reward of a turn, or None."""
+        return None
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        """Whether the episodes of a task have equal returns, agent by agent; failures do not count.
+
+        Returns are those of the environment. What :meth:`turn_bonus` adds does not count: answers that are all right or
+        all wrong carry no signal about the task, whatever their lengths are (DAPO, arXiv 2503.14476).
+        """
+        return equal_returns(group)
+
+    def weighs_sampler(self, sampling: Sampling) -> bool:
+        """Whether the loss weighs each token by the probability that its sampler gave it, so that others than the
+        current weights may have sampled.
+        """
+        return False
+
+    def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
+        """Indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""
+        return torch.arange(len(rows))
+
+    def take_prepared_metrics(self) -> dict[str, float]:
+        """Numbers that :meth:`prepare` left to be logged with the collection, handed out once."""
+        metrics, self._prepared_metrics = self._prepared_metrics, {}
+        return metrics
+
+    def progress(self) -> dict[str, Any]:
+        """What decides the future beside weights and data, as plain values for the checkpoint."""
+        return {}
+
+    def load_progress(self, progress: Mapping[str, Any]) -> None:
+        """Take over what :meth:`progress` gave."""
+
+    def policy(self, name: str) -> Policy:
+        """The policy of that name."""
+        policy = self.policies[name]
+        assert isinstance(policy, Policy)
+        return policy
+
+    def seat(self, agent: str) -> str:
+        """Name of the policy that decides for an agent.
+
+        Raises:
+            ConfigurationError: the agent has no seat and there are several policies to choose from.
+        """
+        policy = seated_policy(agent, self.seats, self.policies)
+        if policy is not None:
+            return policy
+        alike = [
+            f"{name!r} and {near[0]!r} may be one name, misspelled; otherwise "
+            for name in self.policies
+            if (near := difflib.get_close_matches(name, set(self.policies) - {name}, n=1, cutoff=0.75))
+        ]
+        raise ConfigurationError(
+            f"agent {agent!r} has no seat among the policies {sorted(self.policies)}; {alike[0] if alike else ''}"
+            f"bind it with `seats: {{{agent}: POLICY}}`"
+        )
+
+    # Lightning's hooks, in the order in which a run meets them.
+
+    def configure_model(self) -> None:
+        """Read the weights, and split them over the ranks where the strategy shards models."""
+        self.read_weights()
+        if self._trainer is not None and isinstance(self._trainer.strategy, ModelParallelStrategy):
+            self._split_over_ranks()
+
+    def read_weights(self) -> None:
+        """Read all weights that a run needs, once."""
+        bases: dict[Any, Any] = {}
+        for name in self.policies:
+            policy = self.policy(name)
+            policy.load(reference=self.holds_reference and policy.trained, name=name, bases=bases)
+
+    def _split_over_ranks(self) -> None:
+        mesh = self._trainer.strategy.device_mesh  # type: ignore[union-attr]
+        for network in self.networks():
+            if mesh["tensor_parallel"].size() > 1 and isinstance(network, PreTrainedModel):
+                parallelize(network, mesh["tensor_parallel"])
+            shard(network, mesh["data_parallel"])
+
+    def networks(self) -> list[nn.Module]:
+        """All modules with weights, of trained and frozen policies alike."""
+        return [network for name in self.policies for network in self.policy(name).networks()]
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Within the context all weights are whole on every rank; all ranks must enter together."""
+        with gathered(self.networks()):
+            yield
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups: one for each trained policy.
+
+        A group's ``name`` is what its numbers are logged under; it rests when its ``policy`` has no rows in an update.
+        """
+        trained = {name: self.policy(name) for name in self.policies if self.policy(name).trained}
+        return [
+            {
+                "params": [weight for weight in policy.model.parameters() if weight.requires_grad],
+                "lr": policy.learning_rate,
+                "weight_decay": policy.weight_decay,
+                "name": name,
+                "policy": name,
+            }
+            for name, policy in trained.items()
+        ]
+
+    def configure_optimizers(self) -> Any:
+        # On a CPU torch's own choice makes a dozen passes over the weights and allocates temporaries of their size.
+        fused = True if self.device.type == "cpu" else None
+        optimizer = torch.optim.AdamW(self.parameter_groups(), betas=self.betas, fused=fused)
+        if self.schedule == "constant":
+            return optimizer
+        from transformers import get_scheduler
+
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = get_scheduler(self.schedule, optimizer, self.warmup_steps, steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        self._absent = {name for name in self.learners if name not in batch.totals}
+        losses: dict[str, Tensor] = {}
+        shares = []
+        # One order on all ranks: the ranks of sharded models go through the layers together. Learners without rows
+        # stay in the graph, so that every rank reduces the same gradients.
+        with bounded_together():
+            for name, learner in self.learners.items():
+                if name in batch.policies:
+                    losses[name] = self.policy_loss(name, batch.policies[name], batch)
+                elif learner.trained:
+                    shares.append(self.idle_loss(name))
+        if losses:
+            shares.append(self.combined(losses, batch))
+        self._note_rows_without_gradient(batch)
+        loss = torch.stack([share.float() for share in shares]).sum()
+        if not bool(torch.isfinite(loss)):
+            raise NonFiniteError(
+                f"the loss is {loss.item()} at step {self.global_step}; lower the learning rate, clip gradients "
+                "(`--trainer.gradient_clip_val 1.0`) or check the rewards"
+            )
+        self.note_share("train/loss", loss)
+        if batch.metrics:
+            self._log_collection(batch.metrics)
+        # Lightning divides by the accumulation steps and strategies average over ranks; the shares are to be summed.
+        return loss * batch.pieces
+
+    @torch.no_grad()
+    def _note_rows_without_gradient(self, batch: Batch) -> None:
+        for name in self.learners:
+            rows = batch.without_gradient.get(name)
+            if rows is not None:
+                self.note_without_gradient(name, rows, batch)
+            elif name in batch.without_gradient and name in self.policies and not batch.on_policy:
+                self.policy(name).idle_loss()  # the ranks of a sharded model make every forward pass together
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._update_metrics = self._log_noted()
+        for group in optimizer.param_groups:
+            if group["policy"] in self._absent:
+                # A zero gradient would still move AdamW; a policy without data must stay where it is.
+                for weight in group["params"]:
+                    weight.grad = None
+                continue
+            gradients = [weight.grad for weight in group["params"] if weight.grad is not None]
+            norm = total_norm(gradients) if gradients else torch.zeros(())
+            scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+            # Under fp16 a gradient that overflows is expected: the scaler leaves out the step and lowers its factor.
+            if not bool(torch.isfinite(norm)) and not scaled:
+                raise NonFiniteError(
+                    f"the gradient of policy {group['name']!r} has norm {norm.item()} at step {self.global_step}; "
+                    "lower its learning rate or clip it (`--trainer.gradient_clip_val 1.0`)"
+                )
+            part = group["name"].removeprefix(group["policy"]).replace("/", "_")
+            self.log(self.metric_name(f"grad_norm{part}", group["policy"]), norm, batch_size=1)
+            self.log(self.metric_name(f"learning_rate{part}", group["policy"]), group["lr"], batch_size=1)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip each policy by itself: one norm over all would let a noisy policy slow the others down."""
+        if not gradient_clip_val:
+            return
+        for group in optimizer.param_groups:
+            if gradient_clip_algorithm == "value":
+                torch.nn.utils.clip_grad_value_(group["params"], float(gradient_clip_val))
+            else:
+                clip_norm(group["params"], float(gradient_clip_val))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.note_evaluation("val", batch.means(), batch.counts())
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.note_evaluation("test", batch.means(), batch.counts())
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch.episodes
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Return the callback that makes a resumed run exact."""
+        return [ExactResume()]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "state_dict" in checkpoint:
+            self._check_weights(checkpoint["state_dict"])
+        self.load_progress(checkpoint.get("progress", {}))
+
+    def _check_weights(self, saved: Mapping[str, Tensor]) -> None:
+        """Nothing when a checkpoint has the weights that this run's checkpoints have: others would be passed over."""
+        own = self.state_dict()
+        wrong = [name for name, weight in saved.items() if name not in own or own[name].shape != weight.shape]
+        wrong += [name for name in own if self._is_saved(name) and name not in saved]
+        if wrong:
+            raise ConfigurationError(
+                f"ckpt_path: the checkpoint is of other policies than these: {len(wrong)} weights, such as "
+                f"{wrong[0]!r}, are only in one of them or differ in shape; use the model, lora and algorithm of "
+                "its run"
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["progress"] = self.progress()
+        if getattr(self.trainer.strategy, "_save_distributed_checkpoint", False):
+            return  # each rank reads its shard of every weight that the model has
+        checkpoint["state_dict"] = {
+            name: value for name, value in checkpoint["state_dict"].items() if self._is_saved(name)
+        }
+
+    def _is_saved(self, weight: str) -> bool:
+        owner, _, rest = weight.partition(".")
+        name, _, inner = rest.partition(".")
+        return owner != "policies" or self.policy(name).is_saved(inner)
+
+    def on_train_end(self) -> None:
+        with self.gathered():
+            self.export(Path(self.trainer.default_root_dir) / "policies", write=self.trainer.is_global_zero)
+
+    def export(self, folder: str | Path, write: bool = True) -> None:
+        """Write every trained policy as a plain Hugging Face folder ``folder/NAME``, which is whole or not there.
+
+        Args:
+            folder: is created.
+            write: False on the ranks that only help to put the weights together.
+
+        Raises:
+            StorageError: a policy cannot be written, for example because the disk is full.
+        """
+        for name in self.policies:
+            if not self.policy(name).trained:
+                continue
+            final = Path(folder) / name
+            draft = final.with_name(f"{name}.part")
+            try:
+                if write:
+                    shutil.rmtree(draft, ignore_errors=True)
+                self.policy(name).save_pretrained(draft, write=write)
+                if write:
+                    shutil.rmtree(final, ignore_errors=True)
+                    draft.rename(final)
+            except (OSError, SafetensorError) as error:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise StorageError(
+                    f"policy {name!r} cannot be written to {str(final)!r}: {error}; free space on the disk, then "
+                    "resume the run, which writes it from its last checkpoint"
+                ) from error
+
+    def refuse_dropout(self) -> None:
+        """Nothing when no trained policy has dropout.
+
+        Raises:
+            ConfigurationError: one has: the learner's log-probabilities would not be the sampler's.
+        """
+        with_dropout = [name for name in self.policies if self.policy(name).trained and self.policy(name).dropout]
+        if with_dropout:
+            raise ConfigurationError(
+                f"policies {with_dropout} have dropout, which the sampler has not; set their dropout to 0 for "
+                f"{type(self).__name__}"
+            )
+
+    def sampler_differs(self, sampling: Sampling) -> bool:
+        """Whether the sampler's log-probabilities are not the learner's up to rounding in single precision.
+
+        They are not with truncated sampling, in reduced precision, and where the engine of a trained policy computes in
+        another precision than the learner or does not tell.
+        """
+        learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(self.trainer.precision))
+        if sampling.truncated or learner is None:
+            return True
+        players = getattr(getattr(self.trainer, "datamodule", None), "players", None)
+        if players is None or players.given is None:  # an in-process engine with the learner's precision
+            return False
+        trained = [name for name in self.policies if self.policy(name).trained]
+        return any(players.given.precision(name) not in (None, learner) for name in trained)
+
+    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
+        """Whether training uses the log-probabilities that the sampler reported."""
+        return True
+
+    def from_all_ranks(self, values: Tensor) -> Tensor:
+        """``values`` of all ranks, [ranks, ...]; of tensor-parallel ranks, which have the same rows, only the first."""
+        if self.trainer.world_size == 1:
+            return values[None]
+        gathered = self.all_gather(values)
+        assert isinstance(gathered, Tensor)
+        _, shares = data_parallel_rank(self.trainer)
+        return gathered[:: self.trainer.world_size // shares]
+
+    def global_moments(self, values: Tensor, mask: Tensor) -> Moments:
+        """Moments of ``values`` [B, T] where ``mask`` is True, over the rows of all ranks; every rank must ask."""
+        return merge_gathered(self.from_all_ranks(masked_moments(values, mask).to_tensor(self.device)))
+
+    def take_part(self, batch: Batch) -> None:
+        """Forward passes without a result for the policies that have rows on other ranks, which wait for this one."""
+        for name in self.policies:
+            if name not in batch.policies and self.policy(name).trained and self.trainer.world_size > 1:
+                self.policy(name).idle_loss()

@@ -1,0 +1,1 @@
+"""From stored turns to returns and advantages."""

@@ -1,0 +1,229 @@
+"""The joint states of a collection as rows of a centralized critic, and the credit that its values give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages import transition_gae
+from mrlm_pl.episode import Episode, Message, Trajectory, Turn
+from mrlm_pl.errors import PolicyError
+from mrlm_pl.learner.batch import PolicyBatch, collate_rows
+from mrlm_pl.learner.credit.groups import group_numbers
+from mrlm_pl.learner.credit.team import acting_rows, joint_history, team_rewards
+from mrlm_pl.policy.chat import ChatFormat, Conversation, Row
+
+CriticTargets = Literal["lambda", "td", "monte_carlo"]
+StepAdvantages = Mapping[tuple[int, int], float]
+"""Advantage of the joint action by (number of the episode, step)."""
+
+
+class JointReader:
+    """Turns joint histories into token rows; the value of a state is read where the reader would reply.
+
+    Each step's text is a user message, answered by an empty reply, so that a row grows by appending and one forward
+    pass values all states of an episode. A state that does not fit into the window begins a row of its own with the
+    end of its history.
+
+    Args:
+        chat: the critic's chat format.
+        window: tokens that the critic reads at most.
+    """
+
+    def __init__(self, chat: ChatFormat, window: int) -> None:
+        self.chat, self.window = chat, window
+        self.shortened = 0
+
+    def read(self, texts: Sequence[str]) -> tuple[list[Trajectory], list[tuple[int, int]]]:
+        """Rows whose action tokens are the states, and (row, token) of each; ``shortened`` counts those that were cut.
+
+        Raises:
+            PolicyError: the window has no room for any text.
+        """
+        finished: list[Row] = []
+        current = Conversation(self.chat)
+        places = []
+        for number, text in enumerate(texts):
+            longer = current.fork()
+            longer.observe([Message("user", text)])
+            if len(longer.row.token_ids) >= self.window:
+                if number:
+                    finished += current.rows
+                longer = self._end_of("\n".join(texts[: number + 1]))
+                self.shortened += 1
+            current = longer
+            current.act([self.chat.end_id], [0.0])
+            places.append((len(finished) + len(current.rows) - 1, len(current.row.token_ids) - 1))
+        rows = [*finished, *current.rows]
+        return [
+            Trajectory("", "", tuple(row.token_ids), tuple(row.action_mask), tuple(row.logprobs), ()) for row in rows
+        ], places
+
+    def _end_of(self, text: str) -> Conversation:
+        """A conversation that begins with as much of a text's end as fits."""
+        ids = self.chat.encode(text)
+        kept = min(len(ids), self.window)
+        while kept > 0:
+            conversation = Conversation(self.chat)
+            conversation.observe([Message("user", self.chat.decode(ids[len(ids) - kept :]))])
+            excess = len(conversation.row.token_ids) + 1 - self.window
+            if excess <= 0:
+                return conversation
+            kept -= excess
+        raise PolicyError(
+            f"the critic's window of {self.window} tokens has no room for a state; give it a larger model"
+        )
+
+
+@dataclass
+class JointStates:
+    """All M states of a collection by (episode, step), including those that episodes were cut short in.
+
+    Attributes:
+        batch: rows whose action tokens are the states; the last states of cut episodes are among them.
+        rows, columns: [M] where in the batch each state is.
+        ends: [M] True for a state that an episode was cut short in: nobody decided in it.
+        final: [M] True for the last decision of an episode.
+        truncated: [M] True where it was cut short after that.
+        rewards: [M] fp32, of the team, for the joint action in each state.
+        keys: (number of the episode, step) of each state.
+        shortened: how many states had to be cut to the critic's window.
+    """
+
+    batch: PolicyBatch
+    rows: Tensor
+    columns: Tensor
+    ends: Tensor
+    final: Tensor
+    truncated: Tensor
+    rewards: Tensor
+    keys: list[tuple[int, int]]
+    shortened: int
+
+    def credit(self, values: Tensor, gamma: float, lam: float, targets: CriticTargets) -> StepAdvantages:
+        """Advantages of the joint actions; values and targets of their states are put into the batch.
+
+        States that nobody decided in are taken out of its action mask.
+
+        Args:
+            values: [B, T] of the states.
+            gamma: discount from step to step.
+            lam: GAE's lambda of the advantages.
+            targets: what the critic is trained towards: the ``lambda``-return, the one-step ``td`` target or the
+                ``monte_carlo`` return.
+
+        Raises:
+            NonFiniteError: a reward or value is NaN or infinite.
+        """
+        table = values.detach().float().cpu()
+        values = table[self.rows, self.columns]
+        decided = ~self.ends
+        following = torch.cat([values[1:], values.new_zeros(1)])[decided]
+        final, truncated = self.final[decided], self.truncated[decided]
+        step = (self.rewards[decided], values[decided], following, final & ~truncated, truncated)
+        advantages, returns = transition_gae(*step, gamma=gamma, lam=lam)
+        if targets != "lambda":
+            returns = transition_gae(*step, gamma=gamma, lam=0.0 if targets == "td" else 1.0)[1]
+        self.batch.values, self.batch.returns = torch.zeros_like(table), torch.zeros_like(table)
+        places = self.rows[decided], self.columns[decided]
+        self.batch.values[places], self.batch.returns[places] = values[decided], returns
+        self.batch.action_mask[self.rows[self.ends], self.columns[self.ends]] = False
+        keys = [key for key, end in zip(self.keys, self.ends.tolist(), strict=True) if not end]
+        return dict(zip(keys, advantages.tolist(), strict=True))
+
+
+@dataclass
+class _States:
+    rows: list[Trajectory] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    episodes: list[int] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    keys: list[tuple[int, int]] = field(default_factory=list)
+    flags: list[tuple[bool, bool, bool]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+
+
+def joint_states(
+    episodes: Sequence[Episode],
+    reader: JointReader,
+    turn_bonus: Callable[[Turn], float] | None = None,
+) -> JointStates | None:
+    """The joint states of a collection, or None where nobody decided; failed episodes are left out.
+
+    Args:
+        episodes: one collection.
+        reader: of the critic.
+        turn_bonus: added to what the environment paid for a turn; None adds nothing.
+    """
+    groups = group_numbers(episodes)
+    found = _States()
+    for number, episode in enumerate(episodes):
+        rewards = [] if episode.failed else team_rewards(episode, turn_bonus)
+        if not rewards:
+            continue
+        texts = joint_history(episode)
+        rows, places = reader.read(texts if episode.truncated else texts[:-1])
+        first, last = len(found.rows), len(rewards) - 1
+        found.rows += rows
+        found.groups += [groups[episode.group]] * len(rows)
+        found.episodes += [number] * len(rows)
+        found.places += [(first + row, column) for row, column in places]
+        found.keys += [(number, step) for step in range(len(places))]
+        found.flags += [(step > last, step == last, step == last and episode.truncated) for step in range(len(places))]
+        found.rewards += [*rewards, *[0.0] * (len(places) - len(rewards))]
+    if not found.rows:
+        return None
+    batch = collate_rows(found.rows, found.groups, found.groups, found.episodes)
+    place, flags = torch.tensor(found.places), torch.tensor(found.flags)
+    rewards_paid = torch.tensor(found.rewards, dtype=torch.float32)
+    return JointStates(
+        batch,
+        place[:, 0],
+        place[:, 1],
+        flags[:, 0],
+        flags[:, 1],
+        flags[:, 2],
+        rewards_paid,
+        found.keys,
+        reader.shortened,
+    )
+
+
+def acting_batches(
+    episodes: Sequence[Episode], advantages: StepAdvantages, temperature: Mapping[str, float]
+) -> dict[str, PolicyBatch]:
+    """Rows of every policy, with the advantage of its step on all tokens of each turn.
+
+    Args:
+        episodes: one collection.
+        advantages: of all steps of all episodes that did not fail.
+        temperature: of the sampling, by policy.
+    """
+    groups = group_numbers(episodes)
+    compared: dict[tuple[str, str], int] = {}
+    tables: dict[str, list[tuple[int, Trajectory]]] = {}
+    for number, row in acting_rows(episodes):
+        tables.setdefault(row.policy, []).append((number, row))
+    batches = {}
+    for policy, table in tables.items():
+        names = [episodes[number].group for number, _ in table]
+        labels = [
+            compared.setdefault((name, row.agent), len(compared)) for name, (_, row) in zip(names, table, strict=True)
+        ]
+        batch = collate_rows(
+            [row for _, row in table],
+            [groups[name] for name in names],
+            labels,
+            [number for number, _ in table],
+            temperature=temperature.get(policy, 1.0),
+        )
+        batch.advantages = torch.zeros(batch.action_mask.shape)
+        for place, (number, row) in enumerate(table):
+            for turn in row.turns:
+                batch.advantages[place, turn.start : turn.stop] = advantages[number, turn.index]
+        batches[policy] = batch
+    return batches

@@ -1,0 +1,141 @@
+"""Rows for the learner out of a collection of episodes, with the reward of every turn on its last token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mrlm_pl.advantages import token_gae, turn_discounts
+from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.learner.batch import PolicyBatch, collate_rows
+from mrlm_pl.learner.credit.groups import group_numbers
+
+DiscountUnit = Literal["turn", "token"]
+"""What the discount factor is applied to: each turn of the agent, or each token."""
+
+
+def discounts_of(action_mask: Tensor, gamma: float, unit: DiscountUnit) -> Tensor:
+    """Return the discount factor [B, T] after each action token, 0 elsewhere.
+
+    >>> discounts_of(torch.tensor([[False, True, True, False, True]]), 0.5, "turn").tolist()
+    [[0.0, 1.0, 0.5, 0.0, 0.5]]
+    >>> discounts_of(torch.tensor([[False, True, True, False, True]]), 0.5, "token").tolist()
+    [[0.0, 0.5, 0.5, 0.0, 0.5]]
+    """
+    return turn_discounts(action_mask, gamma) if unit == "turn" else gamma * action_mask.float()
+
+
+@dataclass
+class RewardedRows:
+    """Rows of one policy.
+
+    Attributes:
+        batch: the rows, B of them.
+        rewards: [B, T], a turn's reward on its last token, 0 elsewhere.
+        chains: rows of one agent in one episode, in order: one, or several where a chat template rewrote history.
+        agents: whose row each is.
+        origins: the record that each row is from.
+        unfinished: [B] True for the last row of a truncated episode.
+    """
+
+    batch: PolicyBatch
+    rewards: Tensor
+    chains: list[list[int]]
+    agents: list[str]
+    origins: list[tuple[Episode, Trajectory]]
+    unfinished: Tensor
+
+    def advantages(
+        self, rewards: Tensor, values: Tensor, discounts: Tensor, lam: float, end_values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """GAE advantages and returns, both [B, T], along each chain; see :func:`mrlm_pl.advantages.token_gae`.
+
+        Args:
+            rewards, values, discounts: [B, T]; not read outside the action mask.
+            lam: GAE's lambda.
+            end_values: [B] value of the last state of a truncated episode, 0 for other rows.
+        """
+        mask = self.batch.action_mask
+        tables = [self._along_chains(table) for table in (rewards, values, discounts)]
+        lengths = torch.tensor([sum(int(mask[row].sum()) for row in chain) for chain in self.chains])
+        acts = torch.arange(tables[0].shape[1]) < lengths[:, None]
+        ends = torch.stack([end_values[chain[-1]] for chain in self.chains])
+        results = token_gae(tables[0], tables[1], acts.to(mask.device), gamma=tables[2], lam=lam, bootstrap_values=ends)
+        advantages, returns = (self._back_to_rows(result) for result in results)
+        return advantages, returns
+
+    def _along_chains(self, values: Tensor) -> Tensor:
+        """The action tokens' numbers of each chain side by side, [chains, L]."""
+        mask = self.batch.action_mask
+        return pad_sequence(
+            [torch.cat([values[row][mask[row]] for row in chain]) for chain in self.chains], batch_first=True
+        )
+
+    def _back_to_rows(self, table: Tensor) -> Tensor:
+        mask = self.batch.action_mask
+        rows = table.new_zeros(mask.shape)
+        for chain, numbers in zip(self.chains, table, strict=True):
+            start = 0
+            for row in chain:
+                count = int(mask[row].sum())
+                rows[row, mask[row]] = numbers[start : start + count]
+                start += count
+        return rows
+
+
+@dataclass
+class _Table:
+    trajectories: list[Trajectory] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    comparisons: list[int] = field(default_factory=list)
+    episodes: list[int] = field(default_factory=list)
+    records: list[Episode] = field(default_factory=list)
+    chains: list[list[int]] = field(default_factory=list)
+    unfinished: list[bool] = field(default_factory=list)
+
+
+def rewarded_rows(
+    episodes: Sequence[Episode],
+    temperature: Mapping[str, float],
+    turn_bonus: Callable[[Turn], float] | None = None,
+) -> dict[str, RewardedRows]:
+    """Rows of every policy with the rewards of its turns; failed episodes are left out.
+
+    Args:
+        episodes: one collection.
+        temperature: of the sampling, by policy.
+        turn_bonus: added to what the environment paid for a turn; None adds nothing.
+    """
+    groups = group_numbers(episodes)
+    compared: dict[tuple[str, str], int] = {}
+    tables: dict[str, _Table] = {}
+    for number, episode in enumerate(episode for episode in episodes if not episode.failed):
+        for agent, trajectories in episode.trajectories.items():
+            acting = [row for row in trajectories if row.num_actions]
+            if not acting:
+                continue
+            table = tables.setdefault(acting[0].policy, _Table())
+            table.chains.append(list(range(len(table.trajectories), len(table.trajectories) + len(acting))))
+            table.trajectories += acting
+            table.unfinished += [False] * (len(acting) - 1) + [episode.truncated]
+            table.groups += [groups[episode.group]] * len(acting)
+            table.comparisons += [compared.setdefault((episode.group, agent), len(compared))] * len(acting)
+            table.episodes += [number] * len(acting)
+            table.records += [episode] * len(acting)
+    return {policy: _rewarded(table, temperature.get(policy, 1.0), turn_bonus) for policy, table in tables.items()}
+
+
+def _rewarded(table: _Table, temperature: float, turn_bonus: Callable[[Turn], float] | None) -> RewardedRows:
+    batch = collate_rows(table.trajectories, table.groups, table.comparisons, table.episodes, temperature=temperature)
+    rewards = torch.zeros(batch.action_mask.shape)
+    for row, trajectory in enumerate(table.trajectories):
+        for turn in trajectory.turns:
+            rewards[row, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
+    agents = [trajectory.agent for trajectory in table.trajectories]
+    origins = list(zip(table.records, table.trajectories, strict=True))
+    return RewardedRows(batch, rewards, table.chains, agents, origins, torch.tensor(table.unfinished))

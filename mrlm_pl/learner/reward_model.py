@@ -1,0 +1,62 @@
+"""What the reward models share: one policy with a value head whose value before a row's last token is the score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.algorithm import Algorithm, LearningRateSchedule
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.critics import value_group
+from mrlm_pl.losses.masking import last_token_mask
+from mrlm_pl.policy import Policy
+
+
+class RewardModelAlgorithm(Algorithm):
+    """Base of the algorithms that train a reward model, exported as a policy's folder with its value head.
+
+    Args:
+        policies: the weights; one policy.
+        schedule, warmup_steps, betas: see :class:`Algorithm`.
+        value_learning_rate: of the value head; None is the policy's own.
+
+    Raises:
+        ConfigurationError: there are several policies.
+    """
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        schedule: LearningRateSchedule = "constant",
+        warmup_steps: int = 0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        value_learning_rate: float | None = None,
+    ) -> None:
+        super().__init__(policies, None, schedule, warmup_steps, betas)
+        if len(self.policies) != 1:
+            raise ConfigurationError(f"{type(self).__name__} trains one policy; `policies` has {sorted(self.policies)}")
+        self.value_learning_rate = value_learning_rate
+
+    def read_weights(self) -> None:
+        for name in self.policies:
+            self.policy(name).load_critic(name)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        groups = super().parameter_groups()
+        heads = [value_group(group["name"], self.policy(group["name"]), self.value_learning_rate) for group in groups]
+        return groups + heads
+
+    def idle_loss(self, name: str) -> Tensor:
+        return self.policy(name).idle_values()
+
+    def values(self, name: str, rows: PolicyBatch, mask: Tensor) -> Tensor:
+        """Value [B, T] before each token where ``mask`` [B, T] is True, 0 elsewhere."""
+        inputs = {**rows.inputs(), "action_mask": mask}
+        return self.policy(name).values(**inputs, dropout_key=self.global_step)
+
+    def scores(self, name: str, rows: PolicyBatch) -> Tensor:
+        """The score [B] of each row: the value before its last token."""
+        last = last_token_mask(rows.action_mask)
+        return self.values(name, rows, last)[last]

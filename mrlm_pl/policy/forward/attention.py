@@ -1,0 +1,237 @@
+"""Attention over one packed row of shared segments and the rows that continue them, for Hugging Face decoders.
+
+The decoder sees a single sequence [1, N]: first what rows share, level by level, then what each has for itself. The
+function registered with transformers cuts that sequence into its segments: each attends to the whole chain of segments
+that it continues and causally to itself. Everything else in the decoder works token by token and needs no change, so
+adapters, sharding hooks and gradient checkpointing keep working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from mrlm_pl.policy.forward.packing import Segments
+
+ATTENTION_NAME = "mrlm_packed"
+
+
+class _Block:
+    """Consecutive segments of the packed row, seen as a batch [S, W] of S segments padded to the longest, W tokens."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.lengths = lengths
+        self.width = max(lengths, default=0)
+        self.tokens = sum(lengths)
+        self.uniform = self.tokens == len(lengths) * self.width
+        if not self.uniform:
+            sizes = torch.tensor(lengths)
+            column = torch.arange(self.width)
+            real = column < sizes[:, None]
+            first = sizes.cumsum(0) - sizes
+            # padding repeats the block's first token: finite, never attended to by a real token
+            self._source = torch.where(real, first[:, None] + column, 0).reshape(-1).to(device)
+            self._real = real.reshape(-1).nonzero().squeeze(1).to(device)
+
+    def batched(self, states: Tensor) -> Tensor:
+        """This block's states [tokens, heads, dim] as [S, W, heads, dim]; a view when all lengths are equal."""
+        if not self.uniform:
+            states = states.index_select(0, self._source)
+        return states.unflatten(0, (len(self.lengths), self.width))
+
+    def flattened(self, states: Tensor) -> Tensor:
+        """The inverse of `batched`."""
+        states = states.flatten(0, 1)
+        return states if self.uniform else states.index_select(0, self._real)
+
+
+class _Level:
+    """The pieces of one level of a packed row, and the chains of pieces of earlier levels that they continue."""
+
+    def __init__(self, segments: Segments, level: int, blocks: Sequence[_Block], device: torch.device) -> None:
+        self.block = blocks[level]
+        chains = segments.ancestors[level]
+        # the pieces of another level in these chains: which level, and the piece of each chain or how many share one
+        self.before: list[tuple[int, Tensor | int]] = []
+        masks = []
+        for earlier in range(level):
+            pieces = [chain[earlier] for chain in chains]
+            if max(pieces) < 0:
+                continue
+            lengths = segments.lengths[earlier]
+            share = len(pieces) // len(lengths)
+            in_order = pieces == [number // share for number in range(len(pieces))] if share else False
+            self.before.append((earlier, share if in_order else torch.tensor(pieces).clamp(min=0).to(device)))
+            length = torch.tensor([lengths[piece] if piece >= 0 else 0 for piece in pieces])
+            masks.append(torch.arange(blocks[earlier].width) < length[:, None])
+        self.mask = self._mask(masks).to(device) if masks else None
+
+    def _mask(self, before: Sequence[Tensor]) -> Tensor:
+        """[1 or S, 1, W, keys] bool: which keys the pieces attend to: their chain, and themselves causally."""
+        width = self.block.width
+        chain = torch.cat(list(before), 1)
+        if chain.all():
+            chain = chain[:1]
+        rows, keys = chain.shape
+        causal = torch.ones(width, width, dtype=torch.bool).tril()
+        return torch.cat([chain[:, None, None].expand(rows, 1, width, keys), causal.expand(rows, 1, width, width)], -1)
+
+    def with_chains(self, states: Sequence[Tensor]) -> Tensor:
+        """States of these pieces behind those of their chains, [S, keys, heads, dim].
+
+        Args:
+            states: by level, [S, W, heads, dim].
+        """
+        own = states[-1]
+        if not self.before:
+            return own
+        return torch.cat([*(_repeated(states[level], pieces) for level, pieces in self.before), own], 1)
+
+
+def _repeated(states: Tensor, pieces: Tensor | int) -> Tensor:
+    """States [S, W, heads, dim] of the given pieces, or each so many times."""
+    if isinstance(pieces, Tensor):
+        return states.index_select(0, pieces)
+    return states.repeat_interleave(pieces, 0)
+
+
+class PackedLayout:
+    """The segments of a packed row, prepared once for all layers of a forward pass."""
+
+    def __init__(self, segments: Segments, device: torch.device) -> None:
+        blocks = [_Block(lengths, device) for lengths in segments.lengths]
+        self._levels = [_Level(segments, level, blocks, device) for level in range(len(blocks))]
+        self._sizes = [block.tokens for block in blocks]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float = 0.0) -> Tensor:
+        """Attention output [N, heads, dim] for queries [N, heads, dim] and keys and values [N, kv heads, dim]."""
+        parts: list[Tensor] = []
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        pieces = (states.split(self._sizes) for states in (query, key, value))
+        for level, own_q, own_k, own_v in zip(self._levels, *pieces, strict=True):
+            keys.append(level.block.batched(own_k))
+            values.append(level.block.batched(own_v))
+            found = _attention(
+                level.block.batched(own_q),
+                level.with_chains(keys),
+                level.with_chains(values),
+                scaling,
+                level.mask,
+                dropout,
+            )
+            parts.append(level.block.flattened(found))
+        return torch.cat(parts)
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None, dropout: float
+) -> Tensor:
+    """Attention of [S, L, heads, dim], causal unless a mask is given; keys may have fewer heads than queries."""
+    return F.scaled_dot_product_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[2] != key.shape[2],
+    ).transpose(1, 2)
+
+
+def packed_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_layout: PackedLayout | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The attention function in the form that transformers calls.
+
+    Query is [1, heads, N, dim], the result [1, N, heads, dim].
+
+    Raises:
+        RuntimeError: the module was called without a layout while the packed attention was switched on.
+    """
+    if packed_layout is None:
+        raise RuntimeError(
+            f"{type(module).__name__} was called without packed_layout while its attention is {ATTENTION_NAME!r}: "
+            "another thread uses the module during token_logprobs; give that thread its own copy of the model"
+        )
+    # under autocast the rotary embedding has promoted queries and keys: cast them back before keys are copied
+    query, key, value = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
+    return packed_layout.attend(query, key, value, scaling, dropout).unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION_NAME, packed_attention_forward)
+
+
+class ForwardSwitches:
+    """What is set differently on a module while its log-probabilities are computed, and set back afterwards.
+
+    All modules are in evaluation mode, so that the log-probabilities are those of the distribution that was sampled
+    from: nothing random is left, neither dropout nor noise in a router. With ``noise`` they stay in the mode that they
+    are in. Given a name, that attention implementation is used.
+
+    Layers under gradient checkpointing must be in training mode when they are called, and run again during the backward
+    pass, long after the forward pass has ended: they are computed, and recomputed, within the same switches.
+    """
+
+    def __init__(self, model: nn.Module, attention: str | None, noise: bool = False) -> None:
+        self._attention = [] if attention is None else [(model.config, "_attn_implementation", attention)]
+        self._noise = noise
+        self._values: list[tuple[Any, str, Any]] = list(self._attention)
+        for module in model.modules():
+            if not module.training:
+                continue
+            if vars(module).get("gradient_checkpointing"):
+                self._values.append((module, "_gradient_checkpointing_func", self._within_switches(module)))
+                if not noise:  # training-only noise of the layer itself, such as layer drop
+                    rates = [
+                        name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)
+                    ]
+                    self._values += [(module, name, 0.0) for name in rates]
+            elif not noise:
+                self._values.append((module, "training", False))
+
+    def __enter__(self) -> None:
+        self._before = _exchange(self._values)
+
+    def __exit__(self, *_: object) -> None:
+        _exchange(self._before)
+
+    def _within_switches(self, module: Any) -> Callable[..., Any]:
+        """The module's checkpointing function, applied to a forward function that sets the switches when it runs."""
+        checkpointing = module._gradient_checkpointing_func
+
+        def apply(forward: Callable[..., Any], *args: Any) -> Any:
+            def run(*inputs: Any) -> Any:
+                modules = [] if self._noise else [part for part in module.modules() if part.training]
+                before = _exchange(self._attention + [(part, "training", False) for part in modules])
+                try:
+                    return forward(*inputs)
+                finally:
+                    _exchange(before)
+
+            return checkpointing(run, *args)
+
+        return apply
+
+
+def _exchange(values: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
+    """The previous values of these (owner, attribute, value) triples, which are set."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in values]
+    for owner, name, value in values:
+        setattr(owner, name, value)
+    return before

@@ -1,0 +1,229 @@
+"""Log-probabilities of the sampled tokens under a policy: the forward pass of every learner in this package.
+
+Three ways lead to the same numbers; `forward_path` says which and why, `forward_passes` goes them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mrlm_pl.policy.forward.families import base_model, forward_path, log_path
+from mrlm_pl.policy.forward.packing import RowPlan
+from mrlm_pl.policy.forward.passes import Wanted, forward_along, forward_passes, row_chunks
+from mrlm_pl.policy.sharding import is_sharded, passes_on_all_ranks
+from mrlm_pl.seeding import derive_seed
+
+
+class TokenOutputs(NamedTuple):
+    """What a forward pass says about every action token, each [B, T] float32 and 0 elsewhere; None: not asked for."""
+
+    logp: Tensor
+    entropy: Tensor | None
+    values: Tensor | None
+
+
+def token_logprobs(
+    model: nn.Module,
+    token_ids: Tensor,
+    lengths: Tensor,
+    action_mask: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    prefix_groups: Tensor | None = None,
+    max_tokens: int | None = None,
+    noise_seed: int | None = None,
+) -> Tensor:
+    """Log-probability of every action token given the tokens before it, [B, T] float32; exactly 0 elsewhere.
+
+    ``out[b, t] = log softmax(logits / temperature)[token t | tokens < t]`` where ``action_mask[b, t]``. Differentiable
+    in the model's parameters. The model computes as in evaluation mode, whatever mode it is in: without dropout, and
+    without any other noise of training, such as that of a router. While it runs, no other thread may call the same
+    module.
+
+    Args:
+        model: a causal language model of transformers, or its PEFT wrapper.
+        token_ids: [B, T] int64, padded on the right.
+        lengths: [B] number of real tokens of each row.
+        action_mask: [B, T] bool, True where the policy sampled the token.
+        temperature: the sampler's temperature: a number, one per row [B], or one per token [B, T].
+        prefix_groups: [B] labels; rows with the same label compute what any of them begin with in common once. It never
+            changes the values, only the work.
+        max_tokens: most tokens in one forward pass; its rows, with what they share counted for each, have at most
+            ``row_tree.MOST_READ`` times as many. Needing several, they run one after the other and, when gradients
+            are wanted, each is computed again in the backward pass, so that memory is that of one pass. So is one that
+            is too much beside others that wait for the same backward pass (`held_passes`). The ranks of a sharded model
+            make equally many passes, some of them idle.
+        noise_seed: leave the model in the mode that it is in, with the dropout and the other noise of training, which
+            follow from this seed and the pass; None: no noise.
+
+    Raises:
+        ValueError: shapes disagree, an action token has no token before it or lies in the padding, or the temperature
+            is not positive.
+    """
+    return token_outputs(
+        model,
+        token_ids,
+        lengths,
+        action_mask,
+        temperature=temperature,
+        prefix_groups=prefix_groups,
+        max_tokens=max_tokens,
+        noise_seed=noise_seed,
+    ).logp
+
+
+def token_outputs(
+    model: nn.Module,
+    token_ids: Tensor,
+    lengths: Tensor,
+    action_mask: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    prefix_groups: Tensor | None = None,
+    max_tokens: int | None = None,
+    with_entropy: bool = False,
+    value_head: nn.Module | None = None,
+    noise_seed: int | None = None,
+) -> TokenOutputs:
+    """`token_logprobs` with, from the same forward pass, the entropies and the values of the action tokens.
+
+    The entropy, in nats, is that of the whole vocabulary at the given temperature. The value of a token is
+    ``value_head`` of the last hidden state before it: the expected return from the state in which it was chosen. All
+    three are differentiable. The other arguments and the errors are those of `token_logprobs`.
+
+    Args:
+        with_entropy: whether the entropies are wanted.
+        value_head: module that turns hidden states [n, hidden size] into values [n]; None: no values.
+    """
+    rows = _evaluate(
+        model,
+        token_ids,
+        lengths,
+        action_mask,
+        temperature,
+        prefix_groups,
+        max_tokens,
+        Wanted(True, with_entropy, value_head),
+        noise_seed,
+    )
+    found = list(rows.unbind())
+    return TokenOutputs(
+        found.pop(0), found.pop(0) if with_entropy else None, found.pop(0) if value_head is not None else None
+    )
+
+
+def token_values(
+    model: nn.Module,
+    value_head: nn.Module,
+    token_ids: Tensor,
+    lengths: Tensor,
+    action_mask: Tensor,
+    *,
+    prefix_groups: Tensor | None = None,
+    max_tokens: int | None = None,
+    noise_seed: int | None = None,
+) -> Tensor:
+    """The values of `token_outputs` alone, [B, T] float32: the language-model head is left out where it can be."""
+    wanted = Wanted(False, False, value_head)
+    return _evaluate(model, token_ids, lengths, action_mask, 1.0, prefix_groups, max_tokens, wanted, noise_seed)[0]
+
+
+def _evaluate(
+    model: nn.Module,
+    token_ids: Tensor,
+    lengths: Tensor,
+    action_mask: Tensor,
+    temperature: float | Tensor,
+    prefix_groups: Tensor | None,
+    max_tokens: int | None,
+    wanted: Wanted,
+    noise_seed: int | None = None,
+) -> Tensor:
+    """What is wanted of every token, [1 to 3, B, T]."""
+    planned = forward_passes(
+        model,
+        token_ids,
+        lengths,
+        action_mask,
+        temperature=temperature,
+        prefix_groups=prefix_groups,
+        max_tokens=max_tokens,
+    )
+    B, T = token_ids.shape
+    path = forward_path(model)
+    log_path(type(base_model(model)).__name__, path)
+    if not planned:
+        # forward passes all the same: every rank of a sharded model must take part in them, and in their gradient
+        passes = passes_on_all_ranks(model, 1)
+        idle = torch.stack([_idle_pass(model, wanted, torch.is_grad_enabled() and passes > 1) for _ in range(passes)])
+        return torch.zeros(wanted.rows, B, T, device=token_ids.device) + 0.0 * idle.sum()
+
+    forward = forward_along(path)
+    passes = passes_on_all_ranks(model, len(planned))
+    recompute = torch.is_grad_enabled() and passes > 1
+    if torch.is_grad_enabled() and passes == 1 and max_tokens is not None and not is_sharded(model):
+        # the ranks of a sharded model must compute again alike, whatever each of them holds
+        recompute = not hold(planned[0].inputs.input_ids.numel(), max_tokens)
+    results = []
+    for number, (inputs, chosen) in enumerate(planned):
+        seed = None if noise_seed is None else derive_seed("noise", noise_seed, number)
+        run = functools.partial(forward, model, inputs, chosen, wanted, seed)
+        results.append(checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run())
+    values = torch.cat(results, 1)
+    for _ in range(passes - len(planned)):
+        values = values + 0.0 * _idle_pass(model, wanted, recompute)
+    flat = values.new_zeros(values.shape[0], B * T)
+    destinations = torch.cat([inputs.destinations for inputs, _ in planned])
+    return flat.index_copy(1, destinations, values).view(-1, B, T)
+
+
+def _idle_pass(model: nn.Module, wanted: Wanted, recompute: bool) -> Tensor:
+    """A number (0-dim) that depends on all weights, from the shortest row that there is."""
+    device = next(model.parameters()).device
+    mask = torch.tensor([[False, True]])
+    plan = RowPlan(torch.zeros(1, 2, dtype=torch.int64), mask, None)
+    path = forward_path(model)
+    (inputs,) = row_chunks(model, plan, path, None, device)
+    run = functools.partial(forward_along(path), model, inputs, None, wanted, None)
+    return (checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run()).sum()
+
+
+_HELD: ContextVar[list[int] | None] = ContextVar("held_tokens", default=None)
+
+
+@contextmanager
+def bounded_together() -> Iterator[None]:
+    """Within the context the passes of all models count together towards their bounds.
+
+    A team's policies and critics make one forward pass each and then share a backward pass: without this the memory
+    would be that of all passes.
+    """
+    token = _HELD.set([0])
+    try:
+        yield
+    finally:
+        _HELD.reset(token)
+
+
+def hold(tokens: int, most: int) -> bool:
+    """Whether a pass of so many tokens may be held; it then counts. The first may be, as may all outside the context.
+
+    >>> with bounded_together():
+    ...     print(hold(700, 1000), hold(400, 1000), hold(300, 1000))
+    True False True
+    """
+    held = _HELD.get()
+    if held is None:
+        return True
+    if held[0] and held[0] + tokens > most:
+        return False
+    held[0] += tokens
+    return True

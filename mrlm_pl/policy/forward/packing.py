@@ -1,0 +1,179 @@
+"""How the rows of a batch are laid out for the model: packed, with what they have in common once, or padded; in chunks.
+
+All arithmetic here is on the host: the layout decides shapes, so it must be known before a kernel starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.policy.forward.row_tree import RowTree, Segment
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The pieces of a packed row, level by level; each continues a chain of pieces of earlier levels.
+
+    Attributes:
+        lengths: by level, the length of each piece. The last level holds what rows compute by themselves.
+        ancestors: by level, for each piece and each earlier level the number of the piece in its chain, -1 for none.
+    """
+
+    lengths: tuple[tuple[int, ...], ...]
+    ancestors: tuple[tuple[tuple[int, ...], ...], ...]
+
+
+@dataclass(frozen=True)
+class ForwardInputs:
+    """Model inputs for some of the rows, and where their action tokens are.
+
+    ``input_ids`` and ``position_ids`` are [b, t] ([1, N] when packed). Action token i has the id ``targets[i]``, is
+    predicted by the hidden state ``predictors[i]`` of the flattened [b * t], and stands at ``destinations[i]`` of the
+    flattened [B * T] batch. ``segments`` describes a packed row, ``attention_mask`` [b, t] padded rows.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    predictors: Tensor
+    targets: Tensor
+    destinations: Tensor
+    segments: Segments | None = None
+    attention_mask: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> ForwardInputs:
+        """A copy on another device."""
+        tensors: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
+
+
+class RowPlan:
+    """Which tokens of each row the model must see, and which of them it can share with other rows.
+
+    A row is fed up to the token before its last action token: later tokens predict nothing that is asked for. Rows
+    without any action token are not fed at all. Rows with the same label compute what they begin with in common once,
+    whether it is an action of theirs or not.
+
+    Args:
+        token_ids: [B, T] int64, rows padded on the right.
+        action_mask: [B, T] bool; column 0 is False.
+        prefix_groups: [B] labels, or None when no row shares its prefix.
+    """
+
+    def __init__(self, token_ids: Tensor, action_mask: Tensor, prefix_groups: Tensor | None) -> None:
+        self.token_ids = token_ids.cpu()
+        self.action_mask = action_mask.cpu()
+        columns = torch.arange(self.token_ids.shape[1])
+        self.fed_lengths: list[int] = (self.action_mask * columns).amax(1).tolist()
+        self._labels = prefix_groups
+
+    def sides(self, boundary: int | None) -> list[RowPlan]:
+        """Plans for the actions with at most, and with more than, ``boundary`` tokens before them; those with actions.
+
+        Within a plan no row, or every row, is fed more than ``boundary`` tokens. None: all in one plan.
+        """
+        if boundary is None:
+            return [self]
+        near = torch.arange(self.action_mask.shape[1]) <= boundary
+        masks = (self.action_mask & near, self.action_mask & ~near)
+        return [RowPlan(self.token_ids, mask, self._labels) for mask in masks if mask.any()]
+
+    def packed(self, max_tokens: int | None, device: torch.device) -> list[ForwardInputs]:
+        """The rows as packed rows of at most ``max_tokens`` tokens, or a single longer one each."""
+        tree = RowTree.of(self.token_ids, self.fed_lengths, self._labels)
+        return [self._pack(tree, leaves, device) for leaves in tree.chunks(max_tokens)]
+
+    def padded_chunks(self, max_tokens: int | None) -> list[list[int]]:
+        """Row indices per chunk, longest rows first, each chunk at most ``max_tokens`` with padding or a single row."""
+        rows = [row for row, fed in enumerate(self.fed_lengths) if fed]
+        rows.sort(key=lambda row: -self.fed_lengths[row])
+        if max_tokens is None:
+            return [rows] if rows else []
+        chunks: list[list[int]] = []
+        for row in rows:
+            if chunks and (len(chunks[-1]) + 1) * self.fed_lengths[chunks[-1][0]] <= max_tokens:
+                chunks[-1].append(row)
+            else:
+                chunks.append([row])
+        return chunks
+
+    def _pack(self, tree: RowTree, leaves: range, device: torch.device) -> ForwardInputs:
+        """One packed row: the shared segments of these leaves, level by level, then what each computes by itself."""
+        shared, own = tree.segments(leaves)
+        levels = [*shared, own]
+        pieces = [piece for level in levels for piece in level]
+        start, stop = (torch.tensor([getattr(piece, name) for piece in pieces]) for name in ("start", "stop"))
+        length = stop - start
+        offset = length.cumsum(0) - length
+        position_ids = torch.arange(int(length.sum())) + (start - offset).repeat_interleave(length)
+        leaders = torch.tensor([tree.rows[piece.leaf][0] for piece in pieces])
+
+        rows = torch.tensor([row for leaf in leaves for row in tree.rows[leaf]])
+        place = torch.arange(len(leaves)).repeat_interleave(torch.tensor([len(tree.rows[leaf]) for leaf in leaves]))
+        action_row, action_column = self.action_mask[rows].nonzero(as_tuple=True)
+        token = rows[action_row], action_column
+        predictors = _places(levels, stop, offset - start, place[action_row], action_column - 1)
+        return ForwardInputs(
+            input_ids=self.token_ids[leaders.repeat_interleave(length), position_ids][None].to(device),
+            position_ids=position_ids[None].to(device),
+            predictors=predictors.to(device),
+            targets=self.token_ids[token].to(device),
+            destinations=(token[0] * self.token_ids.shape[1] + action_column).to(device),
+            segments=_described(levels),
+        )
+
+    def pad(self, rows: Sequence[int], device: torch.device) -> ForwardInputs:
+        """These rows padded on the right to the longest fed length among them; the padding repeats token 0."""
+        row_index = torch.tensor(rows)
+        fed = torch.tensor([self.fed_lengths[row] for row in rows])
+        width = int(fed.max())
+        columns = torch.arange(width)
+        tokens = self.token_ids[row_index]
+        action_row, action_column = self.action_mask[row_index].nonzero(as_tuple=True)
+        return ForwardInputs(
+            input_ids=tokens[:, :width].where(columns < fed[:, None], 0).to(device),
+            position_ids=columns.expand(len(rows), width).to(device),
+            predictors=(action_row * width + action_column - 1).to(device),
+            targets=tokens[action_row, action_column].to(device),
+            destinations=(row_index[action_row] * self.token_ids.shape[1] + action_column).to(device),
+            attention_mask=(columns < fed[:, None]).to(device),
+        )
+
+
+def _described(levels: Sequence[Sequence[Segment]]) -> Segments:
+    return Segments(
+        tuple(tuple(piece.stop - piece.start for piece in level) for level in levels),
+        tuple(
+            tuple((*piece.chain, *[-1] * (depth - len(piece.chain))) for piece in level)
+            for depth, level in enumerate(levels)
+        ),
+    )
+
+
+def _places(levels: Sequence[Sequence[Segment]], stop: Tensor, shift: Tensor, leaf: Tensor, position: Tensor) -> Tensor:
+    """Where in the packed row [n] the tokens at these positions [n] of the n-th leaves are.
+
+    Args:
+        levels: the pieces of the packed row; the last ones are those of the leaves.
+        stop: [pieces] where each ends.
+        shift: [pieces] what is added to a position within it.
+    """
+    first = [0]
+    for level in levels:
+        first.append(first[-1] + len(level))
+    chains = [[*own.chain, *[-1] * (len(levels) - 1 - len(own.chain))] for own in levels[-1]]
+    numbers = torch.tensor(
+        [
+            [*(first[level] + piece if piece >= 0 else -1 for level, piece in enumerate(chain)), first[-2] + number]
+            for number, chain in enumerate(chains)
+        ]
+    )
+    ends = torch.where(numbers >= 0, stop[numbers], 0)
+    depth = (ends[leaf].cummax(1).values <= position[:, None]).sum(1)
+    return position + shift[numbers[leaf, depth]]

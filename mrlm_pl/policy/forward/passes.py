@@ -1,0 +1,248 @@
+"""Forward passes that give log-probabilities: planned in one place, made in the same process or in another.
+
+What a pass is given says all about its rows, so that a copy of the model elsewhere computes the same numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mrlm_pl.policy.forward.attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
+from mrlm_pl.policy.forward.families import ForwardPath, base_model, forward_path, rope_boundary
+from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
+from mrlm_pl.policy.forward.packing import ForwardInputs, RowPlan
+
+
+class ForwardPass(NamedTuple):
+    """One forward pass over some rows of a batch.
+
+    Attributes:
+        inputs: what the model is given, and where in the batch what it says about each action token belongs.
+        temperature: of each action token [n], of all [], or None where it is 1.
+    """
+
+    inputs: ForwardInputs
+    temperature: Tensor | None
+
+    def to(self, device: torch.device | str) -> ForwardPass:
+        """A copy on another device."""
+        temperature = None if self.temperature is None else self.temperature.to(device)
+        return ForwardPass(self.inputs.to(device), temperature)
+
+
+def forward_passes(
+    model: nn.Module,
+    token_ids: Tensor,
+    lengths: Tensor,
+    action_mask: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    prefix_groups: Tensor | None = None,
+    max_tokens: int | None = None,
+) -> list[ForwardPass]:
+    """The passes in which `token_logprobs` computes these rows without gradient, for `pass_logprobs` in any process.
+
+    Args:
+        model: as the one that makes the passes; its weights are not read. The other arguments and the errors are those
+            of `token_logprobs`.
+    """
+    check_arguments(token_ids, lengths, action_mask, prefix_groups, max_tokens)
+    temperatures = flat_temperature(temperature, token_ids.shape[0], token_ids.shape[1], token_ids.device)
+    if not action_mask.any():
+        return []
+    plan = RowPlan(token_ids, action_mask, prefix_groups)
+    chunks = row_chunks(model, plan, forward_path(model), max_tokens, token_ids.device)
+    if temperatures is None or not temperatures.dim():
+        return [ForwardPass(inputs, temperatures) for inputs in chunks]
+    return [ForwardPass(inputs, temperatures[inputs.destinations]) for inputs in chunks]
+
+
+def pass_logprobs(model: nn.Module, planned: ForwardPass) -> Tensor:
+    """Log-probability [n] of each action token of one of the `forward_passes`, which is on the model's device."""
+    return forward_along(forward_path(model))(model, *planned, Wanted(True, False, None), None)[0]
+
+
+class Wanted(NamedTuple):
+    log_probs: bool
+    entropy: bool
+    value_head: nn.Module | None
+
+    @property
+    def rows(self) -> int:
+        """Number of things that are wanted."""
+        return int(self.log_probs) + int(self.entropy) + int(self.value_head is not None)
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """Values [n] in at least float32."""
+        assert self.value_head is not None
+        values = self.value_head(hidden)
+        return values.to(torch.promote_types(values.dtype, torch.float32))
+
+    def stack(self, log_probs: Tensor, entropy: Tensor | None, hidden: Callable[[], Tensor]) -> Tensor:
+        """All that is wanted about n tokens as rows [1 to 3, n]."""
+        rows = [log_probs] if entropy is None else [log_probs, entropy]
+        if self.value_head is not None:
+            rows.append(self.values(hidden()).to(log_probs.dtype))
+        return torch.stack(rows)
+
+
+def forward_along(
+    path: ForwardPath,
+) -> Callable[[nn.Module, ForwardInputs, Tensor | None, Wanted, int | None], Tensor]:
+    """What makes a pass along this path; its last argument is the seed of the noise, None for none."""
+    return _model_logits if path.name == "logits" else _chunked_logits
+
+
+def row_chunks(
+    model: nn.Module, plan: RowPlan, path: ForwardPath, max_tokens: int | None, device: torch.device
+) -> list[ForwardInputs]:
+    """The inputs of every forward pass.
+
+    A token with more tokens before it than the model's `rope_boundary` is predicted by another rotary embedding than
+    the tokens before the boundary, as when it was sampled: each side has forward passes of its own.
+    """
+    base = base_model(model)
+    sides = plan.sides(rope_boundary(base.config))
+    if path.name == "packed":
+        return [inputs for side in sides for inputs in side.packed(max_tokens, device)]
+    if path.name == "logits":
+        bound = default_chunk_size(base.get_output_embeddings().weight.shape[0], device)
+        max_tokens = bound if max_tokens is None else min(bound, max_tokens)
+    return [side.pad(rows, device) for side in sides for rows in side.padded_chunks(max_tokens)]
+
+
+@contextmanager
+def _noise(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Within the context random numbers follow from ``seed``; None leaves the generators alone."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def _chunked_logits(
+    model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: Wanted, seed: int | None
+) -> Tensor:
+    """What is wanted of n tokens, [1 to 3, n]; the output head is replaced by the chunked one.
+
+    The model is called as a whole, not its decoder and head one after the other, because sharding gathers the
+    parameters of the outermost module in that call.
+    """
+    base = base_model(model)
+    head = base.get_output_embeddings()
+
+    def forward(hidden: Tensor) -> Tensor:
+        predicting = hidden.flatten(0, 1).index_select(0, inputs.predictors)
+        if not wanted.log_probs:
+            return wanted.values(predicting)[None, None]
+        log_probs, entropy = chunked_log_probs(
+            predicting,
+            head.weight,
+            inputs.targets,
+            bias=head.bias,
+            temperature=temperature,
+            with_entropy=wanted.entropy,
+        )
+        return wanted.stack(log_probs, entropy, lambda: predicting).unsqueeze(0)
+
+    layout: dict[str, Any] = {}
+    if inputs.segments is not None:
+        layout["packed_layout"] = PackedLayout(inputs.segments, inputs.input_ids.device)
+    switches = ForwardSwitches(base, ATTENTION_NAME if layout else None, noise=seed is not None)
+    with switches, _noise(seed, inputs.input_ids.device), _replaced_forward(head, forward):
+        output = model(input_ids=inputs.input_ids, position_ids=inputs.position_ids, use_cache=False, **layout)
+    return output.logits[0]
+
+
+@contextmanager
+def _replaced_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within the context calling ``module`` runs its hooks and ``forward``."""
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+
+
+def _model_logits(
+    model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: Wanted, seed: int | None
+) -> Tensor:
+    """What is wanted of n tokens, [1 to 3, n], from the logits that the model computes itself."""
+    width = inputs.input_ids.shape[1]
+    base = base_model(model)
+    first = int((inputs.predictors % width).min())
+    keep: dict[str, Any] = {}
+    if "logits_to_keep" in inspect.signature(base.forward).parameters:
+        keep["logits_to_keep"] = width - first
+    if wanted.value_head is not None:
+        keep["output_hidden_states"] = True
+    assert inputs.attention_mask is not None
+    with ForwardSwitches(base, None, noise=seed is not None), _noise(seed, inputs.input_ids.device):
+        output = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask.long(), use_cache=False, **keep)
+
+    def predicting() -> Tensor:
+        return output.hidden_states[-1].flatten(0, 1).index_select(0, inputs.predictors)
+
+    if not wanted.log_probs:
+        return wanted.values(predicting())[None]
+    logits = output.logits
+    kept = logits.shape[1]
+    row, column = inputs.predictors // width, inputs.predictors % width
+    log_probs, entropy = log_probs_from_logits(
+        logits.flatten(0, 1).index_select(0, row * kept + column - (width - kept)),
+        inputs.targets,
+        temperature=temperature,
+        with_entropy=wanted.entropy,
+    )
+    return wanted.stack(log_probs, entropy, predicting)
+
+
+def flat_temperature(temperature: float | Tensor, B: int, T: int, device: torch.device) -> Tensor | None:
+    """Temperatures [B * T], or a 0-dimensional one for all tokens, or None when there is nothing to divide by."""
+    if not isinstance(temperature, Tensor):
+        if not temperature > 0:
+            raise ValueError(f"temperature is {temperature}, but must be positive")
+        return None if temperature == 1 else torch.tensor(float(temperature), device=device)
+    if not (temperature > 0).all():
+        raise ValueError(f"temperature has the value {temperature.min().item()}, but must be positive")
+    temperature = temperature.to(device=device, dtype=torch.float32)
+    if temperature.dim() == 0:
+        return temperature
+    if temperature.shape not in ((B,), (B, T)):
+        raise ValueError(f"temperature has shape {tuple(temperature.shape)}; give a number, [{B}] or [{B}, {T}]")
+    return temperature.view(B, -1).expand(B, T).reshape(-1)
+
+
+def check_arguments(
+    token_ids: Tensor, lengths: Tensor, action_mask: Tensor, prefix_groups: Tensor | None, max_tokens: int | None
+) -> None:
+    """Raise ValueError when the batch contradicts itself."""
+    if token_ids.dim() != 2 or 0 in token_ids.shape:
+        raise ValueError(f"token_ids has shape {tuple(token_ids.shape)}, but must be [B, T] with at least one token")
+    B, T = token_ids.shape
+    if action_mask.shape != (B, T) or action_mask.dtype != torch.bool:
+        raise ValueError(f"action_mask is {action_mask.dtype} {tuple(action_mask.shape)}, but must be bool [{B}, {T}]")
+    for name, value in (("lengths", lengths), ("prefix_groups", prefix_groups)):
+        if value is not None and value.shape != (B,):
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, but must be [{B}]: one value per row")
+    if max_tokens is not None and max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1, or None for no limit")
+    mask, ends = action_mask.cpu(), lengths.cpu()
+    if mask[:, 0].any():
+        rows = mask[:, 0].nonzero().flatten().tolist()
+        raise ValueError(
+            f"action_mask[:, 0] is True in rows {rows}: nothing comes before a row's first token, so it has no "
+            "log-probability; start every row with a prompt or a beginning-of-sequence token"
+        )
+    padding = (torch.arange(T) >= ends[:, None]) & mask
+    if padding.any():
+        rows = padding.any(1).nonzero().flatten().tolist()
+        raise ValueError(f"action_mask is True at or after lengths in rows {rows}: padding cannot be an action token")

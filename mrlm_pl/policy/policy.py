@@ -1,0 +1,477 @@
+"""Policies: the weights of a causal language model, its tokenizer and how it is trained."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from mrlm_pl.errors import PolicyError, missing_folder
+from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template
+from mrlm_pl.policy.export import write_model
+from mrlm_pl.policy.forward.logprobs import TokenOutputs, token_logprobs, token_outputs, token_values
+from mrlm_pl.policy.lora import (
+    ADAPTER_FOLDER,
+    LoRA,
+    add_adapter,
+    is_adapter,
+    merged_state,
+    with_shared_weights,
+)
+from mrlm_pl.policy.place import check_place
+from mrlm_pl.policy.sharding import whole
+from mrlm_pl.policy.tiny import tiny_model_path
+from mrlm_pl.policy.value_head import ValueHead
+from mrlm_pl.seeding import derive_seed
+from mrlm_pl.settings import as_settings
+
+BUILTIN_TINY = "builtin:tiny"
+LONGEST_NAME = 1024
+"""Characters of a model's name; longer ones are no path that a file system takes."""
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class Policy(nn.Module):
+    """A causal language model of ``transformers`` with its tokenizer.
+
+    The constructor reads the configuration and the tokenizer only, so that mistakes show before any weights are read;
+    :meth:`load` reads the weights. They are kept in fp32: a precision plugin casts the computation, not the masters.
+
+    Args:
+        model: a hub id, a model folder, the folder of a run that has exported one policy, or ``builtin:tiny``.
+        learning_rate: step size of this policy's parameter group.
+        weight_decay: decoupled weight decay of this policy's parameter group.
+        trained: False freezes the weights.
+        chat_template: Jinja template that replaces the tokenizer's own.
+        random_init_seed: make random weights from the model's configuration instead of reading them.
+        dropout: probability of every dropout in the model in the updates of supervised fine-tuning; the model's other
+            noise of training, such as a router's, is then on too. Algorithms that compare the learner with the sampler
+            or with a reference refuse any but 0, with which nothing in the learner is random.
+        lora: train low-rank adapters instead of the weights; policies with adapters on the same model hold it once, and
+            their reference is the model without the adapter.
+        gradient_checkpointing: keep one hidden state for each layer and compute the rest again in the backward pass.
+        max_forward_tokens: rows are run through the model in chunks of at most this many tokens, each recomputed in
+            the backward pass, so that memory does not grow with the batch; None runs all rows at once.
+        served_by: server that generates for this policy: ``HOST:PORT`` of one that has it under the same name
+            (``mrlm serve --policies``), or ``http://HOST:PORT`` of vLLM, with ``sglang+`` or ``transformers+`` before
+            it of others. It cannot be trained, and no weights are read here: ``model`` gives the tokenizer.
+
+    Raises:
+        PolicyError: there is no such model, it has no tokenizer, or a value is out of range.
+        ConfigurationError: ``served_by`` is of neither form.
+    """
+
+    def __init__(
+        self,
+        model: str = BUILTIN_TINY,
+        learning_rate: float = 1e-6,
+        weight_decay: float = 0.0,
+        trained: bool = True,
+        chat_template: str | None = None,
+        random_init_seed: int | None = None,
+        dropout: float = 0.0,
+        lora: LoRA | None = None,
+        gradient_checkpointing: bool = False,
+        max_forward_tokens: int | None = None,
+        served_by: str | None = None,
+    ) -> None:
+        super().__init__()
+        _check_numbers(model, learning_rate, weight_decay, dropout, random_init_seed, max_forward_tokens)
+        self.name_or_path = model
+        self.learning_rate, self.weight_decay, self.trained = learning_rate, weight_decay, trained
+        self.chat_template, self.random_init_seed, self.dropout = chat_template, random_init_seed, dropout
+        lora = None if lora is None else as_settings(LoRA, lora, "lora")
+        if lora is not None and not trained:
+            raise PolicyError(f"policy {model!r} has lora but is not trained; leave one of them out")
+        if served_by is not None and (trained or random_init_seed is not None):
+            raise PolicyError(
+                f"policy {model!r} is served by {served_by}, which has its weights; set `trained: false` and leave out "
+                "random_init_seed"
+            )
+        if served_by is not None:
+            check_place(served_by)  # a mistake raises now
+        self.served_by = served_by
+        self.max_forward_tokens, self.lora, self.gradient_checkpointing = (
+            max_forward_tokens,
+            lora,
+            gradient_checkpointing,
+        )
+        self.source = _resolve(model)
+        self.config = _read_config(model, self.source)
+        self.tokenizer = _read_tokenizer(model, self.source)
+        if chat_template is not None:  # what is trained with is also what the exported folder says
+            self.tokenizer.chat_template = checked_template(chat_template)
+        elif not self.tokenizer.chat_template:
+            logger.warning(
+                "model %r has no chat template: prompts are written as `User: ...`, `Assistant: ...` lines, and the "
+                "exported policy gets this template; `chat_template` sets another",
+                model,
+            )
+            self.tokenizer.chat_template = PLAIN_TEMPLATE
+        self.model: Any = None
+        self.reference: Any = None
+        self.value_head: ValueHead | None = None
+
+    @cached_property
+    def chat(self) -> ChatFormat:
+        """The chat format of this policy's tokenizer."""
+        eos = getattr(self.config, "eos_token_id", None)
+        extra = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        return ChatFormat(self.tokenizer, self.chat_template, extra)
+
+    @property
+    def vocabulary_digest(self) -> str:
+        """A digest of which token each number is: equal for models that can read each other's token ids."""
+        return hashlib.sha256(repr(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest()
+
+    @property
+    def context_window(self) -> int:
+        """How many tokens fit into the model's context."""
+        return int(getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
+
+    def load(self, *, reference: bool = False, name: str = "main", bases: dict[Any, Any] | None = None) -> None:
+        """Read the weights, once, unless a server has them; with ``reference`` also a frozen copy, which is not saved.
+
+        Args:
+            reference: whether the log-probabilities of the initial weights will be asked for. With adapters no copy is
+                needed: they are switched off.
+            name: of the policy; its adapter begins with numbers that depend on it.
+            bases: models that policies with adapters share, added to when this one's is not among them.
+        """
+        if self.served_by is not None:
+            return
+        if self.model is None:
+            if self.lora is None:
+                self.model = self.initial_model().requires_grad_(self.trained)
+            else:
+                self.model = add_adapter(self._shared_base({} if bases is None else bases), self.lora, name)
+            self.model.train()  # transformers hands models out in evaluation mode, without dropout
+            if self.gradient_checkpointing:
+                _checkpoint_activations(self.network)
+        if reference and self.reference is None and self.lora is None:
+            self.reference = self.initial_model().requires_grad_(False)
+
+    @property
+    def network(self) -> Any:
+        """The transformers model, within its adapters if there are any: what engines generate with."""
+        return self.model if self.lora is None else self.model.get_base_model()
+
+    def _shared_base(self, bases: dict[Any, Any]) -> Any:
+        if self.origin not in bases:
+            bases[self.origin] = self.initial_model().requires_grad_(False)
+        return with_shared_weights(bases[self.origin])
+
+    @property
+    def origin(self) -> tuple[str, int | None, float]:
+        """What :meth:`initial_model` depends on: policies with the same origin begin with the same weights."""
+        return self.source, self.random_init_seed, self.dropout
+
+    def add_value_head(self) -> None:
+        """Let the policy estimate returns as well, with the weights of the model's folder if it holds some.
+
+        To be called after :meth:`load`.
+        """
+        if self.value_head is None:
+            embedding = self.network.get_output_embeddings()
+            width = embedding.weight.shape[1] if embedding is not None else self.config.hidden_size
+            self.value_head = ValueHead(width)
+            self.value_head.read(self.source)
+            self.value_head.requires_grad_(self.trained)
+
+    def load_critic(self, name: str) -> None:
+        """Read the weights of a policy that only estimates returns; its output head is not trained."""
+        self.load(name=name)
+        self.add_value_head()
+        head = self.network.get_output_embeddings()
+        if head is not None and not getattr(self.config.get_text_config(), "tie_word_embeddings", False):
+            head.requires_grad_(False)
+
+    def networks(self) -> list[nn.Module]:
+        """The modules that a forward pass of this policy may run: the model, its reference and its value head."""
+        network = None if self.model is None else self.network
+        return [module for module in (network, self.reference, self.value_head) if module is not None]
+
+    def is_saved(self, weight: str) -> bool:
+        """Whether checkpoints hold a weight, by its name within the policy: what is trained, no more."""
+        if weight.startswith("reference.") or not self.trained:
+            return False
+        return self.lora is None or is_adapter(weight) or weight.startswith("value_head.")
+
+    def idle_loss(self) -> Tensor:
+        """0 (0-dim), from a forward pass of the smallest row: its gradient reaches every trained weight."""
+        device = next(self.model.parameters()).device
+        row = torch.zeros(1, 2, dtype=torch.int64, device=device)
+        found = self.outputs(row, torch.tensor([2], device=device), torch.zeros_like(row, dtype=torch.bool))
+        return found.logp.sum() + (0.0 if found.values is None else found.values.sum())
+
+    def idle_values(self) -> Tensor:
+        """0 (0-dim), like :meth:`idle_loss`, of the values alone."""
+        device = next(self.model.parameters()).device
+        row = torch.zeros(1, 2, dtype=torch.int64, device=device)
+        return self.values(row, torch.tensor([2], device=device), torch.zeros_like(row, dtype=torch.bool)).sum()
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        lengths: Tensor,
+        action_mask: Tensor,
+        *,
+        temperature: float = 1.0,
+        prefix_groups: Tensor | None = None,
+        dropout_key: int | None = None,
+    ) -> Tensor:
+        """Log-probability [B, T] of each action token given the tokens before it, 0 elsewhere.
+
+        Args:
+            token_ids: [B, T] int64, rows padded on the right.
+            lengths: [B] tokens in each row.
+            action_mask: [B, T] True where the policy chose the token.
+            temperature: divides the logits.
+            prefix_groups: [B] rows with the same label share the computation of what they begin with in common.
+            dropout_key: number of the update: the policy's dropout follows from it and the rows, and is on where a
+                gradient is computed; None: no dropout.
+        """
+        seed = self._noise_seed(token_ids, dropout_key)
+        return self._logprobs(self.model, token_ids, lengths, action_mask, temperature, prefix_groups, seed)
+
+    def outputs(
+        self,
+        token_ids: Tensor,
+        lengths: Tensor,
+        action_mask: Tensor,
+        *,
+        temperature: float | Tensor = 1.0,
+        prefix_groups: Tensor | None = None,
+        with_entropy: bool = False,
+    ) -> TokenOutputs:
+        """Log-probabilities, entropies if wanted, and values if there is a value head, from one forward pass."""
+        return token_outputs(
+            self.model,
+            token_ids,
+            lengths,
+            action_mask,
+            temperature=temperature,
+            prefix_groups=prefix_groups,
+            max_tokens=self.max_forward_tokens,
+            with_entropy=with_entropy,
+            value_head=self.value_head,
+        )
+
+    def values(
+        self,
+        token_ids: Tensor,
+        lengths: Tensor,
+        action_mask: Tensor,
+        *,
+        temperature: float | Tensor = 1.0,
+        prefix_groups: Tensor | None = None,
+        dropout_key: int | None = None,
+    ) -> Tensor:
+        """Value [B, T] of the state before each action token, 0 elsewhere; the temperature does not matter.
+
+        ``dropout_key`` is that of :meth:`forward`.
+        """
+        assert self.value_head is not None
+        return token_values(
+            self.model,
+            self.value_head,
+            token_ids,
+            lengths,
+            action_mask,
+            prefix_groups=prefix_groups,
+            max_tokens=self.max_forward_tokens,
+            noise_seed=self._noise_seed(token_ids, dropout_key),
+        )
+
+    @torch.no_grad()
+    def reference_logprobs(
+        self,
+        token_ids: Tensor,
+        lengths: Tensor,
+        action_mask: Tensor,
+        *,
+        temperature: float = 1.0,
+        prefix_groups: Tensor | None = None,
+    ) -> Tensor:
+        """Log-probabilities [B, T] under the frozen reference; the arguments are those of :meth:`forward`."""
+        with nullcontext() if self.lora is None else self.model.disable_adapter():
+            model = self.reference if self.lora is None else self.model
+            return self._logprobs(model, token_ids, lengths, action_mask, temperature, prefix_groups)
+
+    def save_pretrained(self, folder: str | Path, *, write: bool = True) -> None:
+        """Write the model and the tokenizer as a plain Hugging Face folder, with the value head beside them.
+
+        Adapters are merged into the weights, and written by themselves to the folder ``adapter`` within.
+
+        Args:
+            folder: is created.
+            write: False on ranks that only help to put together the weights of a tensor-parallel model.
+        """
+        weights = merged_state(self.network)
+        adapter = {name: whole(value) for name, value in self.model.state_dict().items() if is_adapter(name)}
+        if write:
+            plain = self.network if self.lora is None else self._empty_model()
+            write_model(plain, folder, weights)
+            if self.lora is not None:
+                self.model.save_pretrained(Path(folder) / ADAPTER_FOLDER, state_dict=adapter)
+            self.tokenizer.save_pretrained(folder)
+        if self.value_head is not None:
+            self.value_head.save(folder, write=write)
+
+    def _logprobs(
+        self,
+        model: Any,
+        token_ids: Tensor,
+        lengths: Tensor,
+        action_mask: Tensor,
+        temperature: float,
+        prefix_groups: Tensor | None,
+        noise_seed: int | None = None,
+    ) -> Tensor:
+        return token_logprobs(
+            model,
+            token_ids,
+            lengths,
+            action_mask,
+            temperature=temperature,
+            prefix_groups=prefix_groups,
+            max_tokens=self.max_forward_tokens,
+            noise_seed=noise_seed,
+        )
+
+    def _noise_seed(self, token_ids: Tensor, dropout_key: int | None) -> int | None:
+        """Seed of the dropout of a forward pass over these rows, None where there is none."""
+        if not self.dropout or dropout_key is None or not torch.is_grad_enabled():
+            return None
+        digest = hashlib.blake2b(token_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+        return derive_seed("dropout", dropout_key, digest)
+
+    def _empty_model(self) -> Any:
+        """A model of this configuration without memory for its weights."""
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(self.config, dtype=torch.float32)
+
+    def initial_model(self) -> Any:
+        """A new model with the weights that this policy has before its first update, in fp32.
+
+        Raises:
+            PolicyError: they cannot be read.
+        """
+        config = _with_dropout(self.config, self.dropout, self.name_or_path)
+        if hasattr(config, "rescale_every"):  # RWKV divides weights in place in evaluation mode, for fp16's sake
+            config.rescale_every = 0
+        if self.random_init_seed is not None:
+            with torch.random.fork_rng():
+                torch.manual_seed(self.random_init_seed)
+                return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        try:
+            return AutoModelForCausalLM.from_pretrained(
+                self.source, config=config, dtype=torch.float32, trust_remote_code=False
+            )
+        except (OSError, ValueError) as error:
+            raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
+
+
+def _checkpoint_activations(model: Any) -> None:
+    options = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(options)
+    else:
+        model.gradient_checkpointing_enable(options)
+
+
+def _resolve(model: str) -> str:
+    """The folder or hub id behind a policy's ``model``."""
+    if model == BUILTIN_TINY:
+        return str(tiny_model_path())
+    if model.startswith("builtin:"):
+        raise PolicyError(f"policy model {model!r} does not exist; the built-in model is {BUILTIN_TINY!r}")
+    if len(model) > LONGEST_NAME:
+        raise PolicyError(f"policy model {model[:40]!r}... has {len(model)} characters; give a folder or a hub id")
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path if (path / "config.json").is_file() else _exported(model, path))
+    if missing := missing_folder(model):
+        raise PolicyError(f"policy model: {missing}")
+    return model
+
+
+def _exported(model: str, run: Path) -> Path:
+    """The folder of the one policy that a run has exported."""
+    found = sorted(item for item in (run / "policies").glob("*") if (item / "config.json").is_file())
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise PolicyError(f"run {model!r} has several policies; name one: {', '.join(map(str, found))}")
+    if (run / "config.yaml").is_file():
+        raise PolicyError(f"run {model!r} has exported no policy; finish it with `--ckpt_path last`, or name another")
+    raise PolicyError(f"policy model folder {model!r} has no config.json; name a Hugging Face model folder or a run")
+
+
+def _check_numbers(
+    model: str, rate: float, decay: float, dropout: float, random_init_seed: int | None, max_tokens: int | None
+) -> None:
+    for name, value in {"learning_rate": rate, "weight_decay": decay}.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise PolicyError(f"policy {model!r}: {name} is {value}; it must be a number of 0 or above")
+    if not 0 <= dropout < 1:
+        raise PolicyError(f"policy {model!r}: dropout is {dropout}; it must be 0 or above and below 1")
+    if random_init_seed is not None and not 0 <= random_init_seed < 2**63:
+        raise PolicyError(f"policy {model!r}: random_init_seed is {random_init_seed}; it must be from 0 to 2**63 - 1")
+    if max_tokens is not None and max_tokens < 1:
+        raise PolicyError(f"policy {model!r}: max_forward_tokens is {max_tokens}; give 1 or above, or leave it out")
+
+
+def _read_config(model: str, source: str) -> Any:
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(
+            f"policy model {model!r} is neither a folder here nor a model that can be read from the hub; "
+            f"give a folder, a hub id or {BUILTIN_TINY!r} ({_first_line(error)})"
+        ) from error
+
+
+def _read_tokenizer(model: str, source: str) -> Any:
+    remedy = "save one there with `AutoTokenizer.from_pretrained(...).save_pretrained(folder)`"
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
+        raise PolicyError(f"policy model folder {model!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); {remedy}")
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"the tokenizer of {model!r} cannot be read ({_first_line(error)}); {remedy}") from error
+
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+def _with_dropout(config: Any, dropout: float, model: str) -> Any:
+    """A copy of the configuration with every dropout probability set to ``dropout``."""
+    config = type(config).from_dict(config.to_dict())
+    found = False
+    for part in {id(part): part for part in (config, config.get_text_config(decoder=True))}.values():
+        for name, value in part.to_dict().items():
+            is_probability = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if is_probability and ("dropout" in name or name.endswith(("_pdrop", "_drop"))):
+                setattr(part, name, dropout)
+                found = True
+    if dropout and not found:
+        raise PolicyError(
+            f"policy model {model!r} has dropout {dropout}, but models of the family {config.model_type!r} have no "
+            "dropout; set it to 0"
+        )
+    return config
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

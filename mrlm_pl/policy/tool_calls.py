@@ -1,0 +1,234 @@
+"""How a chat template writes tool calls, found out by letting it write one, and reading such calls in a reply."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mrlm_pl.environment.tools import MAX_CALL_CHARACTERS, MAX_CALLS, call_of
+from mrlm_pl.episode import Message, ToolCall
+
+_NAME = "probe_tool"
+_ARGUMENTS = {"first_key": "first value", "second_key": 271}
+PROBE_CALL = ToolCall("call00000", _NAME, _ARGUMENTS)
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "A tool.",
+        "parameters": {
+            "type": "object",
+            "properties": {"first_key": {"type": "string"}, "second_key": {"type": "integer"}},
+            "required": ["first_key"],
+        },
+    },
+}
+_DECODER = json.JSONDecoder()
+
+Tools = Sequence[Mapping[str, Any]]
+"""Schemas as ``ToolSchema.to_chat`` gives them."""
+
+
+class CallForm(ABC):
+    """A form of calls."""
+
+    opening: str
+
+    def read(self, text: str, tools: Tools) -> tuple[ToolCall, ...]:
+        """The calls in a reply; none where one of them is malformed, which an environment sees in the text itself.
+
+        Args:
+            text: the reply with its special tokens.
+            tools: their schemas say which values are no text.
+        """
+        if len(text) > MAX_CALL_CHARACTERS:
+            return ()
+        calls: list[ToolCall] = []
+        try:
+            for value in self.values(text, tools):
+                call = call_of(value, len(calls), "")
+                if not isinstance(call, ToolCall):
+                    return ()
+                calls.append(call)
+                if len(calls) == MAX_CALLS:
+                    break
+        except (ValueError, RecursionError):
+            return ()
+        return tuple(calls)
+
+    @abstractmethod
+    def values(self, text: str, tools: Tools) -> Iterator[object]:
+        """The calls as objects with ``name`` and ``arguments``.
+
+        Raises:
+            ValueError: one is malformed.
+        """
+
+
+@dataclass(frozen=True)
+class JSONForm(CallForm):
+    """Calls with their arguments as JSON: those of Qwen 2.5 and 3, Hermes, Llama 3, Mistral, gpt-oss and others.
+
+    Args:
+        opening: text before the JSON that holds name and arguments (``<tool_call>``), empty where the JSON is all of
+            the reply; or before the name, where that is outside of the JSON.
+        between: text between name and arguments; None where both are in one JSON object.
+
+    >>> JSONForm("<tool_call>").read('Hm. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', [])
+    (ToolCall(id='call00000', name='add', arguments={'a': 1}),)
+    >>> JSONForm("").read('{"name": "add", "parameters": {}}', [])[0].name
+    'add'
+    >>> JSONForm("[CALL]", "[ARGS]").read('[CALL]add[ARGS]{"a": 1}', [])[0].arguments
+    {'a': 1}
+    """
+
+    opening: str
+    between: str | None = None
+
+    def values(self, text: str, tools: Tools) -> Iterator[object]:
+        """See :meth:`CallForm.values`."""
+        if not self.opening:
+            value, stop = _DECODER.raw_decode(text.strip())
+            if stop == len(text.strip()):
+                yield from value if isinstance(value, list) else [value]
+            return
+        position = text.find(self.opening)
+        while position >= 0:
+            start = position + len(self.opening)
+            name = None
+            if self.between is not None:
+                name, found, _ = text[start:].partition(self.between)
+                if not found:
+                    raise ValueError("no arguments")
+                start += len(name) + len(found)
+            start += len(text[start:]) - len(text[start:].lstrip())
+            value, stop = _DECODER.raw_decode(text, start)
+            if name is not None:
+                yield {"name": name.strip(), "arguments": value}
+            else:
+                yield from value if isinstance(value, list) else [value]
+            position = text.find(self.opening, stop)
+
+
+@dataclass(frozen=True)
+class TaggedForm(CallForm):
+    """Calls with a tag for each argument: those of Qwen 3.5 and later, Qwen Coder, GLM, Nemotron and others.
+
+    Args:
+        opening: before the name.
+        after_name: after it.
+        before_key: before the name of an argument.
+        after_key: between that and its value.
+        after_value: after the value.
+
+    >>> form = TaggedForm("<function=", ">", "<parameter=", ">", "</parameter>")
+    >>> form.read("<function=add>\\n<parameter=a>\\n1\\n</parameter>\\n</function>", [])[0].arguments
+    {'a': '1'}
+    """
+
+    opening: str
+    after_name: str
+    before_key: str
+    after_key: str
+    after_value: str
+
+    def values(self, text: str, tools: Tools) -> Iterator[object]:
+        """See :meth:`CallForm.values`."""
+        for part in text.split(self.opening)[1:]:
+            name, found, rest = part.partition(self.after_name)
+            if not found:
+                raise ValueError("the name does not end")
+            name, arguments = name.strip(), {}
+            while rest.lstrip().startswith(self.before_key):
+                rest = rest.lstrip()[len(self.before_key) :]
+                key, between, rest = rest.partition(self.after_key)
+                value, end, rest = rest.partition(self.after_value)
+                if not between or not end:
+                    raise ValueError("an argument does not end")
+                arguments[key.strip()] = _typed(value.strip("\n"), name, key.strip(), tools)
+            yield {"name": name, "arguments": arguments}
+
+
+def find_call_form(render: Callable[[list[Message], bool], str]) -> CallForm | None:
+    """The form that a template writes calls in, or None if it has none that can be read back.
+
+    Args:
+        render: text of messages, with or without the generation prompt; may raise anything.
+    """
+    question = Message("user", "x")
+    try:
+        asked, prompted = render([question], False), render([question], True)
+        answered = render([question, Message("assistant", "", (PROBE_CALL,))], False)
+        _, _, closing = render([question, Message("assistant", "probe")], False).rpartition("probe")
+    except Exception:  # templates raise errors of their own classes
+        return None
+    header = _common_beginning(prompted[len(asked) :], answered[len(asked) :])
+    if header != prompted[len(asked) :]:  # it goes on otherwise in a call; both may begin with the same letters
+        header = header[: max(header.rfind("\n"), header.rfind(">")) + 1]
+    written = answered[len(asked) + len(header) :].removesuffix(closing)
+    form = _json_form(written) or _tagged_form(written)
+    return form if form is not None and form.read(written, [PROBE_TOOL]) == (PROBE_CALL,) else None
+
+
+def _json_form(written: str) -> CallForm | None:
+    name, key = written.find(_NAME), written.find("first_key")
+    if name < 0 or key < 0:
+        return None
+    for begin in (place for place, letter in enumerate(written[:name]) if letter == "{"):
+        value = _decoded(written, begin)
+        if isinstance(value, dict) and value.get("name") == _NAME and _ARGUMENTS in value.values():
+            return JSONForm(_last_word(written[:begin].rstrip().removesuffix("[")))
+    begin = written.rfind("{", 0, key)
+    if begin > name and _decoded(written, begin) == _ARGUMENTS:
+        return JSONForm(_last_word(written[:name]), written[name + len(_NAME) : begin].strip())
+    return None
+
+
+def _tagged_form(written: str) -> CallForm | None:
+    """The form, by the texts between name, keys and values."""
+    texts, rest = [], written
+    for mark in (_NAME, "first_key", "first value", "second_key", "271"):
+        text, found, rest = rest.partition(mark)
+        if not found:
+            return None
+        texts.append(text)
+    opening, to_first, after_key, to_second, again = texts
+    before_key = _common_beginning(to_first[::-1], to_second[::-1])[::-1].rpartition("\n")[2]
+    after_name, after_value = to_first.removesuffix(before_key).strip(), to_second.removesuffix(before_key).strip()
+    after_name = after_name or "\n" * to_first.startswith("\n")  # GLM ends a name with the line
+    form = TaggedForm(_last_word(opening), after_name, before_key, after_key.strip(), after_value)
+    parts = (form.opening, after_name, before_key, form.after_key, after_value)
+    return form if again == after_key and all(parts) and not any(_NAME in part for part in parts) else None
+
+
+def _typed(value: str, tool: str, argument: str, tools: Tools) -> Any:
+    """The value of an argument's text: JSON, where the tool's schema has it as something else than text."""
+    for schema in (item["function"] for item in tools):
+        if schema["name"] == tool:
+            kind = schema["parameters"].get("properties", {}).get(argument, {}).get("type", "string")
+            if kind != "string":
+                try:
+                    return json.loads(value)
+                except (ValueError, RecursionError):
+                    return value  # the check against the schema says what is wrong with it
+    return value
+
+
+def _last_word(text: str) -> str:
+    words = text.split()
+    return words[-1] if words else ""
+
+
+def _common_beginning(first: str, second: str) -> str:
+    length = next((place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
+    return first[: min(len(first), len(second)) if length is None else length]
+
+
+def _decoded(text: str, begin: int) -> object:
+    try:
+        return _DECODER.raw_decode(text, begin)[0]
+    except ValueError:
+        return None

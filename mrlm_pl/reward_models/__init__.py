@@ -1,0 +1,5 @@
+"""Reward models in this process: a number for a text. See docs/verifier.md."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,3 @@
+from .model import RewardModel as RewardModel
+from .scorer import TextScore as TextScore
+from .scorer import TextScorer as TextScorer

@@ -1,0 +1,246 @@
+"""A reward model in this process. torch is imported with the first score."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from mrlm_pl.episode import Message
+from mrlm_pl.errors import ConfigurationError, DataError, NonFiniteError, PolicyError
+from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
+
+if TYPE_CHECKING:
+    import torch
+
+    from mrlm_pl.policy import ChatFormat
+
+VALUE_HEAD_FILE = "value_head.safetensors"
+Precision = Literal["64", "32", "bf16"]
+_LOADING = threading.Lock()
+
+
+class RewardModel(TextScorer):
+    """A reward model in this process; loaded with the first score, and kept for all scorers of the process that use it.
+
+    A folder with ``value_head.safetensors`` is a causal model with the value head of this framework; its score is the
+    value before the last token of the reply, when all of its text has been read. Anything else is read as a sequence
+    classifier of ``transformers`` with one label, whose score is the logit. A conversation is written in the
+    tokenizer's chat template; a classifier's tokenizer without one is given the question and the reply as a pair.
+
+    Args:
+        model: hub id or folder.
+        device: as torch names it.
+        max_tokens: of a conversation; of a longer one the end is scored. None is the model's window.
+        batch_tokens: of one forward pass, the padding counted; a longer conversation is a pass of its own.
+        precision: of the weights. Sums are rounded in another order in another batch, which changes a score by about
+            1e-6 with ``32``, and not at all, or hardly ever, with ``64``.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        device: str = "cpu",
+        max_tokens: int | None = None,
+        batch_tokens: int = 8192,
+        precision: Precision = "32",
+    ) -> None:
+        if max_tokens is not None and max_tokens < 2:
+            raise ConfigurationError(f"reward model: max_tokens is {max_tokens}; it must be 2 or above")
+        if batch_tokens < 1:
+            raise ConfigurationError(f"reward model: batch_tokens is {batch_tokens}; it must be 1 or above")
+        if precision not in get_args(Precision):
+            raise ConfigurationError(f"reward model: precision is {precision!r}; use one of {get_args(Precision)}")
+        self.model, self.device, self.precision = model, device, precision
+        self.max_tokens, self.batch_tokens = max_tokens, batch_tokens
+
+    def score(self, messages: Conversation) -> TextScore:
+        """The value or the logit; see :meth:`score_batch`."""
+        return self.score_batch([messages])[0]
+
+    def score_batch(self, conversations: Sequence[Conversation]) -> list[TextScore]:
+        """The values or the logits, in order, of few forward passes; those of one by one, but for rounding (1e-6).
+
+        Raises:
+            PolicyError: there is no such model, or it is no reward model: it lacks a trained head of one number.
+            NonFiniteError: the model gave NaN or infinity.
+        """
+        scorer = self.load()
+        rows = [scorer.encode(messages) for messages in conversations]
+        room = min(self.max_tokens or scorer.window, scorer.window)
+        kept = [ids[-room:] for ids in rows]
+        values = [0.0] * len(rows)
+        for batch in batches([len(ids) for ids in kept], self.batch_tokens):
+            with scorer.lock:
+                found = scorer.score([kept[number] for number in batch])
+            for number, value in zip(batch, found, strict=True):
+                values[number] = value
+        for value, ids in zip(values, kept, strict=True):
+            if not math.isfinite(value):
+                raise NonFiniteError(
+                    f"the reward model {self.model!r} gave {value!r} for a text of {len(ids)} tokens; its weights are "
+                    "broken: train it again, or use another"
+                )
+        return [TextScore(value, len(ids) > room) for value, ids in zip(values, rows, strict=True)]
+
+    def load(self) -> LoadedModel:
+        """The loaded model, read now if it was not before; see :meth:`score_batch` for what is refused."""
+        with _LOADING:
+            return _loaded(self.model, self.device, self.precision)
+
+
+def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Numbers of rows that are run together: of similar length, and within a budget of tokens when padded.
+
+    >>> list(batches([3, 9, 2, 10], 20))
+    [[3, 1], [0, 2]]
+    """
+    batch: list[int] = []
+    longest = 0
+    for number in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        if batch and (len(batch) + 1) * longest > budget:
+            yield batch
+            batch = []
+        longest = lengths[number] if not batch else longest
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+class LoadedModel(ABC):
+    """A loaded model: token ids of a conversation, and the scores of rows of token ids."""
+
+    window: int
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    @abstractmethod
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a question and its reply."""
+
+    @abstractmethod
+    def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """The model's number for each row."""
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(model: str, device: str, precision: Precision) -> LoadedModel:
+    is_policy = (Path(model).expanduser() / VALUE_HEAD_FILE).is_file()
+    return _ValueModel(model, device, precision) if is_policy else _Classifier(model, device, precision)
+
+
+def _dtype(precision: Precision) -> torch.dtype:
+    import torch
+
+    return {"64": torch.float64, "32": torch.float32, "bf16": torch.bfloat16}[precision]
+
+
+def _rendered(chat: ChatFormat, messages: Sequence[Message]) -> list[int]:
+    """Token ids of a conversation in a chat template.
+
+    Raises:
+        DataError: the template refuses it.
+    """
+    try:
+        return chat.encode(chat.render(messages, generation_prompt=False))
+    except Exception as error:  # templates raise errors of their own classes
+        raise DataError(f"the chat template of the reward model refuses a conversation: {error}") from error
+
+
+class _ValueModel(LoadedModel):
+    """A causal model with a value head beside it."""
+
+    def __init__(self, model: str, device: str, precision: Precision) -> None:
+        super().__init__()
+        from mrlm_pl.policy import Policy
+
+        self.policy = Policy(model=model, trained=False)
+        self.policy.load()
+        try:
+            self.policy.add_value_head()
+        except (RuntimeError, OSError, ValueError) as error:
+            raise PolicyError(f"reward model {model!r}: {VALUE_HEAD_FILE} does not fit the model: {error}") from error
+        self.policy.to(device, _dtype(precision)).eval()
+        if precision == "bf16" and self.policy.value_head is not None:
+            self.policy.value_head.float()  # it computes in float32 or better
+        self.device, self.window = device, self.policy.context_window
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        return _rendered(self.policy.chat, messages)
+
+    def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        import torch
+
+        lengths = torch.tensor([len(ids) for ids in rows])
+        width = int(lengths.max())
+        padded = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows])
+        last = torch.zeros_like(padded, dtype=torch.bool)
+        last[torch.arange(len(rows)), lengths - 1] = True
+        with torch.no_grad():
+            values = self.policy.values(*(item.to(self.device) for item in (padded, lengths, last)))
+        return [float(row[length - 1]) for row, length in zip(values.cpu(), lengths.tolist(), strict=True)]
+
+
+class _Classifier(LoadedModel):
+    """A sequence classifier with one label."""
+
+    def __init__(self, model: str, device: str, precision: Precision) -> None:
+        super().__init__()
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+            self.network, report = AutoModelForSequenceClassification.from_pretrained(
+                model, output_loading_info=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise PolicyError(f"reward model {model!r} cannot be read: {error}") from error
+        missing = sorted(report["missing_keys"])
+        if missing or self.network.config.num_labels != 1:
+            fault = f"lacks {missing[0]!r}" if missing else f"has {self.network.config.num_labels} labels"
+            raise PolicyError(
+                f"reward model {model!r} {fault}; give a sequence classifier with one label, or a policy's folder with "
+                f"{VALUE_HEAD_FILE}"
+            )
+        self.network.to(device, _dtype(precision)).eval()
+        window = getattr(self.network.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
+        self.device, self.window = device, int(window)
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        if self.tokenizer.chat_template is None:
+            if len(messages) != 2:
+                raise DataError(
+                    f"a conversation has {len(messages)} messages; the reward model's tokenizer has no chat template, "
+                    "and reads a question and its reply"
+                )
+            question, reply = messages
+            ids: list[int] = self.tokenizer(question.content, reply.content)["input_ids"]
+            return ids
+        from mrlm_pl.policy.chat import ChatFormat
+
+        return _rendered(ChatFormat(self.tokenizer), messages)
+
+    def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        padding = self.network.config.get_text_config().pad_token_id
+        if padding is None:  # the classifiers of transformers find a row's end by it, and refuse rows without it
+            return [self._run([ids], 0)[0] for ids in rows]
+        return self._run(rows, padding)
+
+    def _run(self, rows: Sequence[Sequence[int]], padding: int) -> list[float]:
+        import torch
+
+        width = max(len(ids) for ids in rows)
+        padded = torch.tensor([[*ids, *[padding] * (width - len(ids))] for ids in rows], device=self.device)
+        lengths = torch.tensor([[len(ids)] for ids in rows], device=self.device)
+        mask = (torch.arange(width, device=self.device) < lengths).long()
+        with torch.no_grad():
+            logits = self.network(input_ids=padded, attention_mask=mask).logits
+        return [float(value) for value in logits[:, 0]]

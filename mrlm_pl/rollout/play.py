@@ -1,0 +1,230 @@
+"""One episode under way: who decides, what was said and decided so far, and the record that it becomes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from mrlm_pl.engines.base import Sample, Sampling
+from mrlm_pl.environment import Environment, Observations, Step
+from mrlm_pl.environment.contract import TurnOrder
+from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
+from mrlm_pl.policy.chat import ChatFormat, Conversation
+from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name, snapshot_name
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Who decides for an agent, and how.
+
+    Args:
+        policy: name of the weights.
+        chat: the policy's chat format.
+        sampling: the distribution that turns are drawn from.
+        context_window: tokens that fit into the policy's context.
+        cross_policy: how often a snapshot of the policy decides in its place; None: never.
+    """
+
+    policy: str
+    chat: ChatFormat
+    sampling: Sampling
+    context_window: int
+    cross_policy: CrossPolicy | None = None
+
+    def sampler(self, seed: int, agent: str, step: int, *branch: int | str) -> str:
+        """Name of the weights that sample a decision; see :meth:`CrossPolicy.drawn`."""
+        number = None if self.cross_policy is None else self.cross_policy.drawn(seed, agent, step, *branch)
+        return self.policy if number is None else slot_name(self.policy, number)
+
+    def recorded(self, sampler: str, version: int) -> str:
+        """What records call the weights that :meth:`sampler` named."""
+        return self.policy if sampler == self.policy else snapshot_name(self.policy, version)
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """An episode to be played: its identity in the run and the seed of all its sampling."""
+
+    id: str
+    task: Task
+    group: str
+    seed: int
+    iteration: int = -1
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A sampled turn.
+
+    Args:
+        sample: its tokens.
+        policy: name of the weights that decided, for the record.
+        node: the state of the turn tree that it was decided in; empty outside one.
+        number: which of the decisions that the agent was asked for in this state.
+    """
+
+    sample: Sample
+    policy: str
+    node: str = ""
+    number: int = 0
+
+
+@dataclass
+class TurnDraft:
+    agent: str
+    index: int
+    row: int
+    start: int
+    stop: int
+    decision: Decision
+    components: dict[str, float] = field(default_factory=dict)
+    reward: float = 0.0
+
+
+class Play:
+    """One episode under way.
+
+    Args:
+        spec: which episode.
+        environment: its own instance.
+        attempt: how many times it was started, this time included.
+    """
+
+    def __init__(self, spec: EpisodeSpec, environment: Environment, attempt: int) -> None:
+        self.spec, self.environment, self.attempt = spec, environment, attempt
+        self.id = spec.id
+        self.order = TurnOrder(environment.name, environment.agents)
+        self.conversations: dict[str, Conversation] = {}
+        self.turns: list[TurnDraft] = []
+        self.steps = 0
+        self.observed: Observations = {}
+        self.actions: dict[str, Message] = {}
+        self.history: list[dict[str, Message]] = []
+        self.step_rewards: list[dict[str, float]] = []
+        self.stop_reason, self.truncated, self.was_cut = "", False, False
+        self.success: bool | None = None
+        self.metrics: dict[str, float] = {}
+        self.error: str | None = None
+        self.generate_seconds = self.environment_seconds = 0.0
+        self.waits_for, self.waits_since = "", 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether it ended, for whatever reason."""
+        return bool(self.stop_reason) or self.error is not None
+
+    def observe(self, observations: Observations, seats: Mapping[str, Seat]) -> None:
+        """Hand out observations."""
+        self.observed = observations
+        for agent, messages in observations.items():
+            if agent not in self.conversations:
+                tools = [tool.to_chat() for tool in self.environment.tools(agent)]
+                self.conversations[agent] = Conversation(seats[agent].chat, tools)
+            self.conversations[agent].observe(messages)
+
+    def record(self, agent: str, decision: Decision) -> None:
+        """Take down what an agent has decided."""
+        conversation = self.conversations[agent]
+        start = len(conversation.row.token_ids)
+        self.actions[agent] = conversation.act(decision.sample.token_ids, decision.sample.logprobs)
+        stop = len(conversation.row.token_ids)
+        row = len(conversation.rows) - 1
+        self.turns.append(TurnDraft(agent, self.steps, row, start, stop, decision))
+
+    def take(self, step: Step, seats: Mapping[str, Seat]) -> None:
+        """Book a step's rewards on each agent's latest turn and hand out its observations."""
+        self.order.stepped(step)
+        latest = {turn.agent: turn for turn in self.turns}
+        for agent, reward in step.rewards.items():
+            if agent in latest:
+                # A reward of 0 without named parts is no component: it would be reported beside the named ones.
+                parts = step.components.get(agent) or ({"reward": reward} if reward else {})
+                latest[agent].reward += reward
+                for name, value in parts.items():
+                    latest[agent].components[name] = latest[agent].components.get(name, 0.0) + value
+        self.metrics.update(step.metrics)
+        self.step_rewards.append(dict(step.rewards))
+        self.history.append(self.actions)
+        self.steps += 1
+        self.actions = {}
+        if step.done:
+            self.stop_reason, self.truncated, self.success = step.stop_reason, step.truncated, step.success
+        else:
+            self.observe(step.observations, seats)
+
+    def cut(self, reason: str, truncated: bool = True) -> None:
+        """End it although the environment would go on."""
+        self.stop_reason, self.truncated, self.was_cut = reason, truncated, True
+
+    def fork(self, id: str, environment: Environment) -> Play:
+        """The same episode so far, to go on by itself in an environment that is in the same state."""
+        child = Play(self.spec, environment, self.attempt)
+        child.id = id
+        child.order = copy.copy(self.order)
+        child.conversations = {agent: conversation.fork() for agent, conversation in self.conversations.items()}
+        child.turns = [replace(turn, components=dict(turn.components)) for turn in self.turns]
+        child.steps, child.history, child.step_rewards = self.steps, list(self.history), list(self.step_rewards)
+        child.metrics, child.observed = dict(self.metrics), self.observed
+        child.generate_seconds, child.environment_seconds = self.generate_seconds, self.environment_seconds
+        return child
+
+    def episode(self, seats: Mapping[str, Seat]) -> Episode:
+        """The record of what happened."""
+        trajectories: dict[str, tuple[Trajectory, ...]] = {}
+        for agent in self.environment.agents:
+            if agent in self.conversations and any(turn.agent == agent for turn in self.turns):
+                trajectories[agent] = self._rows(agent, seats[agent])
+        return Episode(
+            id=self.id,
+            task=self.spec.task,
+            group=self.spec.group,
+            seed=self.spec.seed,
+            iteration=self.spec.iteration,
+            trajectories=trajectories,
+            stop_reason=self.stop_reason if self.error is None else "error",
+            truncated=self.truncated,
+            success=self.success,
+            metrics=dict(self.metrics),
+            step_rewards=tuple(self.step_rewards),
+            agents=tuple(self.environment.agents),
+            error=self.error,
+            attempts=self.attempt,
+            row_restarts=sum(conversation.restarts for conversation in self.conversations.values()),
+            timings={"generate": self.generate_seconds, "environment": self.environment_seconds},
+        )
+
+    def _rows(self, agent: str, seat: Seat) -> tuple[Trajectory, ...]:
+        rows = []
+        for number, row in enumerate(self.conversations[agent].rows):
+            turns = tuple(
+                Turn(
+                    agent=agent,
+                    index=turn.index,
+                    start=turn.start,
+                    stop=turn.stop,
+                    reward=turn.reward,
+                    components=turn.components,
+                    finish_reason=turn.decision.sample.finish_reason,
+                    policy=turn.decision.policy,
+                    version=turn.decision.sample.version,
+                    engine=turn.decision.sample.engine,
+                    node=turn.decision.node,
+                    sample=turn.decision.number,
+                    spans=turn.decision.sample.spans,
+                )
+                for turn in self.turns
+                if turn.agent == agent and turn.row == number
+            )
+            rows.append(
+                Trajectory(
+                    agent=agent,
+                    policy=seat.policy,
+                    token_ids=tuple(row.token_ids),
+                    action_mask=tuple(row.action_mask),
+                    logprobs=tuple(row.logprobs),
+                    turns=turns,
+                    messages=tuple(row.messages),
+                )
+            )
+        return tuple(rows)

@@ -1,0 +1,331 @@
+"""Play episodes: environments on one side, engines on the other, records as the result.
+
+Local environments are played in lockstep waves: every episode that waits for a decision is sampled in one engine call,
+then every environment is stepped off the event loop. A failure of an environment is not an outcome: the episode is
+started again within a bound, and if it keeps failing it becomes a record with ``error`` set.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from mrlm_pl.concurrency.calls import Call, EnvironmentCaller
+from mrlm_pl.concurrency.event_loop import END_SECONDS, EventLoopThread
+from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.environment import Environment, Observations
+from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import (
+    ConfigurationError,
+    EnvironmentContractError,
+    MRLMError,
+    NonFiniteError,
+    PolicyError,
+    place_of_error,
+)
+from mrlm_pl.rollout.play import Decision, EpisodeSpec, Play, Seat
+from mrlm_pl.seeding import derive_seed
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+# A NaN reward would poison the weights and a chat template that fails would fail for ever: these stop the run.
+_FATAL = (NonFiniteError, PolicyError)
+
+
+class EpisodePlayer:
+    """Plays episodes of any of its environments with the agents in their seats.
+
+    Args:
+        environments: a template of each environment by name; episodes play on copies.
+        seats: who decides for each agent.
+        engine: where decisions are sampled.
+        max_turns: decisions of the environment after which an episode is cut short; by environment where they differ.
+        step_timeout: seconds that one ``reset`` or ``step`` may take.
+        retries: how many times a failed episode is started again.
+        workers: threads that step environments side by side.
+        processes: host processes that environments live in; 0 keeps them in this process.
+        loop: where episodes are played; None is a loop of the player's own.
+
+    Raises:
+        ConfigurationError: an agent of an environment has no seat.
+    """
+
+    def __init__(
+        self,
+        environments: Mapping[str, Environment],
+        seats: Mapping[str, Seat],
+        engine: Engine,
+        *,
+        max_turns: int | Mapping[str, int] = 64,
+        step_timeout: float = 60.0,
+        retries: int = 2,
+        workers: int = 4,
+        processes: int = 0,
+        loop: EventLoopThread | None = None,
+    ) -> None:
+        for environment in environments.values():
+            for agent in environment.agents:
+                if agent not in seats:
+                    raise ConfigurationError(
+                        f"agent {agent!r} of environment {environment.name!r} has no seat; "
+                        f"bind it to a policy with `seats: {{{agent}: POLICY}}`"
+                    )
+        if retries < 0 or processes < 0 or workers < 1 or not step_timeout > 0:
+            raise ConfigurationError(
+                f"retries is {retries}, processes {processes}, workers {workers} and step_timeout {step_timeout}; "
+                "retries and processes must be 0 or above, workers 1 or above, step_timeout above 0"
+            )
+        for environment in environments.values():
+            if processes and inspect.iscoroutinefunction(environment.step):
+                raise ConfigurationError(
+                    f"environment {environment.name!r} is async, and processes is {processes}; host processes are for "
+                    "environments that block, so set processes to 0"
+                )
+        self.hosts = EnvironmentHosts(processes, step_timeout) if processes else None
+        host = self.hosts.host if self.hosts else _itself
+        self.environments = {name: host(environment) for name, environment in environments.items()}
+        self.seats, self.engine = dict(seats), engine
+        self.max_turns, self.retries = max_turns, retries
+        # A host needs a thread that waits for it, and the time in which its process starts counts as well.
+        deadline = step_timeout + 2 * STARTUP_SECONDS if processes else step_timeout
+        # One thread for each host: a second one would wait for the first with its own deadline running.
+        self.caller = EnvironmentCaller(workers=processes or workers, timeout=deadline)
+        self._unwanted: list[Environment] = []
+        self._closing: dict[int, Environment] = {}
+        self._lent: dict[int, Environment] = {}
+        self._idle: dict[str, list[Environment]] = {name: [] for name in environments}
+        self._loop, self._own_loop = loop, loop is None
+        self.playing: dict[str, Play] = {}
+        self.moves = 0
+
+    def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
+        """:meth:`play` on an event loop of the player's own, while the calling thread computes for the engine."""
+        return self.run_blocking(lambda: self.play(specs))
+
+    def run_blocking(self, play: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of a coroutine on the player's loop, while the calling thread computes for the engine."""
+        if self._loop is None:
+            self._loop = EventLoopThread()
+        loop, started = self._loop, list[Future[T]]()
+
+        def start() -> Future[T]:
+            started.append(loop.submit(play()))
+            return started[0]
+
+        try:
+            return self.engine.compute_during(start)
+        except BaseException:
+            for playing in started:
+                playing.cancel()
+            raise
+
+    async def play(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
+        """One finished record per spec, in order; failures are records with ``error`` set."""
+        plays = [self.start(spec, attempt=1) for spec in specs]
+        fresh = list(range(len(plays)))
+        while fresh or any(not play.over for play in plays):
+            await self.reset([plays[index] for index in fresh])
+            waiting = self.still_playing(plays)
+            await self._decide(waiting)
+            await self.step(waiting)
+            fresh = []
+            for index, play in enumerate(plays):
+                if play.over and play.error is not None and play.attempt <= self.retries:
+                    self.finish(play)
+                    plays[index] = self.start(play.spec, play.attempt + 1)
+                    fresh.append(index)
+            await self.close_unwanted()
+        for play in plays:
+            self.finish(play)
+        await self.close_unwanted()
+        return [play.episode(self.seats) for play in plays]
+
+    def close(self) -> None:
+        """Close all environments; may be called twice."""
+        left = [self._closing.pop(key, None) for key in list(self._closing)]
+        environments = [
+            *itertools.chain.from_iterable(self._idle.values()),
+            *self._lent.values(),
+            *self._unwanted,
+            *(environment for environment in left if environment is not None),
+        ]
+        self._idle = {name: [] for name in self._idle}
+        self._lent, self._unwanted = {}, []
+        with ExitStack() as stack:  # all of them, also when one cannot be closed
+            if self.hosts is not None:
+                stack.callback(self.hosts.close)
+            waiting = [environment for environment in environments if inspect.iscoroutinefunction(environment.close)]
+            if waiting:
+                loop = self._loop or EventLoopThread()
+                self._loop = loop
+                deadline = self.caller.timeout + END_SECONDS
+                stack.callback(lambda: loop.submit(self._close(waiting)).result(deadline))
+            for environment in environments:
+                if environment not in waiting:
+                    stack.callback(environment.close)
+        if self._loop is not None and self._own_loop:
+            self._loop.close()
+            self._loop = None
+
+    # The parts of a play, also for those who put them together in another way.
+
+    def start(self, spec: EpisodeSpec, attempt: int) -> Play:
+        """A play with an environment of its own, before its reset."""
+        name = spec.task.environment
+        if name not in self.environments:
+            raise ConfigurationError(f"task {spec.task.key!r} is of an environment that this run does not have")
+        play = self.playing[spec.id] = Play(spec, self.idle_environment(name), attempt)
+        return play
+
+    def idle_environment(self, name: str) -> Environment:
+        """An instance that plays no episode."""
+        idle = self._idle[name]
+        return self.lend(idle.pop() if idle else self.environments[name].copy())
+
+    def lend(self, environment: Environment) -> Environment:
+        """The instance, which is closed with the player unless a play that is finished gives it back before."""
+        self._lent[id(environment)] = environment
+        return environment
+
+    def finish(self, play: Play, *, keep: bool = True) -> None:
+        """Take back what a play that is over has held; without ``keep`` its environment is not used again."""
+        self.playing.pop(play.id, None)
+        self.engine.release(f"{play.id}/")
+        self._lent.pop(id(play.environment), None)
+        # An instance that failed may be in any state (or still be held by a stuck call). One that was cut short may
+        # hold what its next episode would only let go of at its beginning.
+        if keep and play.error is None and not play.was_cut:
+            self._idle[play.spec.task.environment].append(play.environment)
+        else:
+            self._unwanted.append(play.environment)
+
+    async def close_unwanted(self) -> None:
+        """Close the environments that are not used again; if this is stopped, :meth:`close` closes the rest."""
+        unwanted, self._unwanted = self._unwanted, []
+        self._closing |= {id(environment): environment for environment in unwanted}
+        await self._close(unwanted)
+
+    async def _close(self, environments: Sequence[Environment]) -> None:
+        calls = [
+            Call(self._close_awaited if inspect.iscoroutinefunction(item.close) else self._close_one, (item,))
+            for item in environments
+        ]
+        for environment, result in zip(environments, await self.caller.run(calls), strict=True):
+            if result.error is not None:
+                logger.warning("closing a %r environment: %s", environment.name, result.error)
+
+    def _close_one(self, environment: Environment) -> None:
+        self._closing.pop(id(environment), None)
+        environment.close()
+
+    async def _close_awaited(self, environment: Environment) -> None:
+        self._closing.pop(id(environment), None)
+        close: Any = environment.close  # a coroutine function here
+        await close()
+
+    async def reset(self, plays: Sequence[Play]) -> None:
+        """Begin plays that were started; what fails has its ``error`` set."""
+        calls = [Call(play.environment.reset, (play.spec.task,)) for play in plays]
+        self.now_waiting(plays, "its environment's reset")
+        for play, result in zip(plays, await self.caller.run(calls), strict=True):
+            play.environment_seconds += result.seconds
+            try:
+                observations: Observations = result.value_or_raise()
+                play.order.began(observations)
+                play.observe(observations, self.seats)
+            except _FATAL:
+                raise
+            except Exception as error:  # any other fault of an environment becomes a record
+                play.error = _describe(error, play, "reset")
+
+    def now_waiting(self, plays: Sequence[Play], what: str) -> None:
+        """Note what plays wait for from now on: all that came before has been done."""
+        self.moves += len(plays)
+        for play in plays:
+            play.waits_for, play.waits_since = what, time.monotonic()
+
+    def still_playing(self, plays: Sequence[Play]) -> list[Play]:
+        """The plays that wait for decisions; those that have reached a limit are cut."""
+        for play in plays:
+            if play.over:
+                continue
+            if play.steps >= self._turn_limit(play):
+                play.cut("turn_limit")
+            elif any(
+                len(play.conversations[agent].row.token_ids) >= self.seats[agent].context_window
+                for agent in play.order.due
+            ):
+                play.cut("context_window")
+        return [play for play in plays if not play.over]
+
+    def _turn_limit(self, play: Play) -> int:
+        return self.max_turns if isinstance(self.max_turns, int) else self.max_turns[play.spec.task.environment]
+
+    def request(self, play: Play, agent: str, *branch: int | str, session: str = "") -> SampleRequest:
+        """What the engine is asked for an agent's next decision; ``branch`` is part of what its seed depends on."""
+        seat = self.seats[agent]
+        return SampleRequest(
+            token_ids=tuple(play.conversations[agent].row.token_ids),
+            policy=seat.sampler(play.spec.seed, agent, play.steps, *branch),
+            seed=derive_seed("turn", play.spec.seed, agent, play.steps, *branch),
+            sampling=seat.sampling,
+            stop_ids=seat.chat.stop_ids,
+            session=session,
+        )
+
+    def decision(self, agent: str, request: SampleRequest, sample: Sample, node: str = "", number: int = 0) -> Decision:
+        """What came of a request for an agent's decision."""
+        return Decision(sample, self.seats[agent].recorded(request.policy, sample.version), node, number)
+
+    async def _decide(self, plays: Sequence[Play]) -> None:
+        """Sample every decision that is due, in one engine call."""
+        owners = [(play, agent) for play in plays for agent in play.order.due]
+        if not owners:
+            return
+        requests = [self.request(play, agent, session=f"{play.id}/{agent}") for play, agent in owners]
+        started = time.perf_counter()
+        self.now_waiting(plays, "the engine")
+        samples = await self.engine.sample(requests)
+        share = (time.perf_counter() - started) / len(requests)
+        for (play, agent), request, sample in zip(owners, requests, samples, strict=True):
+            play.generate_seconds += share
+            play.record(agent, self.decision(agent, request, sample))
+
+    async def step(self, plays: Sequence[Play]) -> None:
+        """Step the environments of plays whose agents have decided; what fails has its ``error`` set."""
+        due = []
+        for play in plays:
+            try:
+                play.order.check_actions(play.actions)
+            except EnvironmentContractError as error:
+                play.error = _describe(error, play, "step")
+            else:
+                due.append(play)
+        calls = [Call(play.environment.step, (dict(play.actions),)) for play in due]
+        self.now_waiting(due, "its environment's step")
+        for play, result in zip(due, await self.caller.run(calls), strict=True):
+            play.environment_seconds += result.seconds
+            try:
+                play.take(result.value_or_raise(), self.seats)
+            except _FATAL:
+                raise
+            except Exception as error:  # any other fault of an environment becomes a record
+                play.error = _describe(error, play, "step")
+
+
+def _itself(environment: Environment) -> Environment:
+    return environment
+
+
+def _describe(error: Exception, play: Play, phase: str) -> str:
+    found = "" if isinstance(error, MRLMError) else place_of_error(error)
+    where = f" ({found})" if found else ""
+    return f"{type(error).__name__} in {phase} of {play.spec.task.key} at turn {play.steps}{where}: {error}"

@@ -1,0 +1,118 @@
+"""What a run leaves in its folder unless told otherwise: metrics, the last checkpoint and the configuration."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import TorchCheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from mrlm_pl.durable_files import replacing
+from mrlm_pl.errors import StorageError
+from mrlm_pl.runs.folder import LAST_CHECKPOINT
+from mrlm_pl.trainer.termination import ends_where_others_do, inside_update
+
+_MINUTES = 10.0
+_REMOTE = re.compile(r"^\w+://")
+
+
+class DurableCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its final name, forces it to the disk and then renames it: a kill leaves it whole."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Write or replace a checkpoint; a draft that an earlier kill left behind is replaced as well."""
+        if _REMOTE.match(str(path)):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        try:
+            with replacing(path, durable=True) as draft, draft.open("wb") as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # Torch ends the archive that it cannot write with an error of its own.
+            reason = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(reason, OSError):
+                raise
+            raise StorageError(
+                f"the checkpoint {str(path)!r} cannot be written: {reason.strerror or reason}; the one before is kept; "
+                "free space on the disk, then resume the run"
+            ) from error
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read a checkpoint; unless it is asked for, no code of the file runs, from wherever it comes."""
+        # The base class unpickles everything that comes from a URL.
+        return super().load_checkpoint(path, map_location, weights_only is not False)
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
+
+    When nothing is set it is saved every ten minutes and at the end of each epoch; it is also saved when SIGTERM ends
+    the run. To keep the best checkpoints too, add a ``ModelCheckpoint`` to ``trainer.callbacks``.
+
+    Args:
+        every_n_epochs: epochs between two saves; an epoch is ``data.iterations`` collections.
+        every_n_train_steps: optimizer steps between two saves.
+        minutes: time between two saves.
+    """
+
+    def __init__(
+        self,
+        every_n_epochs: int | None = None,
+        every_n_train_steps: int | None = None,
+        minutes: float | None = None,
+    ) -> None:
+        unset = every_n_epochs is None and every_n_train_steps is None and minutes is None
+        minutes = _MINUTES if unset else minutes
+        # One file that is replaced: `save_last` would write every checkpoint a second time.
+        super().__init__(
+            filename=LAST_CHECKPOINT.stem,
+            every_n_epochs=every_n_epochs,
+            every_n_train_steps=every_n_train_steps,
+            train_time_interval=None if minutes is None else timedelta(minutes=minutes),
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
+        if unset:
+            self._every_n_epochs = 1  # beside the time, which the base class takes for an alternative
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
+        """Save when it is due; between the pieces of an update, after its last one."""
+        if not inside_update(trainer):
+            super().on_train_batch_end(trainer, *arguments, **options)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Keep what there is when SIGTERM ends the run.
+
+        Gradients are in no checkpoint, so that there is none between the pieces of an update.
+        """
+        fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        ended = isinstance(exception, SIGTERMException) and fitting and ends_where_others_do(trainer)
+        unsaved = self._last_global_step_saved != trainer.global_step and not inside_update(trainer)
+        if ended and unsaved and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._save_checkpoint(trainer, self.format_checkpoint_name({}))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: what the base class keeps tells which of several files is the best."""
+        return {}
+
+
+def place_checkpoints(callbacks: list[Callback], folder: str) -> None:
+    """Let checkpoint callbacks without a folder of their own write to ``RUN/checkpoints``.
+
+    :class:`LastCheckpoint` is taken out where another callback keeps the last checkpoint.
+    """
+    theirs = [item for item in callbacks if isinstance(item, ModelCheckpoint) and not isinstance(item, LastCheckpoint)]
+    if any(item.save_last for item in theirs):
+        callbacks[:] = [item for item in callbacks if not isinstance(item, LastCheckpoint)]
+    for callback in callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+            callback.dirpath = str(Path(folder) / LAST_CHECKPOINT.parent)

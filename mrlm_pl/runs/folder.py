@@ -1,0 +1,268 @@
+"""Decides where a run writes: one folder for each run, never mixed with another run, the same for all its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import zipfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES, former_checkpoint
+
+RUN_VARIABLE = "MRLM_RUN_FOLDER"
+"""Environment variable in which the first process tells the processes that it starts where the run writes."""
+
+TENSORBOARD = "tensorboard"
+RUN_ENTRIES = ("config.yaml", "checkpoints", "episodes", "metrics.csv", "policies", TENSORBOARD)
+"""What a run writes; a folder that has one of these holds a run."""
+
+LAST_CHECKPOINT = Path("checkpoints") / "last.ckpt"
+_AGREEMENT_DEADLINE = timedelta(seconds=120)
+_NOT_A_PATH = ("best", "hpc")  # values of ckpt_path that the trainer resolves itself
+_REMOTE = re.compile(r"^\w+:")
+
+
+@dataclass(frozen=True)
+class FolderRequest:
+    """What the user said about the folder.
+
+    Args:
+        stage: ``fit``, or the loop that runs without training.
+        root: the folder that was named; None derives one from ``stem``.
+        stem: name for a derived folder, ``runs/STEM``.
+        checkpoint: ``last``, a path, a name that the trainer resolves, or None.
+        resume: None gives a new run the next free folder. True continues at the last checkpoint if there is one, else
+            starts afresh in the folder; False refuses a folder that holds a run.
+    """
+
+    stage: str
+    root: str | None
+    stem: str
+    checkpoint: str | None = None
+    resume: bool | None = None
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run writes.
+
+    Args:
+        path: the folder.
+        checkpoint: the checkpoint that the run starts from, or None.
+        notice: message about the folder to print once the run begins, or None.
+    """
+
+    path: str
+    checkpoint: str | None = None
+    notice: str | None = field(default=None, compare=False)
+
+
+def agree_on_run_folder(request: FolderRequest) -> RunFolder:
+    """The folder that all processes of this run use; decided and created by the first one.
+
+    Processes that the first one starts read an environment variable; those of ``torchrun`` read its store. Other
+    launchers give the processes no way to talk before the run, so there the folder must not hold a run yet.
+
+    Raises:
+        ConfigurationError: there is no such checkpoint, or the folder holds a run and may not be numbered.
+    """
+    if RUN_VARIABLE in os.environ and int(os.environ.get("LOCAL_RANK", "0")) > 0:
+        return RunFolder(**json.loads(os.environ[RUN_VARIABLE]))
+    rank = _external_rank()
+    if rank is not None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return _agree_by_store(request, rank)
+    folder = _decide(request, numbered=rank is None, first=rank in (None, 0))
+    os.environ[RUN_VARIABLE] = json.dumps(asdict(folder))
+    return folder
+
+
+def discard_if_empty(folder: RunFolder) -> None:
+    """Remove the folder of a run that did not begin, and take back what was told to processes started from here.
+
+    Nothing was written into such a folder, or only what a logger opens before the data and the models are looked at.
+    """
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        os.environ.pop(RUN_VARIABLE, None)
+        if [path.name for path in Path(folder.path).glob("*")] == [TENSORBOARD]:
+            shutil.rmtree(Path(folder.path) / TENSORBOARD)
+    with suppress(OSError):  # it is in use, as it should be
+        os.rmdir(folder.path)
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run has written into the folder."""
+    return any((folder / entry).exists() for entry in RUN_ENTRIES)
+
+
+def is_first_process() -> bool:
+    """Whether this is the only process of a run, or the one that talks to the user."""
+    return (_external_rank() or 0) == 0 and int(os.environ.get("LOCAL_RANK", "0")) == 0
+
+
+def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder:
+    """The folder, created when ``first``; ``numbered`` allows ``NAME-2`` and so on."""
+    base = Path(request.root) if request.root else Path("runs") / request.stem
+    checkpoint = _checkpoint(request, base)
+    owner = run_of(checkpoint)
+    if request.stage != "fit":
+        base = (base if request.root or owner is None else owner) / request.stage
+    elif owner is not None and _continues(owner, base, named=request.root is not None):
+        print(f"mrlm: continuing {owner} from {checkpoint}", file=sys.stderr)
+        return RunFolder(str(owner), checkpoint)
+    if request.resume is not None:
+        return _exact(request, base, first)
+    if not numbered:
+        if first and _taken(base):
+            raise ConfigurationError(
+                f"the run folder {base} holds a run, and processes of an outside launcher cannot agree on another; "
+                "name a new one with `--trainer.default_root_dir FOLDER`, or continue with `--ckpt_path last`"
+            )
+        return RunFolder(str(base), checkpoint)
+    folder, number = base, 1
+    while not _claim(folder, named=request.root is not None and number == 1):
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    notice = f"{base} holds an earlier run, so this one writes to {folder}" if number > 1 else None
+    return RunFolder(str(folder), checkpoint, notice)
+
+
+def _exact(request: FolderRequest, base: Path, first: bool) -> RunFolder:
+    """The named folder itself, of ``mrlm train``."""
+    if first and not request.resume and holds_run(base):
+        raise ConfigurationError(
+            f"the output folder {base} holds a run; add `--resume` to continue it, or name another with "
+            "`--output FOLDER`"
+        )
+    if first and holds_run(base):
+        _set_aside(base)
+    base.mkdir(parents=True, exist_ok=True)
+    return RunFolder(str(base))
+
+
+def _set_aside(folder: Path) -> None:
+    """Move what a run without a checkpoint has left out of the way of the one that starts again in its folder."""
+    number = 1
+    while (aside := folder / f"without-checkpoint-{number}").exists():
+        number += 1
+    aside.mkdir()
+    written = [folder / entry for entry in RUN_ENTRIES]
+    for path in [*written, *folder.glob("config-*.yaml"), *folder.glob("evaluation_*.json")]:
+        if path.exists():
+            path.rename(aside / path.name)
+    print(
+        f"mrlm: {folder} has no checkpoint, so the run starts from the beginning; the files of the earlier one are in "
+        f"{aside}",
+        file=sys.stderr,
+    )
+
+
+def _checkpoint(request: FolderRequest, base: Path) -> str | None:
+    """Path of the checkpoint to start from, after a look at whether it is whole."""
+    path = _named_checkpoint(request, base)
+    if path in (None, *_NOT_A_PATH):
+        return path
+    if Path(path).exists() and not _is_whole(Path(path)):
+        raise ConfigurationError(
+            f"ckpt_path: {path!r} is no whole checkpoint: it was cut short, or is something else; name another"
+        )
+    return path
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    if checkpoint.is_dir():
+        return all((checkpoint / name).is_file() for name in SHARDED_CHECKPOINT_FILES)
+    return zipfile.is_zipfile(checkpoint)  # whose table of contents stands at its end
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint of a run; the one before if a kill came while a sharded one was put in its place."""
+    last = folder / LAST_CHECKPOINT
+    return next((path for path in (last, former_checkpoint(last)) if path.exists()), None)
+
+
+def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:
+    named = request.checkpoint
+    if request.resume:
+        last = last_checkpoint(base)
+        return str(last) if last else None
+    if named is None or named in _NOT_A_PATH or _REMOTE.match(named):
+        return named
+    if named != "last":
+        if not Path(named).exists():
+            raise ConfigurationError(f"ckpt_path: there is no checkpoint {named!r}; check the path, or use `last`")
+        return named
+    candidates = [base] if request.root else _family(base)
+    for folder in reversed(candidates):
+        last = last_checkpoint(folder)
+        if last:
+            return str(last)
+    raise ConfigurationError(
+        f"ckpt_path: the run folder {base} has no {LAST_CHECKPOINT}; start without `--ckpt_path`, or name the "
+        "folder of the run with `--trainer.default_root_dir FOLDER`"
+    )
+
+
+def _family(base: Path) -> list[Path]:
+    """``NAME``, ``NAME-2``, ... in the order of their numbers."""
+    pattern = re.compile(re.escape(base.name) + r"-(\d+)")
+    siblings = base.parent.iterdir() if base.parent.is_dir() else ()
+    matches = [(path, pattern.fullmatch(path.name)) for path in siblings]
+    numbered = sorted((int(match.group(1)), path) for path, match in matches if match)
+    return [base, *(path for _, path in numbered)]
+
+
+def run_of(checkpoint: str | None) -> Path | None:
+    """The run folder that a checkpoint lies in."""
+    if checkpoint is None or Path(checkpoint).parent.name != LAST_CHECKPOINT.parent.name:
+        return None
+    return Path(checkpoint).parent.parent
+
+
+def _continues(owner: Path, base: Path, *, named: bool) -> bool:
+    """Whether starting from a checkpoint of ``owner`` continues that run rather than branching off a new one."""
+    own = [base] if named else _family(base)
+    return owner.resolve() in [folder.resolve() for folder in own]
+
+
+def _taken(folder: Path) -> bool:
+    return folder.exists() and (not folder.is_dir() or holds_run(folder))
+
+
+def _claim(folder: Path, *, named: bool) -> bool:
+    """Whether the folder is free and now ours. Making it is what claims it, so two runs never get the same one."""
+    if named and folder.is_dir() and not holds_run(folder):
+        return True  # the user made it for this run
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        # Only loops without training leave a folder like this to be filled by the run itself.
+        return folder.is_dir() and not holds_run(folder) and any(folder.iterdir())
+    return True
+
+
+def _external_rank() -> int | None:
+    """This process's rank when something outside has started several, else None."""
+    for size, rank in (("WORLD_SIZE", "RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
+        if rank in os.environ and int(os.environ.get(size, "1")) > 1:
+            return int(os.environ[rank])
+    return int(os.environ["NODE_RANK"]) if "NODE_RANK" in os.environ else None
+
+
+def _agree_by_store(request: FolderRequest, rank: int) -> RunFolder:
+    """The folder that rank 0 decides on, through the key-value store of ``torchrun``."""
+    from torch.distributed import TCPStore
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False, timeout=_AGREEMENT_DEADLINE)
+    key = f"{RUN_VARIABLE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if rank == 0:
+        store.set(key, json.dumps(asdict(_decide(request, numbered=True, first=True))))
+    return RunFolder(**json.loads(store.get(key)))

@@ -1,0 +1,85 @@
+"""Metrics of a run: a table in the run folder, and TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from mrlm_pl.durable_files import replacing
+from mrlm_pl.runs.folder import TENSORBOARD
+
+
+class MetricsFile(Logger):
+    """Writes all numbers to ``RUN/metrics.csv``, one row for each call, and goes on with the file of a resumed run.
+
+    Rows of the earlier part at steps that the resumed run repeats are dropped, so that every step is told once.
+
+    Args:
+        folder: the run folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__()
+        self.path = Path(folder) / "metrics.csv"
+        self._columns: list[str] = []
+        self._started = False
+
+    @property
+    def name(self) -> str:
+        return "metrics"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.path.parent)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: ``RUN/config.yaml`` holds all of them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        row: dict[str, Any] = {"step": step or 0, **metrics}
+        rows = [] if self._started else self._earlier_rows(row["step"])
+        new = [name for name in sorted(row) if name not in self._columns]
+        if new or not self._started:
+            if self._started:
+                rows = self._read()
+            self._columns = ["step", *sorted({*self._columns, *new} - {"step"})]
+            self._rewrite(rows)
+            self._started = True
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def _read(self) -> list[dict[str, str]]:
+        with self.path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    def _earlier_rows(self, step: int) -> list[dict[str, str]]:
+        if not self.path.exists():
+            return []
+        # A row that a kill has cut short lacks its step or its last columns.
+        rows = [row for row in self._read() if (row.get("step") or "").isdigit() and None not in row.values()]
+        rows = [row for row in rows if int(row["step"]) < step]
+        self._columns = list(rows[0]) if rows else []
+        return rows
+
+    def _rewrite(self, rows: Sequence[dict[str, str]]) -> None:
+        with replacing(self.path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def default_loggers(folder: str) -> list[Logger]:
+    """TensorBoard in ``RUN/tensorboard`` and ``RUN/metrics.csv``."""
+    tensorboard = TensorBoardLogger(folder, name=TENSORBOARD, version="", default_hp_metric=False)
+    return [tensorboard, MetricsFile(folder)]

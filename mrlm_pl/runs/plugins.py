@@ -1,0 +1,250 @@
+"""Finds the classes that commands may name: our own, those of plugin packages, and the short names of environments.
+
+A plugin is any installed distribution with an entry point in the group ``mrlm_pl.plugins`` that names a package. The
+classes in its ``__all__``, or without one all public classes that it defines, can be named on the command line without
+their path. Ours are found in the same way. A class of the working folder is named ``my_file.MyClass`` or
+``./my_file.py:MyClass``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mrlm_pl.environment import Environment
+from mrlm_pl.errors import ConfigurationError, nearest, place_of_error
+
+GROUP = "mrlm_pl.plugins"
+ENVIRONMENTS = "environments"
+"""Entry points whose name begins so are imported first, so that an environment is found without what needs torch."""
+
+REMOTE = "mrlm_pl.serving"
+"""Our own package of environments: that of servers. It has a class name and no short name, which is the server's."""
+
+_IN_FILE = re.compile(r"(.+\.py):([A-Za-z_]\w*)$")
+
+SCORERS = ("mrlm_pl.reward_models", "mrlm_pl.serving.verifiers")
+"""Our own package of scorers of texts, which the arguments of an environment may name."""
+
+
+def load_package(name: str) -> ModuleType:
+    """The package of that name, with all lazy exports of its ``__all__`` imported."""
+    package = importlib.import_module(name)
+    for export in getattr(package, "__all__", ()):
+        getattr(package, export)
+    return package
+
+
+def use_working_folder() -> None:
+    """Let modules of the working folder be imported, after all others."""
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
+
+
+def dotted_path(name: str) -> str:
+    """A class in a file, ``./folder/my_file.py:MyClass``, as an import path; any other name as it is.
+
+    Raises:
+        ConfigurationError: there is no such file, or its name is that of another module.
+    """
+    match = _IN_FILE.match(name)
+    if not match:
+        return name
+    file = Path(match.group(1)).expanduser().resolve()
+    if not file.is_file():
+        near = nearest(file.name, [item.name for item in file.parent.glob("*.py")])
+        hint = f"did you mean {near!r}?" if near else f"it is looked for in {file.parent}"
+        raise ConfigurationError(f"{name!r}: there is no file {match.group(1)!r}; {hint}")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    found = importlib.util.find_spec(file.stem)
+    if found is None or found.origin is None or Path(found.origin).resolve() != file:
+        raise ConfigurationError(f"{name!r}: another module is named {file.stem!r}; rename the file")
+    return f"{file.stem}.{match.group(2)}"
+
+
+def imported(name: str) -> Any:
+    """The class or function at an import path.
+
+    Raises:
+        ImportError: there is none; the message has the nearest, or the place where importing its module failed.
+    """
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise ImportError(_import_fault(module, error)) from error
+        near = nearest(error.name, [item.stem for item in Path.cwd().glob("*.py")])
+        hint = f"did you mean {near!r}?" if near else "its folder must be the working folder or on PYTHONPATH"
+        raise ImportError(f"there is no module {error.name!r}; {hint}") from error
+    except Exception as error:  # a module may fail in any way while it is imported
+        raise ImportError(_import_fault(module, error)) from error
+    if not hasattr(found, attribute):
+        near = nearest(attribute, [item for item in vars(found) if not item.startswith("_")])
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ImportError(f"module {module!r} has no {attribute!r}{hint}")
+    return getattr(found, attribute)
+
+
+def _import_fault(module: str, error: Exception) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        found = f"{error.filename}:{error.lineno}"
+    else:
+        found = place_of_error(error)
+    return f"importing {module!r} failed: {type(error).__name__}: {error}{f' ({found})' if found else ''}"
+
+
+def plugin_entry_points() -> list[EntryPoint]:
+    """The installed plugins, those of environments first, else by name."""
+    found = entry_points(group=GROUP)
+    return sorted(found, key=lambda item: (not item.name.startswith(ENVIRONMENTS), item.name, item.value))
+
+
+def load_plugins() -> list[ModuleType]:
+    """The packages of all installed plugins.
+
+    Raises:
+        ConfigurationError: a plugin cannot be imported; the message names the distribution that brought it.
+    """
+    for package in SCORERS:
+        load_package(package)
+    return [_load_plugin(entry_point) for entry_point in plugin_entry_points()]
+
+
+def subclasses(base: type) -> Iterator[type]:
+    """All classes below ``base`` that have been imported, each once, the nearest first."""
+    seen: set[type] = set()
+    waiting: list[type] = list(base.__subclasses__())
+    while waiting:
+        current = waiting.pop(0)
+        if current not in seen:
+            seen.add(current)
+            waiting += current.__subclasses__()
+            yield current
+
+
+def environments_by_name() -> dict[str, type[Environment]]:
+    """The environments that imported plugins export, by their short name.
+
+    Raises:
+        ConfigurationError: two classes have the same short name.
+    """
+    named: dict[str, type[Environment]] = {}
+    for cls in _exported_classes():
+        if not issubclass(cls, Environment) or inspect.isabstract(cls):
+            continue
+        name = cls.name
+        other = named.setdefault(name, cls)
+        if other is not cls:
+            raise ConfigurationError(
+                f"the environments {class_path(other)} and {class_path(cls)} are both named {name!r}; "
+                "remove one of the packages or change its `name`"
+            )
+    return named
+
+
+def import_environment(name: str) -> None:
+    """Import plugins one after another until one brings the environment of that short name or class name.
+
+    A path needs no plugin, nor does the environment of a server. A name that none has is left to the parser, which
+    answers with the nearest.
+    """
+    for package in SCORERS:
+        load_package(package)
+    if "." in name:
+        return
+    if name == "RemoteEnvironment":
+        load_package(REMOTE)
+        return
+    for entry_point in plugin_entry_points():
+        if _knows(name):
+            return
+        _load_plugin(entry_point)
+    load_package(REMOTE)
+
+
+def find_environment(name: str) -> type[Environment]:
+    """The environment class of a short name, a class name or a path.
+
+    Raises:
+        ConfigurationError: there is none; the message has the nearest.
+    """
+    import_environment(name)
+    if "." in name:
+        try:
+            found = imported(dotted_path(name))
+        except ImportError as error:
+            raise ConfigurationError(f"environment {name!r}: {error}") from error
+        if not (isinstance(found, type) and issubclass(found, Environment)):
+            raise ConfigurationError(f"environment {name!r} is no subclass of mrlm_pl.environment.Environment")
+        return found
+    named = environments_by_name()
+    if name in named:
+        return named[name]
+    by_class = {cls.__name__: cls for cls in subclasses(Environment) if not inspect.isabstract(cls)}
+    if name in by_class:
+        return by_class[name]
+    near = nearest(name, [*named, *by_class])
+    hint = f"did you mean {near!r}? They" if near else "they"
+    raise ConfigurationError(
+        f"there is no environment {name!r}; {hint} are {', '.join(named)}, or a path such as my_file.MyEnvironment"
+    )
+
+
+def class_path(cls: type) -> str:
+    """The shortest dotted path under which the class can be imported: its package's, when that exports it.
+
+    >>> class_path(ConfigurationError)
+    'mrlm_pl.errors.ConfigurationError'
+    """
+    parts = cls.__module__.split(".")
+    for length in range(1, len(parts)):
+        package = importlib.import_module(".".join(parts[:length]))
+        if cls.__name__ in getattr(package, "__all__", ()):
+            return f"{package.__name__}.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _exported_classes() -> Iterator[type]:
+    """The classes that imported plugin packages export: of ``__all__``, else all public ones that they define."""
+    for entry_point in plugin_entry_points():
+        package = sys.modules.get(entry_point.value)
+        if package is None:
+            continue
+        exports = getattr(package, "__all__", None)
+        for export in exports if exports is not None else [item for item in vars(package) if not item.startswith("_")]:
+            item = getattr(package, export)
+            if isinstance(item, type) and (exports is not None or _within(item, entry_point.value)):
+                yield item
+
+
+def _within(cls: type, package: str) -> bool:
+    return f"{cls.__module__}.".startswith(f"{package}.")
+
+
+def _knows(name: str) -> bool:
+    return name in environments_by_name() or any(cls.__name__ == name for cls in subclasses(Environment))
+
+
+@cache
+def _load_plugin(entry_point: EntryPoint) -> ModuleType:
+    try:
+        return load_package(entry_point.value)
+    except Exception as error:  # a package may fail in any way while it is imported
+        distribution = entry_point.dist.name if entry_point.dist else "unknown"
+        raise ConfigurationError(
+            f"the plugin package {entry_point.value!r} of the distribution {distribution!r} cannot be imported "
+            f"({type(error).__name__}: {error}); repair it, or uninstall it with `pip uninstall {distribution}`"
+        ) from error

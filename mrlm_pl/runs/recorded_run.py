@@ -1,0 +1,215 @@
+"""What a run folder says of its run: policies, seats, sampling and environments, by its latest configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mrlm_pl.errors import ConfigurationError, missing_folder
+from mrlm_pl.runs.plugins import environments_by_name, import_environment
+from mrlm_pl.settings import seated_policy
+
+SINGLE = "main"
+"""Name of the policy when a model, rather than a run, is evaluated."""
+
+_CONFIGURATION = re.compile(r"config(?:-(\d+))?\.yaml")
+
+
+@dataclass(frozen=True)
+class RecordedEnvironment:
+    """An environment of a run.
+
+    Args:
+        config: its class and arguments, as ``{"class_path": ..., "init_args": {...}}``.
+        name: its name in the run where ``data.names`` gives one; None is the environment's own.
+    """
+
+    config: Mapping[str, Any]
+    name: str | None = None
+
+    @property
+    def class_name(self) -> str:
+        """Name of its class without the path."""
+        return str(self.config["class_path"]).rpartition(".")[2]
+
+    def risk(self, folder: Path) -> str | None:
+        """Say how its configuration would run a program on this machine, or None.
+
+        Found are commands, programs in the run folder, and a sandbox without confinement. Others are not: a class may
+        do with its arguments as it likes.
+
+        Args:
+            folder: of the run.
+        """
+        for values in _mappings(self.config):
+            name = str(values.get("class_path"))
+            arguments = values.get("init_args")
+            if isinstance(arguments, Mapping) and arguments.get("command"):
+                return f"{name.rpartition('.')[2]} starts the command {str(arguments['command'])!r}"
+            if "class_path" in values and _is_inside(name, folder):
+                return f"the class {name!r} is a program in the run folder"
+            if values.get("level") == "limits":
+                return "it plays with `sandbox.level: limits`, where programs of the model can do what you can"
+        return None
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run, or a plain model, which has a policy and nothing else.
+
+    Args:
+        policies: constructor arguments of each policy.
+        seats: the policy of each agent.
+        sampling: how the run sampled in training, as arguments of :class:`~mrlm_pl.engines.Sampling`.
+        validation_sampling: how it sampled in validation, likewise.
+        environments: the run's environments, in their order.
+        max_turns: decisions after which its episodes were truncated; None of a model.
+        task_settings: ``data.task_settings``.
+    """
+
+    policies: Mapping[str, Mapping[str, Any]]
+    seats: Mapping[str, str] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    validation_sampling: Mapping[str, Any] = field(default_factory=dict)
+    environments: Sequence[RecordedEnvironment] = ()
+    max_turns: int | None = None
+    task_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def policy_of(self, agent: str) -> str:
+        """Name of the policy that decides for an agent.
+
+        Raises:
+            ConfigurationError: several policies could.
+        """
+        policy = seated_policy(agent, self.seats, self.policies)
+        if policy is not None:
+            return policy
+        raise ConfigurationError(
+            f"agent {agent!r} has no seat among the policies {sorted(self.policies)}; "
+            f'bind it with `--seats \'{{"{agent}": "POLICY"}}\'`'
+        )
+
+    def environment_for(self, named: str | None, model: str) -> RecordedEnvironment | None:
+        """The run's environment that an option names, or its only one; None if it has no such environment.
+
+        Args:
+            named: a name in the run, a short name, a class name or a path; None where no option names one.
+            model: the run's name, for the message.
+
+        Raises:
+            ConfigurationError: several fit.
+        """
+        found = list(self.environments)
+        if named is not None:
+            import_environment(named)
+            known = environments_by_name()
+            class_name = known[named].__name__ if named in known else named.rpartition(".")[2]
+            by_name = [item for item in found if item.name == named]
+            found = by_name or [item for item in found if item.class_name == class_name]
+        if len(found) > 1:
+            names = [item.name or item.class_name for item in found]
+            raise ConfigurationError(
+                f"environment: the run {model!r} has {', '.join(names)}; choose one with `--environment {names[0]}`"
+            )
+        return found[0] if found else None
+
+    def turn_limit(self, environment: str) -> int | None:
+        """Decisions after which the run truncated episodes of an environment, by its name in the run."""
+        own = self.task_settings.get(environment) or {}
+        return own.get("max_turns") or self.max_turns
+
+
+def read_run(name: str) -> RecordedRun:
+    """Return what a run folder, a model folder or a hub id holds; no weights are read.
+
+    Raises:
+        ConfigurationError: there is no such folder, the run has not written its policies yet, or its configuration
+            cannot be read.
+    """
+    if missing := missing_folder(name):
+        raise ConfigurationError(f"model: {missing}")
+    folder = Path(name)
+    if (folder / "config.json").is_file() or not folder.is_dir():
+        return RecordedRun({SINGLE: {"model": name}})
+    exported = sorted(path.parent for path in (folder / "policies").glob("*/config.json"))
+    configuration = latest_configuration(folder)
+    if not exported:
+        if configuration is not None:
+            raise ConfigurationError(
+                f"model: the run {name!r} has no policies yet, they are written when it ends; "
+                "continue it with `mrlm train --output FOLDER --resume`"
+            )
+        return RecordedRun({SINGLE: {"model": name}})  # the policy says what such a folder lacks
+    settings = _settings(configuration)
+    model, data = settings["model"], settings["data"]
+    policies: dict[str, dict[str, Any]] = {}
+    for policy, values in (model.get("policies") or {}).items():
+        policies[policy] = {key: values[key] for key in ("model", "chat_template") if values.get(key) is not None}
+    for path in exported:
+        policies.setdefault(path.name, {})["model"] = str(path)
+    sampling = data.get("sampling") or {}
+    return RecordedRun(
+        policies=policies,
+        seats=model.get("seats") or {},
+        sampling=sampling,
+        validation_sampling=data.get("validation_sampling") or sampling,
+        environments=_environments(data),
+        max_turns=data.get("max_turns"),
+        task_settings=data.get("task_settings") or {},
+    )
+
+
+def latest_configuration(folder: Path) -> Path | None:
+    """``config.yaml`` of a run folder, or of a continued run the last ``config-N.yaml``; None without one.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("config.yaml", "config-2.yaml", "config-10.yaml"):
+    ...     _ = (folder / name).write_text("")
+    >>> latest_configuration(folder).name
+    'config-10.yaml'
+    """
+    matches = [(_CONFIGURATION.fullmatch(path.name), path) for path in folder.iterdir()]
+    numbered = [(int(match.group(1) or 1), path) for match, path in matches if match]
+    return max(numbered)[1] if numbered else None
+
+
+def _settings(path: Path | None) -> dict[str, dict[str, Any]]:
+    """Arguments of a run's algorithm and data module; empty without a configuration."""
+    try:
+        config = (yaml.safe_load(path.read_text(encoding="utf-8")) if path else None) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
+    return {key: (config.get(key) or {}).get("init_args") or {} for key in ("model", "data")}
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    """A value and all that it holds, as far as these are mappings."""
+    if isinstance(value, Mapping):
+        yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _mappings(item)
+
+
+def _is_inside(class_path: str, folder: Path) -> bool:
+    """Whether a class, as a dotted path or ``FILE.py:CLASS``, comes from a file or package in a folder."""
+    file, separator, _ = class_path.rpartition(":")
+    place = Path(file).expanduser() if separator else Path(*class_path.split(".")[:-1]).with_suffix(".py")
+    return any(
+        path.exists() and path.resolve().is_relative_to(folder.resolve()) for path in (place, place.with_suffix(""))
+    )
+
+
+def _environments(data: Mapping[str, Any]) -> tuple[RecordedEnvironment, ...]:
+    given = data.get("environment")
+    configs = given if isinstance(given, list) else [given]
+    configs = [{"class_path": item} if isinstance(item, str) else item for item in configs if item]
+    names = data.get("names") or [None] * len(configs)
+    return tuple(RecordedEnvironment(config, name) for config, name in zip(configs, names, strict=False))

@@ -1,0 +1,1 @@
+"""This side of the sandbox: cells and the process that forks them."""

@@ -1,0 +1,238 @@
+"""One locked-down child, seen from the trainer: requests go in, plain values and output come out, within limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Any, Literal
+
+from mrlm_pl.errors import SandboxError
+from mrlm_pl.sandbox.host.server_process import ServerProcess
+from mrlm_pl.sandbox.host.usage import DiskUse, family, resident
+from mrlm_pl.sandbox.inside.channel import MAX_LINE, oversized
+from mrlm_pl.sandbox.wall.confinement import MEBIBYTE, CellSettings
+
+MAX_PRINTED = 16 * MEBIBYTE
+"""Bytes of output after which a program is ended; long before, the rest is thrown away."""
+
+WATCH_SECONDS = 0.05
+
+Ending = Literal["time", "output", "memory", "disk", "exit", "protocol"]
+
+
+class CellEndedError(Exception):
+    """The child is gone, and why: ``time``, ``output``, ``memory``, ``disk``, ``exit`` or ``protocol``."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending)
+        self.ending: Ending = ending
+
+
+class Cell:
+    """A child that answers requests until it is closed. Use it in one thread at a time, as a context manager.
+
+    Args:
+        server: where it is forked.
+        settings: what it may use.
+        kept_output: bytes of its output that are kept.
+        startup_seconds: how long locking it down may take.
+
+    Raises:
+        SandboxError: it could not be locked down.
+    """
+
+    def __init__(self, server: ServerProcess, settings: CellSettings, kept_output: int, startup_seconds: float) -> None:
+        self.server, self.settings, self.kept_output = server, settings, kept_output
+        self.ending: Ending | None = None
+        self._output, self._printed = bytearray(), 0
+        self._buffer = bytearray()
+        far_requests, self._requests = os.pipe()
+        self._replies, far_replies = os.pipe()
+        self._out, far_output = os.pipe()
+        os.fchmod(far_output, 0o622)  # scripts open it anew as /dev/stdout and /dev/stderr
+        far = [far_requests, far_replies, far_output]
+        for descriptor in (self._requests, self._replies, self._out):
+            os.set_blocking(descriptor, False)
+        try:
+            self._ended: threading.Event = server.open(settings, far)
+        finally:
+            for descriptor in far:
+                os.close(descriptor)
+        # For a cell that nobody closed, such as one of an environment that was thrown away in the middle of an episode.
+        self._finalizer = weakref.finalize(
+            self, _abandon, server, settings.number, (self._requests, self._replies, self._out)
+        )
+        self._finalizer.atexit = False  # the server ends, and all its cells with it
+        self._out_open = True
+        self._next_watch = time.monotonic() + WATCH_SECONDS
+        self._process = 0
+        folder = server.folder_of(settings.number)
+        self._disk = DiskUse(folder, settings.disk_mb * MEBIBYTE) if folder else None
+        try:
+            self._process = int(self._set_up(startup_seconds, "process"))
+            self._set_up(startup_seconds, "ready")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Cell:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def request(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """The child's reply.
+
+        Args:
+            message: what is asked.
+            deadline: value of ``time.monotonic()`` at which the child is ended.
+
+        Raises:
+            CellEndedError: the child ended, or was ended for a limit, before it replied.
+        """
+        if self.ending is not None:
+            raise CellEndedError(self.ending)
+        try:
+            return self._exchange(message, deadline)
+        except CellEndedError as error:
+            self.ending = error.ending
+            raise
+
+    def output(self) -> tuple[str, bool]:
+        """What was printed since the last call, and whether a part was thrown away."""
+        with suppress(CellEndedError):  # enough to end it: the rest may be endless, and is left to the next request
+            while self._out_open and self._take_output():
+                pass
+        text, cut = bytes(self._output).decode("utf-8", "replace"), self._printed > len(self._output)
+        self._output.clear()
+        self._printed = 0
+        return text, cut
+
+    def close(self) -> None:
+        """End the child and all that it started, and remove what it wrote; may be called twice.
+
+        Raises:
+            SandboxError: it does not end.
+        """
+        if self._requests < 0:
+            return
+        self._finalizer.detach()
+        try:
+            self.server.kill(self.settings.number, self._ended)
+        finally:
+            with suppress(CellEndedError, BlockingIOError):
+                while self._out_open and self._take_output():
+                    pass
+            for descriptor in (self._requests, self._replies, self._out):
+                os.close(descriptor)
+            self._requests, self._out_open = -1, False
+
+    def _set_up(self, seconds: float, key: str) -> Any:
+        try:
+            message = self._exchange(None, time.monotonic() + seconds)
+        except CellEndedError as error:
+            raise SandboxError(f"a sandbox cell ended before it was locked down ({error.ending})") from error
+        if key not in message:
+            raise SandboxError(f"a sandbox cell could not be locked down: {message.get('failed', message)}")
+        return message[key]
+
+    def _exchange(self, message: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
+        """Send a message, if there is one, and wait for the next line."""
+        unsent = memoryview(b"" if message is None else json.dumps(message).encode() + b"\n")
+        searched = 0
+        while True:
+            if not unsent:
+                if (end := self._buffer.find(b"\n", searched)) >= 0:
+                    line = bytes(self._buffer[:end])
+                    del self._buffer[: end + 1]
+                    return _parsed(line)
+                searched = len(self._buffer)
+            if len(self._buffer) > MAX_LINE:
+                raise CellEndedError("output")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise CellEndedError("time")
+            self._watch()
+            ready = self._ready(min(left, WATCH_SECONDS), writing=bool(unsent))
+            if self._requests in ready:
+                unsent = unsent[self._write(unsent) :]
+            if self._out in ready:
+                self._take_output()
+            if self._replies in ready:
+                chunk = os.read(self._replies, 65536)
+                if not chunk:
+                    raise CellEndedError("exit")
+                self._buffer += chunk
+
+    def _ready(self, seconds: float, *, writing: bool) -> set[int]:
+        """Descriptors that can be used now."""
+        waiting = select.poll()  # select() cannot wait for descriptors above 1023, which a trainer may have
+        waiting.register(self._replies, select.POLLIN)
+        if self._out_open:
+            waiting.register(self._out, select.POLLIN)
+        if writing:
+            waiting.register(self._requests, select.POLLOUT)
+        return {descriptor for descriptor, _ in waiting.poll(seconds * 1000)}
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            return os.write(self._requests, data[:65536])
+        except BlockingIOError:
+            return 0
+        except BrokenPipeError as error:
+            raise CellEndedError("exit") from error
+
+    def _take_output(self) -> bool:
+        """Read what is there of the output; False if that is nothing."""
+        try:
+            chunk = os.read(self._out, 65536)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._out_open = False
+            return False
+        self._printed += len(chunk)
+        self._output += chunk[: max(self.kept_output - len(self._output), 0)]
+        if self._printed > MAX_PRINTED:
+            raise CellEndedError("output")
+        return True
+
+    def _watch(self) -> None:
+        """End a cell that uses too much where no limit of the kernel says so: memory of all its processes, its disk."""
+        now = time.monotonic()
+        if now < self._next_watch:
+            return
+        watched = list(family(self._process)) if self._process else []
+        # A program has one process, whose memory the kernel bounds; at mere limits it may start others.
+        if self.settings.shell and sum(map(resident, watched)) > self.settings.memory_mb * MEBIBYTE:
+            raise CellEndedError("memory")
+        if self._disk is not None:
+            size, files = self._disk.look(watched)
+            if size > self.settings.disk_mb * MEBIBYTE or files > self.settings.files:
+                raise CellEndedError("disk")
+        spent = time.monotonic() - now
+        self._next_watch = now + max(WATCH_SECONDS, 5 * spent)  # watching takes a fifth of the time at most
+
+
+def _abandon(server: ServerProcess, number: int, descriptors: tuple[int, ...]) -> None:
+    server.abandon(number)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    if oversized(line):
+        raise CellEndedError("output")
+    try:
+        message = json.loads(line.decode())  # UTF-16, which `loads` guesses, would hide brackets from the look at bytes
+    except (ValueError, RecursionError) as error:
+        raise CellEndedError("protocol") from error
+    if not isinstance(message, dict):
+        raise CellEndedError("protocol")
+    return message

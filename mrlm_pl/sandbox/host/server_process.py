@@ -1,0 +1,254 @@
+"""The trainer's end of a sandbox server: starts it, opens cells in it, and learns when they end."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import itertools
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mrlm_pl.errors import ConfigurationError, SandboxError
+from mrlm_pl.sandbox.inside.server import MAX_MESSAGE
+from mrlm_pl.sandbox.removal import remove_tree
+from mrlm_pl.sandbox.wall.confinement import CellSettings
+from mrlm_pl.sandbox.wall.isolation import Isolation
+
+logger = logging.getLogger(__name__)
+
+STARTUP_SECONDS = 20.0
+KILL_SECONDS = 30.0
+"""A killed process ends when the disk has taken what it was writing, which a busy disk may take long for."""
+
+_BOOT = (
+    "import sys; sys.path[:] = filter(None, sys.path); sys.path.append(sys.argv[1]); "
+    "from mrlm_pl.sandbox.inside.server import main; "
+    "sys.path.pop(); main(int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5])"
+)
+
+
+class ServerProcess:
+    """A running server of one isolation level. Its methods may be called from any thread.
+
+    Args:
+        level: how its children are locked down.
+        packages: that programs may import beyond the standard library; the server loads them at its start.
+
+    Raises:
+        SandboxError: the machine does not offer the level, or a package cannot be loaded; says why.
+    """
+
+    def __init__(self, level: Isolation, packages: tuple[str, ...] = ()) -> None:
+        self.level = level
+        found = {package: _folder_of(package) for package in packages}
+        self.folders = tuple(sorted(set(found.values())))
+        self.owner = os.getpid()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._ended: dict[int, threading.Event] = {}
+        self._folder = ""
+        self._link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        root = str(Path(__file__).parents[3])
+        arguments = (far_end.fileno(), level.title, tempfile.gettempdir(), json.dumps(found))
+        # A fresh interpreter with an empty environment: a fork of this process would hand its memory to hostile code.
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-s", "-c", _BOOT, root, *map(str, arguments)],
+            env={"PYTHONHASHSEED": "0"},  # equal programs meet sets in equal order; -I would ignore it
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            pass_fds=[far_end.fileno()],
+            start_new_session=True,
+        )
+        far_end.close()
+        self._link.settimeout(STARTUP_SECONDS)
+        try:
+            first = self._receive()
+        except TimeoutError:
+            first = None
+        if first is None or "ready" not in first:
+            self.close()
+            raise SandboxError(
+                f"sandbox level {level.title!r} cannot be set up here: "
+                f"{(first or {}).get('failed', 'the server ended or did not answer').strip().splitlines()[-1]}"
+            )
+        self._link.settimeout(None)
+        self._folder = str(first["folder"])
+        threading.Thread(target=self._listen, name="sandbox-server", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can open cells for this process."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def open(self, settings: CellSettings, descriptors: list[int]) -> threading.Event:
+        """Fork a child; the event is set when it and all that it started are gone.
+
+        Raises:
+            SandboxError: the server is gone.
+        """
+        ended = threading.Event()
+        with self._lock:
+            self._ended[settings.number] = ended
+            try:
+                message = json.dumps({"open": asdict(settings)}).encode()
+                socket.send_fds(self._link, [message], descriptors)
+            except OSError as error:
+                raise SandboxError(f"the sandbox server is gone: {error}") from error
+        return ended
+
+    def next_number(self) -> int:
+        """A number for the next cell."""
+        return next(self._numbers)
+
+    def kill(self, number: int, ended: threading.Event) -> None:
+        """End a cell and remove what it wrote; nothing in a copy by fork, as the cell belongs to the parent.
+
+        Raises:
+            SandboxError: it does not end.
+        """
+        if self.owner != os.getpid():
+            return
+        if not ended.is_set():
+            with self._lock, suppress(OSError):  # a server that is gone has taken its cells with it
+                self._link.send(json.dumps({"kill": number}).encode())
+        if not ended.wait(KILL_SECONDS):
+            raise SandboxError(f"cell {number} of the sandbox server {self._process.pid} does not end")
+        if self._folder:
+            remove_tree(self.folder_of(number))
+
+    def abandon(self, number: int) -> None:
+        """Ask for a cell's end without waiting for it; what it wrote to a folder goes with the server.
+
+        Takes no lock, as it is called from the garbage collector, which may run while this thread holds it.
+        """
+        if self.owner == os.getpid():
+            with suppress(OSError):
+                self._link.send(json.dumps({"kill": number}).encode())
+
+    def folder_of(self, number: int) -> str:
+        """The private folder of a cell; empty where it lives in memory."""
+        return f"{self._folder}/{number}" if self._folder else ""
+
+    def close(self) -> None:
+        """End the server and all its cells; may be called twice."""
+        if self.owner != os.getpid():
+            return  # a copy by fork: the server belongs to the parent
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._folder:
+            with suppress(OSError):  # a cell that is closed at the same time removes its part
+                remove_tree(self._folder)  # which a server that was killed could not
+
+    def forget(self) -> None:
+        """Let go of the server in a forked process: it ends with its owner, not with the last copy of the link."""
+        self._link.close()
+
+    def _receive(self) -> dict[str, Any] | None:
+        try:
+            text = self._link.recv(MAX_MESSAGE)
+        except ConnectionResetError:
+            return None
+        return json.loads(text) if text else None
+
+    def _listen(self) -> None:
+        while (message := self._receive()) is not None:
+            with self._lock:
+                ended = self._ended.pop(message.get("ended", -1), None)
+            if ended is not None:
+                ended.set()
+        with self._lock:
+            waiting, self._ended = list(self._ended.values()), {}
+        for ended in waiting:
+            ended.set()
+
+
+_Kind = tuple[Isolation, tuple[str, ...]]
+_servers: dict[tuple[int, _Kind], ServerProcess] = {}
+_refused: dict[_Kind, str] = {}
+_lock = threading.Lock()
+
+
+def server(level: Isolation, packages: tuple[str, ...] = ()) -> ServerProcess:
+    """The server of this process for a level and packages, started when there is none.
+
+    Raises:
+        SandboxError: the machine does not offer the level, or a package cannot be loaded.
+    """
+    with _lock:
+        kind = (level, packages)
+        if kind in _refused:
+            raise SandboxError(_refused[kind])
+        key = (os.getpid(), kind)
+        found = _servers.get(key)
+        if found is None or not found.alive:
+            if found is not None:
+                found.close()
+            try:
+                found = _servers[key] = ServerProcess(level, packages)
+            except SandboxError as error:
+                _refused[kind] = str(error)
+                raise
+        return found
+
+
+def _folder_of(package: str) -> str:
+    """The folder that a package of this interpreter is installed in.
+
+    Raises:
+        ConfigurationError: it is not installed, or is no package of a file system.
+    """
+    found = importlib.util.find_spec(package) if package.isidentifier() else None
+    if found is None or found.origin is None or not os.path.isfile(found.origin):
+        raise ConfigurationError(f"sandbox.packages: there is no package {package!r} here; install it or leave it out")
+    module = os.path.realpath(found.origin)
+    return os.path.dirname(os.path.dirname(module) if found.submodule_search_locations else module)
+
+
+def strongest() -> tuple[Isolation, dict[Isolation, str]]:
+    """The strongest level that this machine offers, and why each stronger one is not.
+
+    Raises:
+        SandboxError: not even limits can be set.
+    """
+    reasons: dict[Isolation, str] = {}
+    for level in sorted(Isolation, reverse=True):
+        try:
+            server(level)
+        except SandboxError as error:
+            reasons[level] = str(error)
+        else:
+            return level, reasons
+    raise SandboxError("; ".join(reasons.values()))
+
+
+@atexit.register
+def _close_all() -> None:
+    for found in list(_servers.values()):
+        found.close()
+
+
+def _after_fork() -> None:
+    """A forked process starts servers of its own; the lock may have been held by a thread that it does not have."""
+    global _lock
+    _lock = threading.Lock()
+    for found in _servers.values():
+        found.forget()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

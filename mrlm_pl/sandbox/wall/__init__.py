@@ -1,0 +1,1 @@
+"""What keeps a program in: namespaces, Landlock, seccomp."""

@@ -1,0 +1,319 @@
+"""Locks a process down: the server once, in namespaces with a root of its own, and each child for good."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from mrlm_pl.sandbox.wall import kernel as syscalls
+from mrlm_pl.sandbox.wall import landlock, seccomp
+from mrlm_pl.sandbox.wall.system_calls import Filter
+
+NOBODY = 65534
+INNER_USER = 1000
+"""User and group inside the namespaces."""
+
+FIRST_CELL_USER = 60_000
+BOX = "/box"
+HOME = "/home/student"
+SYSTEM_FOLDERS = ("/home", "/root", "/tmp", "/var", "/srv", "/opt")
+"""Folders that a shell finds writable, private and empty."""
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+_LINKS = ("bin", "sbin", "lib", "lib64")
+_USERS = ("root:0:/root", "daemon:1:/usr/sbin", "bin:2:/bin", "sys:3:/dev", "mail:8:/var/mail", "www-data:33:/var/www")
+_ETC = {
+    "/etc/passwd": "".join(
+        f"{name}:x:{number}:{number}:{name}:{home}:{'/bin/bash' if name == 'root' else '/usr/sbin/nologin'}\n"
+        for name, number, home in (user.split(":") for user in (*_USERS, f"nobody:{NOBODY}:/nonexistent"))
+    )
+    + f"student:x:{INNER_USER}:{INNER_USER}::{HOME}:/bin/bash\n",
+    "/etc/group": "".join(f"{name}:x:{number}:\n" for name, number, _ in (user.split(":") for user in _USERS))
+    + f"sudo:x:27:\nusers:x:100:\nnogroup:x:{NOBODY}:\nstudent:x:{INNER_USER}:\n",
+    "/etc/hostname": "sandbox\n",
+    "/etc/hosts": "127.0.0.1 localhost sandbox\n",
+    "/etc/shells": "/bin/sh\n/bin/bash\n",
+}
+"""Files of the system folder that a shell finds: of no real system."""
+
+_DESCRIPTORS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
+_READ_ONLY = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
+_SAFE = syscalls.MS_NOSUID | syscalls.MS_NODEV
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class CellSettings:
+    """What one child may use.
+
+    Args:
+        number: of the child, unique in its server.
+        memory_mb: address space of each process, in MiB.
+        cpu_seconds: processor time of each process.
+        disk_mb: what its private folder may hold, in MiB.
+        files: how many files it may hold.
+        processes: processes and threads; 1 allows threads but no process.
+        shell: it runs scripts: programs may be started, and the folders of a system are writable.
+        folders: further ones that it may read, of packages.
+    """
+
+    number: int
+    memory_mb: int
+    cpu_seconds: int
+    disk_mb: int
+    files: int
+    processes: int
+    shell: bool
+    folders: tuple[str, ...] = ()
+
+
+def interpreter_folders() -> list[str]:
+    """Folders that this interpreter loads its modules from."""
+    return sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)})
+
+
+def enter_namespaces(folders: Iterable[str]) -> None:
+    """Put this process, and the next child as first process, in namespaces with a root that holds programs only.
+
+    Args:
+        folders: further ones that are shown in it, read-only.
+
+    Raises:
+        OSError: the machine does not allow it.
+    """
+    filesystem = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+    as_root = False
+    if os.getuid() == 0:
+        # Root of the machine makes the file system first, as the interpreter may lie in a folder of its own, and then
+        # becomes nobody. Root of a container may lack the right to, and goes the way of an ordinary user.
+        with suppress(PermissionError):
+            syscalls.unshare(filesystem)
+            as_root = True
+    if as_root:
+        _make_root(folders)
+        syscalls.become_user(NOBODY)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else its own /proc entries, which set the maps, are root's
+        user, group = os.getuid(), os.getgid()
+        syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNS)
+        syscalls.map_identity(INNER_USER, INNER_USER, user, group)
+        return
+    user, group = os.getuid(), os.getgid()
+    syscalls.unshare(filesystem | syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID)
+    syscalls.map_identity(INNER_USER, INNER_USER, user, group)
+    _make_root(folders)
+
+
+def _make_root(folders: Iterable[str]) -> None:
+    """A new root: the system's programs and this interpreter, read-only, four devices, and empty folders."""
+    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    shown = [path for path in dict.fromkeys([*_SYSTEM, *interpreter_folders(), *folders]) if os.path.exists(path)]
+    shown = [path for path in shown if not os.path.islink(path) and (path == "/usr" or not path.startswith("/usr/"))]
+    # Held open, because the new root is put over /tmp, which may hide some of them.
+    sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in [*shown, *_DEVICES, "/proc"]}
+    root = "/tmp"
+    syscalls.mount("tmpfs", root, "tmpfs", _SAFE, "size=1m,nr_inodes=512,mode=755")
+    for path in [*shown, *_DEVICES, "/proc"]:
+        target = root + path
+        if os.path.isdir(f"/proc/self/fd/{sources[path]}"):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+        syscalls.mount(f"/proc/self/fd/{sources[path]}", target, None, syscalls.MS_BIND | syscalls.MS_REC)
+        if path in shown:
+            syscalls.mount(None, target, None, _READ_ONLY)
+    for descriptor in sources.values():
+        os.close(descriptor)
+    for name in _LINKS:
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
+    for folder in (BOX, "/old", "/etc", *SYSTEM_FOLDERS):
+        os.makedirs(root + folder, exist_ok=True)
+    for path, text in _ETC.items():
+        with open(root + path, "w") as file:
+            file.write(text)
+    for name, end in _DESCRIPTORS.items():
+        os.symlink(f"/proc/self/fd{end}", f"{root}/dev/{name}")
+    os.chdir(root)
+    syscalls.pivot_root(".", "old")
+    os.chdir("/")
+    syscalls.detach("/old")
+    syscalls.mount(None, "/", None, _READ_ONLY)  # else what one child leaves in it, the next one finds
+
+
+def confine_in_namespaces(cell: CellSettings) -> None:
+    """Lock this child down: its own user and mount namespace, a sized private disk, no rights, Landlock, seccomp.
+
+    Raises:
+        OSError: a step failed; the child must end.
+    """
+    os.setsid()  # process groups reach over namespaces: without this, kill(0) would reach the server
+    own_processes = cell.shell and _show_own_processes()
+    syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+    syscalls.map_identity(INNER_USER, INNER_USER, INNER_USER, INNER_USER)
+    syscalls.mount("tmpfs", BOX, "tmpfs", _SAFE, f"size={cell.disk_mb}m,nr_inodes={cell.files},mode=700")
+    writable = [BOX]
+    if cell.shell:
+        for folder in SYSTEM_FOLDERS:
+            os.makedirs(BOX + folder)
+            syscalls.mount(BOX + folder, folder, None, syscalls.MS_BIND)
+        for folder in (HOME, "/var/log", "/var/tmp"):
+            os.makedirs(folder, exist_ok=True)
+        writable = list(SYSTEM_FOLDERS)
+    if own_processes:
+        # This process is none of theirs to see: its descriptors lead to the trainer.
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    else:  # unmounting /proc is refused here, as it was mounted outside; so it is covered
+        syscalls.mount("none", "/proc", "tmpfs", syscalls.MS_RDONLY | syscalls.MS_NOEXEC | _SAFE, "size=4k,nr_inodes=2")
+    os.chdir(HOME if cell.shell else BOX)
+    syscalls.drop_capabilities()
+    _limit(cell, cell.processes)
+    if cell.shell:
+        system = [*_ETC, *(["/proc"] if own_processes else [])]
+        _close_file_system(cell, writable, system, list_names=["/"])  # the root is private, so its names are no secret
+    else:
+        _close_file_system(cell, writable)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    seccomp.install(Filter(processes=cell.shell, private=True, modes=None, truncate=True, only_signal=None))
+
+
+def _show_own_processes() -> bool:
+    """Mount a ``/proc`` that shows this cell's processes and nothing of the machine; False where that is refused.
+
+    It is refused by kernels before 5.8, and in containers that hide a part of their own ``/proc``.
+    """
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    try:
+        options = "subset=pid,hidepid=invisible"
+        syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOEXEC | _SAFE, options)
+    except OSError:
+        return False
+    return True
+
+
+def confine_by_landlock(cell: CellSettings, folder: str) -> None:
+    """Lock this child down without namespaces: a private folder, Landlock, seccomp, signals to itself only.
+
+    Raises:
+        OSError: a step failed; the child must end.
+    """
+    os.setsid()
+    own_user = _become_cell_user(cell, folder)
+    os.chdir(folder)
+    if os.getuid() == 0:
+        syscalls.drop_capabilities()
+    _limit(cell, cell.processes if own_user else _tasks_of_user() + cell.processes)
+    _close_file_system(cell, [folder])
+    _end_with_parent(cell)
+    seccomp.install(
+        Filter(
+            processes=cell.shell,
+            private=False,
+            # What is outside is another user's where the child has a user of its own. Else programs are refused, and
+            # scripts, in which such calls are common, do not notice.
+            modes=None if own_user else 0 if cell.shell else errno.EPERM,
+            truncate=landlock.version() >= 3,
+            only_signal=None if cell.shell else os.getpid(),
+        )
+    )
+
+
+def confine_by_limits(cell: CellSettings, folder: str) -> None:
+    """Bound what this child uses; it can read and reach what its user can."""
+    os.setsid()
+    own_user = _become_cell_user(cell, folder)
+    os.chdir(folder)
+    _end_with_parent(cell)
+    _limit(cell, cell.processes if own_user else _tasks_of_user() + cell.processes)
+
+
+def _end_with_parent(cell: CellSettings) -> None:
+    """End this child, and what a script started, with the server. A change of user takes the signal off: call it after.
+
+    What a script started has no such signal of its own, so the process that runs scripts ends its group.
+    """
+    if cell.shell:
+        signal.signal(signal.SIGTERM, lambda number, frame: os.killpg(0, signal.SIGKILL))
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM if cell.shell else signal.SIGKILL)
+
+
+def _close_file_system(
+    cell: CellSettings, writable: Iterable[str], system: Iterable[str] = (), list_names: Iterable[str] = ()
+) -> None:
+    programs = [*_SYSTEM, *interpreter_folders(), *cell.folders]
+    readable = [*_DEVICES, *system]
+    if cell.shell:
+        landlock.restrict(readable, ["/dev/null"], programs, write_and_execute=writable, list_names=list_names)
+    else:
+        landlock.restrict(read=[*programs, *readable], write=[*writable, "/dev/null"], execute=())
+
+
+def _become_cell_user(cell: CellSettings, folder: str) -> bool:
+    """Change from root to a user that no other child has; False where this process is no root or must stay root.
+
+    It must where only root can read the interpreter and the child is to run Python, where there are no other users, and
+    where root may not look into their processes, as the trainer counts the files that they hold open.
+    """
+    user = FIRST_CELL_USER + cell.number % 4096
+    if os.getuid() != 0 or not syscalls.has_capability(syscalls.CAP_SYS_PTRACE):
+        return False
+    if not (cell.shell or _all_can_read(os.__file__)):
+        return False
+    try:
+        os.chown(folder, user, user)
+    except OSError:
+        return False  # root of a container that has no other users
+    syscalls.become_user(user)
+    return True
+
+
+def _all_can_read(path: str) -> bool:
+    parts = os.path.realpath(path).split("/")[1:]
+    folders = ["/" + "/".join(parts[:count]) for count in range(len(parts))]
+    return os.stat(path).st_mode & 0o004 != 0 and all(os.stat(folder).st_mode & 0o001 for folder in folders)
+
+
+def _limit(cell: CellSettings, tasks: int) -> None:
+    memory = cell.memory_mb * MEBIBYTE
+    for kind, value in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_DATA, memory),
+        (resource.RLIMIT_STACK, 16 * MEBIBYTE),
+        (resource.RLIMIT_FSIZE, cell.disk_mb * MEBIBYTE),
+        (resource.RLIMIT_CPU, cell.cpu_seconds),
+        (resource.RLIMIT_NPROC, tasks),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 256),
+    ):
+        _, highest = resource.getrlimit(kind)
+        bounded = value if highest == resource.RLIM_INFINITY else min(value, highest)
+        resource.setrlimit(kind, (bounded, bounded))
+
+
+def _tasks_of_user() -> int:
+    """Processes and threads of this user now, which count towards its limit."""
+    count, user = 0, os.getuid()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError):  # it ended meanwhile
+                if os.stat(f"/proc/{name}").st_uid == user:
+                    count += len(os.listdir(f"/proc/{name}/task"))
+    return count
+
+
+def forget_former_places() -> None:
+    """Let modules that remembered folders of the server look anew."""
+    here = os.getcwd()
+    tempfile.tempdir = None
+    os.environ.update(HOME=here, TMPDIR=here)

@@ -1,0 +1,96 @@
+"""Landlock: what of the file system, of TCP and of other processes a process may touch, without privileges."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterable
+
+from mrlm_pl.sandbox.wall.kernel import PR_SET_NO_NEW_PRIVS, prctl, syscall
+
+_CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same on x86-64 and aarch64
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
+_MAKE_CHAR, _MAKE_BLOCK, _REFER, _TRUNCATE, _IOCTL = 1 << 6, 1 << 11, 1 << 13, 1 << 14, 1 << 15
+_ALL_OF_FIRST_VERSION = (1 << 13) - 1
+_RULE_PATH_BENEATH = 1
+_BIND_TCP, _CONNECT_TCP = 1, 2
+_ABSTRACT_SOCKETS, _SIGNALS = 1, 2
+_ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
+
+
+def version() -> int:
+    """The kernel's version of Landlock, 0 where there is none."""
+    try:
+        return syscall(_CREATE, None, 0, 1)
+    except OSError:
+        return 0
+
+
+def restrict(
+    read: Iterable[str],
+    write: Iterable[str],
+    execute: Iterable[str],
+    write_and_execute: Iterable[str] = (),
+    list_names: Iterable[str] = (),
+) -> None:
+    """Close the file system except for these paths, TCP, and abstract sockets and processes outside, for good.
+
+    Args:
+        read: files and folders that may be read.
+        write: those that may be read, written, made and removed in, but not executed.
+        execute: those that may be read and executed.
+        write_and_execute: those of which all of this may be done.
+        list_names: folders whose names of files may be read, with all folders below, and nothing else of them.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    offered = version()
+    handled = _ALL_OF_FIRST_VERSION
+    for since, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL)):
+        handled |= right if offered >= since else 0
+    fields = [handled]
+    if offered >= 4:
+        fields.append(_BIND_TCP | _CONNECT_TCP)
+    if offered >= 6:
+        fields.append(_ABSTRACT_SOCKETS | _SIGNALS)
+    attributes = struct.pack(f"{len(fields)}Q", *fields)
+    rules = syscall(_CREATE, ctypes.create_string_buffer(attributes, len(attributes)), len(attributes), 0)
+    writing = handled & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _IOCTL)
+    rights = {
+        **dict.fromkeys(list_names, _READ_DIR),
+        **dict.fromkeys(read, _READ_FILE | _READ_DIR),
+        **dict.fromkeys(execute, _READ_FILE | _READ_DIR | _EXECUTE),
+    }
+    rights |= {**dict.fromkeys(write, writing), **dict.fromkeys(write_and_execute, writing | _EXECUTE)}
+    for path, right in rights.items():
+        _allow(rules, path, right & handled)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    syscall(_RESTRICT, rules, 0)
+    os.close(rules)
+
+
+def scope_signals() -> None:
+    """Keep this process, and what it starts, from signalling processes outside; nothing where the kernel cannot."""
+    if version() < 6:
+        return
+    attributes = struct.pack("QQQ", 0, 0, _SIGNALS)
+    rules = syscall(_CREATE, ctypes.create_string_buffer(attributes, len(attributes)), len(attributes), 0)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    syscall(_RESTRICT, rules, 0)
+    os.close(rules)
+
+
+def _allow(rules: int, path: str, rights: int) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):
+        return  # there is nothing of that name that this user could reach
+    try:
+        if not os.path.isdir(path):
+            rights &= _ON_FILES
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, place), 12)
+        syscall(_ADD, rules, _RULE_PATH_BENEATH, rule, 0)
+    finally:
+        os.close(place)

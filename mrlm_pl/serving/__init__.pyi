@@ -1,0 +1,1 @@
+from .environments.client import RemoteEnvironment as RemoteEnvironment

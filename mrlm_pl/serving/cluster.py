@@ -1,0 +1,360 @@
+"""A controller: workers dial in, sessions are placed on the least loaded one, and clients are led to it.
+
+It holds nothing that it could not learn again: a session's id begins with the id of its worker, and workers report
+themselves as soon as they can reach it. So it may be stopped and started while sessions are live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.serving.environments.hosted import Offer
+from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limits, RefusalError
+from mrlm_pl.serving.environments.workers import Workers
+from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport import environment_pb2_grpc
+from mrlm_pl.serving.transport.connection import FINAL, Address, Connection, StatusError
+from mrlm_pl.serving.transport.security import Identity
+
+logger = logging.getLogger(__name__)
+
+SILENT_SECONDS = 3.0
+"""A worker that has not reported for so long gets no new sessions."""
+
+SEPARATOR = "."
+FORWARD_SECONDS = 300.0
+"""Longest that a forwarded call may take; the worker's own deadlines are shorter."""
+
+REJOIN_SECONDS = 10.0
+"""How long a call waits for the worker of its session, after this controller was started."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker that has dialled in.
+
+    Args:
+        report: its latest report.
+        connection: to it.
+        heard: when it reported.
+        placed: sessions placed on it since.
+    """
+
+    report: pb.WorkerReport
+    connection: Connection
+    heard: float = field(default_factory=time.monotonic)
+    placed: int = 0
+
+    @property
+    def load(self) -> float:
+        """Share of its capacity that is taken."""
+        return (self.report.sessions + self.placed) / max(self.report.capacity, 1)
+
+    def hosts(self, environment: str) -> bool:
+        """Whether it can be asked of an environment."""
+        silent = time.monotonic() - self.heard
+        return silent < SILENT_SECONDS and environment in {item.name for item in self.report.environments}
+
+    def offers(self, environment: str) -> bool:
+        """Whether it takes a new session of an environment."""
+        return self.hosts(environment) and not self.report.draining and self.load < 1
+
+
+class ControllerService(EnvironmentService):
+    """The service of environments over workers.
+
+    Args:
+        limits: what is allowed.
+        token_file: file with the token that workers want.
+        identity: for TLS to workers.
+    """
+
+    def __init__(self, limits: Limits, token_file: str | None, identity: Identity) -> None:
+        super().__init__(Offer({}, 0, limits.step_seconds), Workers(1, 1), limits)
+        self.live: dict[str, Worker] = {}
+        self._leaving: list[asyncio.Task[None]] = []
+        self._started = time.monotonic()
+        self._way = Address("worker:1", token_file, identity, limits.message_mb)
+
+    async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
+        """A session on the least loaded worker that takes it."""
+        if self.draining:
+            raise RefusalError(Code.UNAVAILABLE, "the controller is going down and opens no session")
+        await self._until(lambda: any(worker.offers(request.environment) for worker in self.live.values()))
+        problem = StatusError(Code.UNAVAILABLE, f"no worker takes a session of {request.environment[:100]!r} now")
+        for worker in sorted(self.live.values(), key=lambda worker: worker.load):
+            if not worker.offers(request.environment):
+                continue
+            worker.placed += 1
+            try:
+                reply: pb.OpenReply = await worker.connection.operation(FORWARD_SECONDS, open=request)
+            except StatusError as error:
+                worker.placed -= 1
+                if error.code not in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
+                    raise RefusalError(error.code, error.text) from error
+                problem = error
+            else:
+                reply.direct = worker.report.address
+                return reply
+        raise RefusalError(problem.code, problem.text)
+
+    async def step(self, request: pb.StepRequest) -> pb.StepReply:
+        """A step, forwarded."""
+        return await self._forward(request.session, step=request)
+
+    async def close(self, request: pb.CloseRequest) -> pb.CloseReply:
+        """Closing, forwarded."""
+        return await self._forward(request.session, close=request)
+
+    async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
+        """Renewal of leases, forwarded to each worker."""
+        by_worker: dict[str, list[str]] = {}
+        for session in request.sessions:
+            by_worker.setdefault(session.partition(SEPARATOR)[0], []).append(session)
+        unknown: list[str] = []
+        for name, sessions in by_worker.items():
+            try:
+                await self._until(lambda name=name: name in self.live)
+                reply = await self._worker(name).connection.operation(
+                    FORWARD_SECONDS, keep_alive=pb.KeepAliveRequest(sessions=sessions)
+                )
+            except (StatusError, RefusalError):
+                unknown += sessions
+            else:
+                unknown += reply.unknown
+        return pb.KeepAliveReply(unknown=unknown)
+
+    async def join(self, reports: AsyncIterator[pb.WorkerReport]) -> AsyncIterator[pb.WorkerOrder]:
+        """Take in a worker's reports; it is gone when they end.
+
+        Raises:
+            RefusalError: another worker of that id is live: it keeps its sessions, and this one may ask again.
+        """
+        worker: Worker | None = None
+        try:
+            async for report in reports:
+                if worker is None:
+                    known = self.live.get(report.worker)
+                    if known is not None and time.monotonic() - known.heard < SILENT_SECONDS:
+                        raise RefusalError(Code.UNAVAILABLE, f"a worker {report.worker[:40]!r} is live already")
+                    worker = Worker(report, Connection(replace(self._way, target=report.address)))
+                    self.live[report.worker] = worker
+                    logger.info("worker %r at %r joined", report.worker, report.address)
+                worker.report, worker.heard, worker.placed = report, time.monotonic(), 0
+                yield pb.WorkerOrder(drain=self.draining)
+        finally:
+            if worker is not None:
+                if self.live.get(worker.report.worker) is worker:
+                    del self.live[worker.report.worker]
+                logger.info("worker %r at %r is gone", worker.report.worker, worker.report.address)
+                # Not awaited here: this stream may be under cancellation, and the connection is to be closed for sure.
+                closing = worker.connection.close(f"the worker at {worker.report.address} is gone")
+                self._leaving.append(asyncio.ensure_future(closing))
+
+    async def leave(self) -> None:
+        """Close the connections to all workers."""
+        workers, self.live = list(self.live.values()), {}
+        await asyncio.gather(*self._leaving, *(worker.connection.close() for worker in workers))
+        self._leaving.clear()
+
+    def list_workers(self) -> pb.ListWorkersReply:
+        """The workers and how long each has been silent."""
+        now = time.monotonic()
+        found = [
+            pb.WorkerDescription(report=worker.report, silent_seconds=now - worker.heard)
+            for worker in self.live.values()
+        ]
+        return pb.ListWorkersReply(workers=found)
+
+    async def _describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
+        if not request.environment:
+            found = {item.name: item for worker in self.live.values() for item in worker.report.environments}
+            return pb.DescribeReply(environments=[found[name] for name in sorted(found)])
+        return await self._ask_any(request.environment, "Describe", request)
+
+    async def _tasks(self, request: pb.TasksRequest) -> pb.TasksReply:
+        return await self._ask_any(request.environment, "GetTasks", request)
+
+    async def _list(self, request: pb.ListSessionsRequest) -> pb.ListSessionsReply:
+        sessions: list[pb.SessionDescription] = []
+        total = 0
+        for worker in list(self.live.values()):
+            with suppress(StatusError):  # it is gone
+                reply = await worker.connection.unary("ListSessions", request, 10.0)
+                sessions += reply.sessions
+                total += reply.total
+        return pb.ListSessionsReply(sessions=sessions[: request.limit] if request.limit else sessions, total=total)
+
+    def _result_at_once(self, operation: pb.Operation) -> pb.Result | None:
+        return None  # everything is a worker's to answer
+
+    async def _ask_any(self, environment: str, method: str, request: Any) -> Any:
+        await self._until(lambda: any(worker.hosts(environment) for worker in self.live.values()))
+        for worker in self.live.values():
+            if worker.hosts(environment):
+                try:
+                    return await worker.connection.unary(method, request, 60.0)
+                except StatusError as error:
+                    raise RefusalError(error.code, error.text) from error
+        raise RefusalError(Code.NOT_FOUND, f"no worker has an environment {environment[:100]!r}")
+
+    async def _forward(self, session: str, **request: Any) -> Any:
+        name = session.partition(SEPARATOR)[0]
+        await self._until(lambda: name in self.live)
+        try:
+            return await self._worker(name).connection.operation(FORWARD_SECONDS, **request)
+        except StatusError as error:
+            raise RefusalError(error.code, error.text) from error
+
+    def _worker(self, name: str) -> Worker:
+        if name not in self.live:
+            raise RefusalError(Code.UNAVAILABLE, f"the worker {name[:40]!r} of the session is gone")
+        return self.live[name]
+
+    async def _until(self, ready: Any) -> None:
+        """Wait for workers to dial in again, shortly after this controller was started."""
+        while not ready() and time.monotonic() - self._started < REJOIN_SECONDS:
+            await asyncio.sleep(0.05)
+
+
+class _Joining(environment_pb2_grpc.ControllerServiceServicer):
+    """The service that workers dial."""
+
+    def __init__(self, controller: ControllerService) -> None:
+        self.controller = controller
+
+    async def Join(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.WorkerOrder]:  # noqa: N802
+        orders = self.controller.join(request_iterator)
+        try:
+            async for order in orders:
+                yield order
+        except RefusalError as error:
+            await context.abort(error.code, error.reason)
+        finally:
+            await orders.aclose()  # type: ignore[attr-defined] # it is a generator
+
+    async def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.ListWorkersReply:  # noqa: N802
+        return self.controller.list_workers()
+
+
+class ControllerServer(EnvironmentServer):
+    """A server with no environments of its own.
+
+    Args:
+        endpoint: where it listens.
+        limits: what it allows.
+        token_file: file with the token that workers want.
+    """
+
+    def __init__(self, endpoint: Endpoint, limits: Limits, token_file: str | None = None) -> None:
+        super().__init__(Offer({}, 0, limits.step_seconds), endpoint, limits, threads=1, queue=1)
+        self.service: ControllerService = ControllerService(limits, token_file, endpoint.identity)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the services, that of workers among them."""
+        super().register(server)
+        environment_pb2_grpc.add_ControllerServiceServicer_to_server(_Joining(self.service), server)
+
+    async def stop(self) -> None:
+        """Close the port and the connections to workers; may be called twice."""
+        await super().stop()
+        await self.service.leave()
+
+
+class Membership:
+    """A worker's standing with a controller: it dials in, reports, and dials again when the way breaks.
+
+    Args:
+        server: the worker's server, started.
+        controller: where to dial.
+        address: at which clients may reach the worker.
+    """
+
+    REPORT_SECONDS = 0.5
+
+    def __init__(self, server: EnvironmentServer, controller: Address, address: str) -> None:
+        self.server, self.address = server, address
+        self._controller = controller
+        self._connection: Connection | None = None
+        self._described: list[pb.EnvironmentDescription] = []
+        self._task: asyncio.Task[None] | None = None
+        self._joined = False
+
+    async def start(self) -> None:
+        """Begin to dial in."""
+        reply = await self.server.service._describe(pb.DescribeRequest())
+        self._described = list(reply.environments)
+        self._connection = Connection(self._controller)  # here, as it belongs to the running loop
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        """Leave; may be called twice."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError, ConfigurationError):
+                await self._task
+            self._task = None
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def refused(self) -> None:
+        """Waits until the controller lets this worker not in; one that did once may do so again, and is tried for ever.
+
+        Raises:
+            ConfigurationError: it does not.
+        """
+        assert self._task is not None, "start makes it"
+        await asyncio.shield(self._task)
+
+    def report(self) -> pb.WorkerReport:
+        """How this worker is now."""
+        service = self.server.service
+        return pb.WorkerReport(
+            worker=service.sessions.prefix.removesuffix(SEPARATOR),
+            address=self.address,
+            environments=self._described,
+            sessions=len(service.sessions),
+            capacity=service.limits.sessions,
+            waiting=self.server.workers.waiting,
+            draining=service.draining,
+        )
+
+    async def _run(self) -> None:
+        assert self._connection is not None, "start makes it"
+        pause, told = 0.1, ""
+        while True:
+            try:
+                async for order in self._connection.join(self._reports()):
+                    pause, told, self._joined = 0.1, "", True
+                    if order.drain:
+                        logger.info("the controller is going down")
+            except grpc.aio.AioRpcError as error:
+                target = self._controller.target
+                if error.code() in FINAL and not self._joined:
+                    known = error.code() is not Code.UNIMPLEMENTED
+                    why = error.details() if known else "it is no controller, which `--controller true` makes of it"
+                    raise ConfigurationError(f"join: {target} does not take this worker: {why}") from error
+                if (problem := error.details() or error.code().name) != told:
+                    logger.warning("the controller at %s cannot be reached, and is tried again: %s", target, problem)
+                    told = problem
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    async def _reports(self) -> AsyncIterator[pb.WorkerReport]:
+        while True:
+            yield self.report()
+            try:
+                await asyncio.sleep(self.REPORT_SECONDS)
+            except asyncio.CancelledError:
+                return  # the stream has ended; see Connection

@@ -1,0 +1,1 @@
+"""Environments behind gRPC: service and client."""

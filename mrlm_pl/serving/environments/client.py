@@ -1,0 +1,365 @@
+"""An environment that lives on a server, used like any other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import secrets
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import grpc
+
+from mrlm_pl import errors
+from mrlm_pl.environment import Environment, Observations, Step, TaskSource, ToolSchema
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
+from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport.addresses import addresses_of, in_turn, is_gone, note_back, note_gone
+from mrlm_pl.serving.transport.codec import (
+    from_observations,
+    from_step,
+    from_task,
+    from_tools,
+    to_actions,
+    to_map,
+    to_task,
+)
+from mrlm_pl.serving.transport.connection import (
+    CONTROLLER_SECONDS,
+    Address,
+    SilenceError,
+    StatusError,
+    client_name,
+    connection,
+    submit,
+)
+from mrlm_pl.serving.transport.security import Identity
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+ASK_SECONDS = 30.0
+TASKS_AT_ONCE = 64
+REACH_SECONDS = 3.0
+ASK_AGAIN_SECONDS = 60.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
+_ELSEWHERE = (*_GONE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+"""Statuses after which another server, or the same one later, may open the session."""
+
+
+class RemoteEnvironment(Environment, proxy=True):
+    """An environment on one of several servers (``mrlm serve``).
+
+    Each episode is a session on one server. A server that is full, going down or gone is passed over, and tried again
+    later; when a server dies, the episodes on it fail, and are played again as failed episodes are.
+
+    Args:
+        address: ``HOST:PORT`` of a server, or of several.
+        name: the environment's name there.
+        settings: its arguments, over those that the server gives it.
+        token_file: file with the token; without it, the environment variable ``MRLM_TOKEN``.
+        tls_authority: PEM file of the certificates that sign the servers'; with it the connection is encrypted.
+        tls_certificate: PEM file of this client's certificate, where servers want one.
+        tls_key: PEM file of its key.
+        open_seconds: how long to try for a server that opens a session.
+        step_seconds: how long to wait for the answer to a step.
+        message_mb: size of the largest message, in MiB; the server's counts where it is smaller.
+
+    Raises:
+        ConfigurationError: no address is given, or one is not ``HOST:PORT``; a number is out of range; a file cannot be
+            read.
+    """
+
+    def __init__(
+        self,
+        address: str | list[str],
+        name: str,
+        settings: dict[str, Any] | None = None,
+        token_file: str | None = None,
+        tls_authority: str | None = None,
+        tls_certificate: str | None = None,
+        tls_key: str | None = None,
+        open_seconds: float = 60.0,
+        step_seconds: float = 90.0,
+        message_mb: int = 16,
+    ) -> None:
+        if not (open_seconds > 0 and step_seconds > 0):
+            raise ConfigurationError(
+                f"remote: open_seconds is {open_seconds} and step_seconds {step_seconds}; both must be above 0"
+            )
+        identity = Identity(tls_certificate, tls_key, tls_authority)
+        self.addresses = addresses_of(address, token_file, identity, message_mb)
+        self.name, self.settings = name, dict(settings or {})
+        self.open_seconds, self.step_seconds = open_seconds, step_seconds
+        self._described: tuple[str, ...] | None = None
+        self._place: Address | None = None
+        self._session, self._turn = "", 0
+        self._tools: dict[str, tuple[ToolSchema, ...]] = {}
+        self._dropped: weakref.finalize[[Address, str, int], RemoteEnvironment] | None = None
+
+    @property
+    def agents(self) -> tuple[str, ...]:  # type: ignore[override] # asked for when it is first needed
+        """The agents, as the first server that answers has them.
+
+        Raises:
+            RemoteError: no server answers.
+            ConfigurationError: there is no such environment, or its settings are wrong.
+        """
+        if self._described is None:
+            request = pb.DescribeRequest(environment=self.name, settings=to_map(self.settings))
+            reply = self._ask("Describe", request)
+            self._described = tuple(reply.environments[0].agents)
+        return self._described
+
+    def tasks(self, split: str) -> TaskSource:
+        """The server's tasks, read as they are needed; see :meth:`Environment.tasks`."""
+        return RemoteTasks(self, split)
+
+    def tools(self, agent: str) -> Sequence[ToolSchema]:
+        """The tools of the episode that is under way."""
+        return self._tools.get(agent, ())
+
+    async def reset(self, task: Task) -> Observations:  # type: ignore[override] # async versions are accepted
+        """Open a session; see :meth:`Environment.reset`.
+
+        Raises:
+            RemoteError: no server opens one in time.
+        """
+        self._release()
+        opening = submit(self._open(task))
+        try:
+            opened, place = await asyncio.shield(asyncio.wrap_future(opening))
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
+        self._place, self._session, self._turn = place, opened.session, 0
+        # One that is dropped without close() must not be kept alive for ever.
+        self._dropped = weakref.finalize(self, _close_in_background, place, opened.session, os.getpid())
+        self._tools = {item.agent: from_tools(item.tools) for item in opened.tools}
+        return from_observations(opened.observations)
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        """Take a turn; see :meth:`Environment.step`.
+
+        Raises:
+            RemoteError: the server is gone, or refuses.
+        """
+        if self._place is None:
+            raise EnvironmentContractError(f"environment {self.name!r}: step was called before reset; call reset first")
+        request = pb.StepRequest(session=self._session, turn=self._turn, actions=to_actions(actions))
+        reply = await _on_loop(self._step(self._place, request))
+        if (reply.session, reply.turn) != (request.session, request.turn):
+            await _on_loop(_pass_over(self._place))
+            raise RemoteError(
+                f"{self._place.target} answered turn {reply.turn} of session {reply.session!r}, not turn "
+                f"{request.turn} of {request.session!r}"
+            )
+        self._turn += 1
+        return from_step(reply)
+
+    def close(self) -> None:
+        """End the session, if there is one."""
+        self._release()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteEnvironment:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._place, made._session, made._turn, made._tools = None, "", 0, {}  # a session has one owner
+        made._dropped = None
+        return made
+
+    async def _open(self, task: Task) -> tuple[pb.OpenReply, Address]:
+        request = pb.OpenRequest(
+            environment=self.name,
+            settings=to_map(self.settings),
+            task=to_task(task),
+            client=client_name(),
+            key=secrets.token_urlsafe(16),
+        )
+        deadline = asyncio.get_running_loop().time() + self.open_seconds
+        pause = FIRST_PAUSE
+        while True:
+            problem: StatusError | None = None
+            for address in in_turn(self.addresses):
+                server = await connection(address)
+                try:
+                    reply: pb.OpenReply = await server.operation(self.step_seconds, open=request)
+                except StatusError as error:
+                    problem = error
+                    if error.code in (*_GONE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                        note_gone(address)
+                    if error.code not in _ELSEWHERE and not isinstance(error, SilenceError):
+                        raise _told(error, f"environment {self.name!r}") from error
+                    continue
+                note_back(address)
+                if reply.direct:
+                    server.patience = CONTROLLER_SECONDS
+                    worker = replace(address, target=reply.direct)
+                    if await _reaches(worker, reply.session):
+                        server, address = await connection(worker), worker
+                server.hold(reply.session, reply.lease_seconds)
+                return reply, address
+            assert problem is not None
+            if asyncio.get_running_loop().time() + pause > deadline:
+                raise _told(problem, f"no server opened a session within {self.open_seconds:g} s") from problem
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _step(self, place: Address, request: pb.StepRequest) -> pb.StepReply:
+        server = await connection(place)
+        deadline = asyncio.get_running_loop().time() + self.step_seconds
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await server.operation(self.step_seconds, step=request)
+            except StatusError as error:
+                if error.code in _GONE or isinstance(error, SilenceError):
+                    note_gone(place)
+                late = asyncio.get_running_loop().time() + pause > deadline
+                if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or late:
+                    raise _told(error, f"environment {self.name!r}, turn {request.turn}") from error
+            await asyncio.sleep(pause)  # it is overloaded, and said so before anything was done
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _release(self) -> None:
+        if self._place is None:
+            return
+        self._place, self._session = None, ""
+        if self._dropped is not None:
+            self._dropped()
+
+    def _ask(self, method: str, request: Any) -> Any:
+        """The reply of the first server that gives one."""
+        return submit(self._asked(method, request)).result()
+
+    async def _asked(self, method: str, request: Any) -> Any:
+        deadline = asyncio.get_running_loop().time() + ASK_SECONDS
+        pause = FIRST_PAUSE
+        while True:
+            problem: StatusError | None = None
+            for address in sorted(self.addresses, key=is_gone):
+                server = await connection(address)
+                try:
+                    reply = await server.unary(method, request, ASK_SECONDS, wait=False)
+                except StatusError as error:
+                    problem = error
+                    if error.code in (*_GONE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                        note_gone(address)
+                    elif error.code not in _ELSEWHERE:
+                        raise _told(error, f"environment {self.name!r}") from error
+                else:
+                    note_back(address)
+                    return reply
+            assert problem is not None
+            if asyncio.get_running_loop().time() + pause > deadline:
+                targets = ", ".join(address.target for address in self.addresses)
+                raise RemoteError(
+                    f"environment {self.name!r}: no server answers at {targets} within {ASK_SECONDS:g} s; start one "
+                    f"with `mrlm serve`, or check the address and whether both sides use TLS ({problem.text})"
+                ) from problem
+            if pause == FIRST_PAUSE:
+                logger.warning("no server answers yet (%s); it is tried for %g s", problem.text, ASK_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class RemoteTasks(TaskSource):
+    """The tasks of a split of a remote environment; parts of it are read when they are first needed.
+
+    Args:
+        environment: whose tasks they are.
+        split: the split.
+
+    Raises:
+        ConfigurationError: the split is unknown, or its data cannot be read.
+    """
+
+    def __init__(self, environment: RemoteEnvironment, split: str) -> None:
+        self._environment, self.split = environment, split
+        self._parts: dict[int, list[Task]] = {}
+        reply = self._read(0, TASKS_AT_ONCE)
+        self.size = reply.size if reply.HasField("size") else None
+        self._parts[0] = [from_task(task) for task in reply.tasks]
+
+    def __getitem__(self, index: int) -> Task:
+        self._check_index(index)
+        part, place = divmod(index, TASKS_AT_ONCE)
+        if part not in self._parts:
+            reply = self._read(part * TASKS_AT_ONCE, TASKS_AT_ONCE)
+            self._parts[part] = [from_task(task) for task in reply.tasks]
+        return self._parts[part][place]
+
+    def _read(self, start: int, count: int) -> pb.TasksReply:
+        settings = to_map(self._environment.settings)
+        request = pb.TasksRequest(
+            environment=self._environment.name, settings=settings, split=self.split, start=start, count=count
+        )
+        return self._environment._ask("GetTasks", request)
+
+
+_reached: dict[Address, tuple[bool, float]] = {}
+
+
+async def _on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine on the connections' loop, awaited on whatever loop this is."""
+    return await asyncio.wrap_future(submit(coroutine))
+
+
+async def _pass_over(place: Address) -> None:
+    note_gone(place)
+
+
+async def _reaches(worker: Address, session: str) -> bool:
+    """Whether the network leads to a worker and its session; asked once in a while."""
+    known, asked = _reached.get(worker, (False, -math.inf))
+    now = asyncio.get_running_loop().time()
+    if not known and now - asked > ASK_AGAIN_SECONDS:
+        server = await connection(worker)
+        try:
+            reply = await server.operation(REACH_SECONDS, keep_alive=pb.KeepAliveRequest(sessions=[session]))
+            known = not reply.unknown
+        except StatusError:
+            known = False
+        _reached[worker] = known, now
+    return known
+
+
+def _close_in_background(place: Address, session: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked process has copies of its parent's environments, and no right to their sessions
+        submit(_close(place, session))
+
+
+def _close_unwanted(opening: Future[tuple[pb.OpenReply, Address]]) -> None:
+    """Close a session that came when nobody waited for it any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        opened, place = opening.result()
+        _close_in_background(place, opened.session, os.getpid())
+
+
+async def _close(place: Address, session: str) -> None:
+    server = await connection(place)
+    server.release(session)
+    try:
+        await server.operation(ASK_SECONDS, close=pb.CloseRequest(session=session))
+    except StatusError:
+        return  # the server is gone, and the session with it; or its lease will end it
+
+
+def _told(error: StatusError, what: str) -> Exception:
+    """The error that the environment would have raised here, where it can be told; else what happened on the way."""
+    name, colon, text = error.text.partition(": ")
+    cls = getattr(errors, name, None)
+    if colon and isinstance(cls, type) and issubclass(cls, errors.MRLMError):
+        return cls(text)
+    if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return TimeoutError(f"{what}: {error.text}")
+    if error.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND) and "session" not in error.text:
+        return ConfigurationError(f"{what}: {error.text}")
+    return RemoteError(f"{what}: {error}")

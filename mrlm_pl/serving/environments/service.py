@@ -1,0 +1,413 @@
+"""The service: opens, steps and ends sessions, one by one, in batches or over a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from mrlm_pl.environment import Environment, Observations, Step
+from mrlm_pl.episode import Task
+from mrlm_pl.errors import EnvironmentContractError
+from mrlm_pl.serving.environments.hosted import Offer
+from mrlm_pl.serving.environments.refusals import refusal_of, refused
+from mrlm_pl.serving.environments.sessions import RefusalError, Session, SessionTable, UnknownSessionError
+from mrlm_pl.serving.environments.workers import DeadlineError, QueueFullError, Workers, as_error
+from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport import environment_pb2_grpc
+from mrlm_pl.serving.transport.codec import (
+    from_actions,
+    from_map,
+    from_task,
+    to_observations,
+    to_step,
+    to_task,
+    to_tools,
+)
+from mrlm_pl.serving.transport.exchange import MAX_IN_FLIGHT, SIZE_HEADER, exchanged, fitting, smaller_size
+
+logger = logging.getLogger(__name__)
+
+Code = grpc.StatusCode
+MAX_TASKS = 1000
+MAX_KEY_CHARACTERS = 128
+KEPT_KEYS = 100_000
+"""Keys of sessions that have made a turn or are over; a request to open that comes late opens no second one."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server allows.
+
+    Args:
+        lease_seconds: a session without a call for so long is ended; clients may ask for less.
+        step_seconds: that one call of an environment may take.
+        sessions: live at once.
+        message_mb: size of one message, in MiB.
+    """
+
+    lease_seconds: float = 120.0
+    step_seconds: float = 60.0
+    sessions: int = 20_000
+    message_mb: int = 16
+
+
+class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
+    """The gRPC service over an offer of environments.
+
+    Args:
+        offer: the environments.
+        workers: threads that call them.
+        limits: what is allowed.
+    """
+
+    def __init__(self, offer: Offer, workers: Workers, limits: Limits) -> None:
+        self.offer, self.workers, self.limits = offer, workers, limits
+        self.sessions = SessionTable()
+        self.draining = False
+        self.stopping = asyncio.Event()
+        self.opening = 0
+        self.steps_total = self.expired_total = self.failed_total = 0
+        self._opened: dict[str, asyncio.Future[pb.OpenReply]] = {}
+        self._used: OrderedDict[str, None] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    # The requests, however they arrive.
+
+    async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
+        """A new session, or the one that was opened with the same key and has made no turn yet."""
+        if not request.key:
+            return await self._open(request)
+        if len(request.key) > MAX_KEY_CHARACTERS:
+            raise RefusalError(Code.INVALID_ARGUMENT, f"a key may have {MAX_KEY_CHARACTERS} characters")
+        if request.key in self._used:
+            raise RefusalError(Code.ALREADY_EXISTS, "the session of this key has made a turn or is over; use a new key")
+        opened = self._opened.get(request.key)
+        if opened is None:
+            opened = self._opened[request.key] = asyncio.ensure_future(self._open(request))
+            opened.add_done_callback(lambda done: self._forget_failure(request.key, done))
+        return await asyncio.shield(opened)
+
+    async def step(self, request: pb.StepRequest) -> pb.StepReply:
+        """The answer to a turn; the same turn again has the same answer, whether it is under way or done."""
+        session = self.sessions.find(request.session)
+        if session.busy is not None and request.turn == session.turn:
+            return await asyncio.shield(session.busy)
+        reply = self._step_at_once(session, request)
+        if reply is not None:
+            return reply
+        actions = from_actions(request.actions)
+        # Not the task of this call: if the caller goes away, the turn is made all the same, for its retry.
+        session.busy = asyncio.ensure_future(self._make_step(session, actions))
+        session.busy.add_done_callback(_retrieved)
+        return await asyncio.shield(session.busy)
+
+    async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
+        """Renews leases; tells which sessions are gone."""
+        unknown = []
+        for identifier in request.sessions:
+            try:
+                self.sessions.find(identifier)
+            except UnknownSessionError:
+                unknown.append(identifier)
+        return pb.KeepAliveReply(unknown=unknown)
+
+    async def close(self, request: pb.CloseRequest) -> pb.CloseReply:
+        """Ends a session; one that is gone is no error, so that this may be asked again."""
+        session = self.sessions.get(request.session)
+        if session is not None:
+            self.end(session, "it was closed")
+        return pb.CloseReply()
+
+    def end(self, session: Session, reason: str) -> None:
+        """Forget a session and close its environment in the background."""
+        if not self.sessions.end(session, reason):
+            return
+        self._forget_answer(session)
+        if session.busy is not None:
+            session.busy.cancel()
+        self._close_soon(session.client, session.name, session.environment)
+
+    async def expire(self) -> None:
+        """End the sessions whose lease has run out."""
+        for session in self.sessions.expired():
+            self.expired_total += 1
+            self.end(session, f"its lease of {session.lease_seconds:g} s ran out without a call")
+
+    async def _open(self, request: pb.OpenRequest) -> pb.OpenReply:
+        if self.draining:
+            raise RefusalError(Code.UNAVAILABLE, "the server is going down and opens no session; use another")
+        if len(self.sessions) + self.opening >= self.limits.sessions:
+            raise RefusalError(
+                Code.RESOURCE_EXHAUSTED, f"{self.limits.sessions} sessions are live, as many as the server allows"
+            )
+        lease = request.lease_seconds or self.limits.lease_seconds
+        if not 0 < lease < math.inf:
+            raise RefusalError(
+                Code.INVALID_ARGUMENT, f"lease_seconds is {lease}; it must be above 0 and finite, or 0 for the server's"
+            )
+        task, settings = from_task(request.task), from_map(request.settings)
+        self.opening += 1
+        try:
+            return await self._begin(request, task, settings, min(lease, self.limits.lease_seconds))
+        finally:
+            self.opening -= 1
+
+    async def _begin(
+        self, request: pb.OpenRequest, task: Task, settings: dict[str, Any], lease_seconds: float
+    ) -> pb.OpenReply:
+        name, client = request.environment, request.client
+        environment: Environment = await self._blocking(client, lambda: self.offer.template(name, settings).copy())
+        try:
+            observations: Observations = await self._call(client, environment.reset, task)
+            tools = await self._blocking(
+                client, lambda: {agent: environment.tools(agent) for agent in environment.agents}
+            )
+            reply = pb.OpenReply(
+                lease_seconds=lease_seconds,
+                observations=to_observations(observations),
+                tools=[pb.AgentTools(agent=agent, tools=to_tools(found)) for agent, found in tools.items() if found],
+            )
+        except BaseException:
+            self._close_soon(client, name, environment)
+            raise
+        quick = environment.quick and not inspect.iscoroutinefunction(environment.step)
+        session = Session(self.sessions.new_id(), environment, name, client, lease_seconds, request.key, quick)
+        reply.session = session.id
+        self.sessions.add(session)
+        return reply
+
+    def _step_at_once(self, session: Session, request: pb.StepRequest) -> pb.StepReply | None:
+        """The answer to a turn that was made before or is that of a quick environment; None if it takes waiting."""
+        self._forget_answer(session)
+        if session.reply is not None and request.turn == session.turn - 1:
+            return session.reply
+        if session.failure is not None and request.turn == session.turn:
+            raise session.failure
+        if request.turn != session.turn:
+            raise RefusalError(
+                Code.FAILED_PRECONDITION, f"the session is at turn {session.turn}, and the request is of {request.turn}"
+            )
+        if session.busy is not None or not session.quick:
+            return None
+        actions = from_actions(request.actions)
+        try:
+            return self._made(session, session.environment.step(actions))
+        except BaseException as raised:
+            raise self._failed(session, as_error(raised)) from raised
+
+    async def _make_step(self, session: Session, actions: dict[str, Any]) -> pb.StepReply:
+        try:
+            return self._made(session, await self._call(session.client, session.environment.step, actions))
+        except DeadlineError:
+            self.failed_total += 1
+            session.busy = None
+            self.end(session, f"turn {session.turn} took longer than {self.limits.step_seconds:g} s")
+            raise
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            raise self._failed(session, error) from error
+        finally:
+            session.busy = None
+            session.touch()
+
+    def _made(self, session: Session, step: Step) -> pb.StepReply:
+        reply = to_step(session.id, session.turn, step)
+        session.turn += 1
+        session.reply = reply
+        self.steps_total += 1
+        return reply
+
+    def _failed(self, session: Session, error: Exception) -> Exception:
+        """What to raise for a turn that was not made; whatever it has done, it must not do it twice."""
+        if isinstance(error, (EnvironmentContractError, QueueFullError)):
+            return error  # nothing was done, so the turn may be asked for again
+        session.failure = refusal_of(error)
+        return session.failure
+
+    def _close_soon(self, client: str, name: str, environment: Environment) -> None:
+        if type(environment).close is Environment.close:
+            return  # it holds nothing
+        task = asyncio.ensure_future(self._close(client, name, environment))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close(self, client: str, name: str, environment: Environment) -> None:
+        try:
+            if inspect.iscoroutinefunction(environment.close):
+                await asyncio.wait_for(environment.close(), self.limits.step_seconds)
+            else:
+                await self.workers.run(client, environment.close, self.limits.step_seconds, must=True)
+        except Exception as error:  # whatever an environment does at its end is of no more use to anybody
+            logger.warning("closing a session of %s: %s", name, error)
+
+    async def closed(self, timeout: float) -> None:
+        """Wait until the environments of ended sessions are closed, at most so many seconds."""
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=timeout)
+
+    async def _call(self, client: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        if inspect.iscoroutinefunction(method):
+            return await self._awaited(method(*arguments))
+        return await self._blocking(client, lambda: method(*arguments))
+
+    async def _awaited(self, answer: Coroutine[Any, Any, Any]) -> Any:
+        task = asyncio.ensure_future(answer)
+        try:
+            done, _ = await asyncio.wait([task], timeout=self.limits.step_seconds)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not done:
+            task.cancel()
+            raise DeadlineError(f"no answer within {self.limits.step_seconds:g} s")
+        return task.result()
+
+    async def _blocking(self, client: str, function: Callable[[], Any]) -> Any:
+        return await self.workers.run(client, function, self.limits.step_seconds)
+
+    def _forget_answer(self, session: Session) -> None:
+        """Let go of the answer to the request that opened a session: the client has it, and it may be large."""
+        if self._opened.pop(session.key, None) is not None:
+            self._used[session.key] = None
+            while len(self._used) > KEPT_KEYS:
+                self._used.popitem(last=False)
+
+    def _forget_failure(self, key: str, done: asyncio.Future[pb.OpenReply]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._opened.pop(key, None)
+
+    # How they arrive.
+
+    async def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenReply:  # noqa: N802 (names of the protocol)
+        return await _answered(self.open(request), context)
+
+    async def Step(self, request: pb.StepRequest, context: Any) -> pb.StepReply:  # noqa: N802
+        return await _answered(self.step(request), context)
+
+    async def KeepAlive(self, request: pb.KeepAliveRequest, context: Any) -> pb.KeepAliveReply:  # noqa: N802
+        return await _answered(self.keep_alive(request), context)
+
+    async def Close(self, request: pb.CloseRequest, context: Any) -> pb.CloseReply:  # noqa: N802
+        return await _answered(self.close(request), context)
+
+    async def Batch(self, request: pb.BatchRequest, context: Any) -> pb.BatchReply:  # noqa: N802
+        if len(request.operations) > MAX_IN_FLIGHT:
+            text = f"{len(request.operations)} operations are more than the {MAX_IN_FLIGHT} that a batch may have"
+            await context.abort(Code.INVALID_ARGUMENT, text)
+        results = [self._result_at_once(operation) for operation in request.operations]
+        left = [item for item, result in zip(request.operations, results, strict=True) if result is None]
+        waited = iter(await asyncio.gather(*(self._result(item) for item in left)))
+        largest = self.limits.message_mb << 20
+        found = [next(waited) if result is None else result for result in results]
+        return pb.BatchReply(results=[fitting(result, largest) for result in found])
+
+    async def Exchange(  # noqa: N802
+        self, requests: AsyncIterator[pb.BatchRequest], context: Any
+    ) -> AsyncIterator[pb.BatchReply]:
+        own = self.limits.message_mb << 20
+        largest = smaller_size(own, context.invocation_metadata())
+        await context.send_initial_metadata(((SIZE_HEADER, str(own)),))
+
+        def at_once(operation: pb.Operation) -> pb.Result | None:
+            result = self._result_at_once(operation)
+            return None if result is None else fitting(result, largest)
+
+        async def waited(operation: pb.Operation) -> pb.Result:
+            return fitting(await self._result(operation), largest)
+
+        async for reply in exchanged(requests, at_once, waited, self.stopping):
+            yield reply
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
+        return await _answered(self._describe(request), context)
+
+    async def GetTasks(self, request: pb.TasksRequest, context: Any) -> pb.TasksReply:  # noqa: N802
+        return await _answered(self._tasks(request), context)
+
+    async def ListSessions(self, request: pb.ListSessionsRequest, context: Any) -> pb.ListSessionsReply:  # noqa: N802
+        return await _answered(self._list(request), context)
+
+    async def _describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
+        names = [request.environment] if request.environment else sorted(self.offer.factories)
+        settings = from_map(request.settings)
+        described = []
+        for name in names:
+            template: Environment = await self._blocking("", lambda name=name: self.offer.template(name, settings))  # type: ignore[misc]
+            summary = (inspect.getdoc(type(template)) or "").split("\n", 1)[0]
+            described.append(pb.EnvironmentDescription(name=name, agents=template.agents, summary=summary))
+        return pb.DescribeReply(environments=described)
+
+    async def _tasks(self, request: pb.TasksRequest) -> pb.TasksReply:
+        if request.start < 0 or not 0 <= request.count <= MAX_TASKS:
+            raise RefusalError(
+                Code.INVALID_ARGUMENT,
+                f"start is {request.start} and count {request.count}; they must be 0 or above, count up to {MAX_TASKS}",
+            )
+        settings = from_map(request.settings)
+
+        def read() -> pb.TasksReply:
+            source = self.offer.source(request.environment, settings, request.split)
+            stop = request.start + request.count
+            stop = stop if source.size is None else min(stop, source.size)
+            tasks = [to_task(source[index]) for index in range(request.start, stop)]
+            return pb.TasksReply(tasks=tasks, size=source.size)
+
+        return await self._blocking("", read)
+
+    async def _list(self, request: pb.ListSessionsRequest) -> pb.ListSessionsReply:
+        found = [session for session in self.sessions if request.environment in ("", session.name)]
+        shown = found[: request.limit] if request.limit > 0 else found
+        return pb.ListSessionsReply(sessions=[session.described() for session in shown], total=len(found))
+
+    async def _result(self, operation: pb.Operation) -> pb.Result:
+        kind = operation.WhichOneof("request")
+        handlers: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "open": self.open,
+            "step": self.step,
+            "keep_alive": self.keep_alive,
+            "close": self.close,
+        }
+        try:
+            if kind is None:
+                raise RefusalError(Code.INVALID_ARGUMENT, "the operation is of no kind")
+            reply = await handlers[kind](getattr(operation, kind))
+        except (Exception, asyncio.CancelledError) as error:
+            return refused(operation, error)
+        return pb.Result(id=operation.id, **{kind: reply})
+
+    def _result_at_once(self, operation: pb.Operation) -> pb.Result | None:
+        """The result of a step that takes no waiting; None of any other operation."""
+        if operation.WhichOneof("request") != "step":
+            return None
+        try:
+            reply = self._step_at_once(self.sessions.find(operation.step.session), operation.step)
+        except Exception as error:  # an environment may raise anything, and each is told with its class
+            return refused(operation, error)
+        return None if reply is None else pb.Result(id=operation.id, step=reply)
+
+
+async def _answered(answer: Awaitable[Any], context: Any) -> Any:
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if context.cancelled():
+            raise
+        refusal = refusal_of(asyncio.CancelledError())
+    except Exception as error:  # an environment may raise anything, and each is told with its class
+        refusal = refusal_of(error)
+    return await context.abort(refusal.code, refusal.reason)  # which raises
+
+
+def _retrieved(done: asyncio.Future[Any]) -> None:
+    """Nobody may be waiting for it any more: then its error is not to be reported as lost."""
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,149 @@
+"""The sessions of a server: each an environment instance that plays one episode, leased to a client."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from mrlm_pl.environment import Environment
+from mrlm_pl.serving.transport import environment_pb2 as pb
+
+DIGEST_DIGITS = 12
+REMEMBERED = 50_000
+"""Ended sessions of which the reason is kept."""
+
+
+class RefusalError(Exception):
+    """A request that is not served: the status and the reason."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """An episode under way.
+
+    Args:
+        id: random, so that nobody guesses another's and none comes again.
+        environment: the instance.
+        name: the environment's name.
+        client: who opened it.
+        lease_seconds: how long it lives without a call.
+        key: with which it was opened; "" is none.
+        quick: its steps are made on the event loop.
+        turn: the next turn.
+        reply: the last step's answer.
+        failure: what the environment raised in the next turn, which is not made again.
+        busy: the step that is being made.
+    """
+
+    id: str
+    environment: Environment
+    name: str
+    client: str
+    lease_seconds: float
+    key: str = ""
+    quick: bool = False
+    opened: float = field(default_factory=time.monotonic)
+    touched: float = field(default_factory=time.monotonic)
+    turn: int = 0
+    reply: pb.StepReply | None = None
+    failure: RefusalError | None = None
+    busy: asyncio.Future[pb.StepReply] | None = None
+
+    def touch(self) -> None:
+        """Renew the lease."""
+        self.touched = time.monotonic()
+
+    def lease_left(self) -> float:
+        """Seconds until it expires; a session that is busy does not."""
+        return self.lease_seconds if self.busy is not None else self.touched + self.lease_seconds - time.monotonic()
+
+    def described(self) -> pb.SessionDescription:
+        """What others may see of it: a digest stands for the id, as the id is enough to step and close it."""
+        return pb.SessionDescription(
+            session=hashlib.sha256(self.id.encode()).hexdigest()[:DIGEST_DIGITS],
+            environment=self.name,
+            client=self.client,
+            turn=self.turn,
+            age_seconds=time.monotonic() - self.opened,
+            lease_left_seconds=self.lease_left(),
+            busy=self.busy is not None,
+        )
+
+
+class UnknownSessionError(Exception):
+    """There is no such session, and why, where that is known."""
+
+
+class SessionTable:
+    """Sessions by their id.
+
+    Args:
+        prefix: with which ids begin.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+        self._live: dict[str, Session] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        self.opened_total = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._live.values()))
+
+    def new_id(self) -> str:
+        """An id that no session had or will have; it begins with the worker's, where there is one."""
+        return f"{self.prefix}{secrets.token_urlsafe(16)}"
+
+    def add(self, session: Session) -> None:
+        """Take a session in."""
+        self._live[session.id] = session
+        self.opened_total += 1
+
+    def get(self, identifier: str) -> Session | None:
+        """The session, if it is live."""
+        return self._live.get(identifier)
+
+    def find(self, identifier: str) -> Session:
+        """The session, its lease renewed.
+
+        Raises:
+            UnknownSessionError: there is none.
+        """
+        session = self._live.get(identifier)
+        if session is None:
+            reason = self._ended.get(identifier, "it was never opened here, or the server was started again")
+            raise UnknownSessionError(f"session {identifier[:40]!r} is unknown: {reason}")
+        session.touch()
+        return session
+
+    def end(self, session: Session, reason: str) -> bool:
+        """Forget a session but for the reason; False if that was done before."""
+        if self._live.pop(session.id, None) is None:
+            return False
+        self._ended[session.id] = reason
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+        return True
+
+    def prolong(self, seconds: float) -> None:
+        """Give all leases so much longer."""
+        for session in self._live.values():
+            session.touched += seconds
+
+    def expired(self) -> list[Session]:
+        """Sessions whose lease has run out."""
+        return [session for session in self._live.values() if session.lease_left() <= 0]

@@ -1,0 +1,1 @@
+"""Policies behind gRPC: service and engine."""

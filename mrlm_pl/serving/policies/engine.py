@@ -1,0 +1,156 @@
+"""An engine whose policies are on a server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.errors import EngineError, RemoteError
+from mrlm_pl.serving.policies.service import MAX_REQUESTS
+from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport import environment_pb2_grpc
+from mrlm_pl.serving.transport.connection import Address, StatusError, connection, submit
+from mrlm_pl.serving.transport.security import Identity
+
+logger = logging.getLogger(__name__)
+
+_STUB = environment_pb2_grpc.PolicyServiceStub
+
+
+RETRY_SECONDS = 0.5
+"""After which a server that cannot be reached is asked again."""
+
+
+class RemoteEngine(Engine):
+    """An engine whose policies are on a server (``mrlm serve --policies NAME=MODEL``); their weights stay as they are.
+
+    Args:
+        address: ``HOST:PORT``.
+        token_file: file with the token; without it, the environment variable ``MRLM_TOKEN``.
+        identity: for TLS.
+        seconds: that one call may take, with all that is tried again when the server cannot be reached.
+    """
+
+    def __init__(
+        self, address: str, token_file: str | None = None, identity: Identity | None = None, seconds: float = 300.0
+    ) -> None:
+        self.address = Address(address, token_file, identity or Identity())
+        self.seconds = seconds
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """One sample per request; see :meth:`Engine.sample`.
+
+        Raises:
+            EngineError: the server refuses the requests.
+            RemoteError: the server cannot be reached.
+        """
+        found: list[Sample] = []
+        for start in range(0, len(requests), MAX_REQUESTS):
+            batch = pb.SampleBatch(requests=[_to_request(item) for item in requests[start : start + MAX_REQUESTS]])
+            reply = await asyncio.wrap_future(submit(self._ask("Sample", batch)))
+            found += [_from_sample(sample) for sample in reply.samples]
+        if len(found) != len(requests):
+            raise RemoteError(f"{self.address.target} answered {len(requests)} turns with {len(found)} samples")
+        return found
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        """Refuses: the weights are the server's.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError(f"policy {policy!r} is on {self.address.target}; its weights cannot be set from here")
+
+    def precision(self, policy: str) -> str | None:
+        """``unknown``: the server does not tell; see :meth:`Engine.precision`."""
+        return "unknown"
+
+    def policies(self) -> dict[str, str]:
+        """Name of the model behind each policy of the server.
+
+        Raises:
+            RemoteError: the server cannot be reached.
+        """
+        return {name: item.model for name, item in self.described().items()}
+
+    def described(self) -> dict[str, pb.PolicyDescription]:
+        """What the server tells of each of its policies.
+
+        Raises:
+            RemoteError: the server cannot be reached.
+        """
+        reply = submit(self._ask("DescribePolicies", pb.DescribePoliciesRequest())).result()
+        return {item.name: item for item in reply.policies}
+
+    def release(self, session_prefix: str) -> None:
+        """Forget caches, in the background; see :meth:`Engine.release`."""
+        submit(self._release(session_prefix))
+
+    async def _release(self, session_prefix: str) -> None:
+        server = await connection(self.address)
+        try:
+            request = pb.ReleaseRequest(session_prefix=session_prefix)
+            await server.of(_STUB, "Release", request, self.seconds, wait=False)
+        except StatusError:
+            return  # caches are bounded; a server that is gone has none
+
+    async def _ask(self, method: str, request: Any) -> Any:
+        """The reply, which a server that dies and is started again in time gives as well: a request has its seed."""
+        server = await connection(self.address)
+        loop = asyncio.get_running_loop()
+        deadline, told = loop.time() + self.seconds, False
+        while True:
+            try:
+                # Not waited for in the library, so that what keeps the server from answering can be told.
+                return await server.of(_STUB, method, request, max(deadline - loop.time(), 0.001), wait=False)
+            except StatusError as error:
+                if error.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
+                    raise EngineError(error.text) from error
+                late = loop.time() + RETRY_SECONDS > deadline
+                if error.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise RemoteError(str(error)) from error
+                if late:
+                    raise RemoteError(
+                        f"the policies at {self.address.target} did not answer within {self.seconds:g} s; start their "
+                        f"server again with `mrlm serve --policies ...` ({error.text})"
+                    ) from error
+                if not told:
+                    logger.warning("%s does not answer, and is waited for %g s", self.address.target, self.seconds)
+                    told = True
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+def _to_request(request: SampleRequest) -> pb.SampleRequest:
+    if request.offset or request.piece is not None:
+        raise EngineError("policies on a server sample whole turns: a request may have neither offset nor piece")
+    sampling = request.sampling
+    return pb.SampleRequest(
+        token_ids=request.token_ids,
+        policy=request.policy,
+        seed=str(request.seed),
+        sampling=pb.Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens,
+        ),
+        stop_ids=request.stop_ids,
+        session=request.session,
+    )
+
+
+def _from_sample(sample: pb.Sample) -> Sample:
+    if sample.finish_reason not in ("stop", "length") or len(sample.token_ids) != len(sample.logprobs):
+        raise RemoteError(f"a sample that is not of the protocol: it ended by {sample.finish_reason!r:.40}")
+    return Sample(
+        tuple(sample.token_ids),
+        tuple(sample.logprobs),
+        "stop" if sample.finish_reason == "stop" else "length",
+        sample.version,
+        sample.engine,
+    )

@@ -1,0 +1,81 @@
+"""Policies of a run whose weights are on a server: their engines, and the check that the server has what is meant."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mrlm_pl.engines.base import Engine
+from mrlm_pl.engines.http.engine import OpenAICompatible
+from mrlm_pl.engines.routing import RoutingEngine
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.serving.policies.engine import RemoteEngine
+
+if TYPE_CHECKING:
+    from mrlm_pl.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 300.0
+"""How long a server that does not answer is waited for, in which it may be started again."""
+
+KEY_VARIABLE = "MRLM_API_KEY"
+"""Environment variable with the key of servers that speak HTTP, where they want one."""
+
+
+def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
+    """The engine, or one that asks servers for the policies that are ``served_by`` one.
+
+    Args:
+        engine: of all other policies.
+        policies: those of a run, by name; a server has a policy under the same name.
+
+    Raises:
+        ConfigurationError: a server has no policy of that name, or it has another vocabulary.
+        RemoteError: a server does not answer.
+    """
+    served = {name: policy.served_by for name, policy in policies.items() if policy.served_by is not None}
+    if not served:
+        return engine
+    over_http: dict[str, Engine] = {
+        name: _over_http(name, place, policies[name]) for name, place in served.items() if "://" in place
+    }
+    places = {name: place for name, place in served.items() if name not in over_http}
+    by_address = {address: RemoteEngine(address, seconds=ANSWER_SECONDS) for address in sorted(set(places.values()))}
+    for address, remote in by_address.items():
+        described = remote.described()
+        for name in (name for name, place in places.items() if place == address):
+            if name not in described:
+                there = ", ".join(described) or "none"
+                raise ConfigurationError(
+                    f"policies.{name}.served_by: {address} has no policy {name!r}; there are: {there}; "
+                    f"start it with `mrlm serve --policies '{{{name}: MODEL}}'`"
+                )
+            _check_vocabulary(name, policies[name], address, described[name].model, described[name].vocabulary)
+    return RoutingEngine(engine, over_http | {name: by_address[address] for name, address in places.items()})
+
+
+def _over_http(name: str, place: str, policy: Policy) -> OpenAICompatible:
+    """The engine of a policy that an OpenAI-compatible server has, which is checked."""
+    dialect, _, url = place.rpartition("+")
+    engine = OpenAICompatible(
+        url,
+        dialect or "vllm",  # type: ignore[arg-type]
+        tokenizer=policy.source if dialect == "transformers" else None,
+        api_key_env=KEY_VARIABLE if os.environ.get(KEY_VARIABLE) else None,
+    )
+    engine.check(name)
+    logger.warning("the vocabulary of policy %r at %s cannot be checked; it must be that of its `model`", name, url)
+    return engine
+
+
+def _check_vocabulary(name: str, policy: Policy, address: str, model: str, vocabulary: str) -> None:
+    if not vocabulary:
+        logger.warning("%s does not tell the vocabulary of policy %r, which so cannot be checked", address, name)
+    elif vocabulary != policy.vocabulary_digest:
+        raise ConfigurationError(
+            f"policies.{name}.model: {policy.name_or_path!r} has another vocabulary than {model!r}, which {address} "
+            f"serves as {name!r}: the same number would be another token; name the served model here"
+        )

@@ -1,0 +1,199 @@
+"""A server process: the service with its workers, health, reflection and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.serving.environments.hosted import Offer
+from mrlm_pl.serving.environments.service import EnvironmentService, Limits
+from mrlm_pl.serving.environments.workers import Workers
+from mrlm_pl.serving.transport import environment_pb2, environment_pb2_grpc
+from mrlm_pl.serving.transport.malformed import WellFormed
+from mrlm_pl.serving.transport.security import PLAIN, Identity, TokenCheck, is_loopback
+from mrlm_pl.serving.verifiers import verifier_pb2_grpc
+from mrlm_pl.serving.verifiers.service import SERVICE as VERIFIER_SERVICE
+from mrlm_pl.serving.verifiers.service import VerifierService
+
+logger = logging.getLogger(__name__)
+
+SERVICE = environment_pb2.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
+SWEEP_SECONDS = 0.5
+CLOSING_SECONDS = 10.0
+_MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a server listens and whom it lets in.
+
+    Args:
+        host: address to listen on.
+        port: 0 takes a free one.
+        token: that calls must carry; needed beyond this machine.
+        identity: for TLS.
+
+    Raises:
+        ConfigurationError: it is reachable from other machines and has no token, or there is no such port.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = None
+    identity: Identity = PLAIN
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:  # the library takes others for one of these
+            raise ConfigurationError(f"port: there is no port {self.port}; give 1 to 65535, or 0 for a free one")
+        if not is_loopback(self.host) and not self.token:
+            raise ConfigurationError(
+                f"host: {self.host!r} is reachable from other machines, and there is no token; put one into MRLM_TOKEN "
+                "or a file named by token_file, or serve on 127.0.0.1"
+            )
+
+
+class EnvironmentServer:
+    """Environments behind gRPC. Start, serve and stop it on one event loop.
+
+    Args:
+        offer: the environments.
+        endpoint: where it listens.
+        limits: what it allows.
+        threads: that call environments.
+        queue: calls that may wait.
+        policies: a :class:`~mrlm_pl.serving.policies.service.PolicyService` to serve as well; None has none.
+        verifier: a :class:`~mrlm_pl.serving.verifiers.service.VerifierService` to serve as well; None has none.
+    """
+
+    def __init__(
+        self,
+        offer: Offer,
+        endpoint: Endpoint = Endpoint(),
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        threads: int = 8,
+        queue: int = 10_000,
+        policies: Any = None,
+        verifier: VerifierService | None = None,
+    ) -> None:
+        self.offer, self.endpoint, self.limits = offer, endpoint, limits
+        self.workers = Workers(threads, queue)
+        self.service = EnvironmentService(offer, self.workers, limits)
+        self.policies, self.verifier = policies, verifier
+        self.port = 0
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen; ``port`` is then the port.
+
+        Raises:
+            ConfigurationError: the port is taken, or a key cannot be read.
+        """
+        size = self.limits.message_mb * _MEBIBYTE
+        server = grpc.aio.server(
+            interceptors=[*([TokenCheck(self.endpoint.token)] if self.endpoint.token else []), WellFormed()],
+            options=[
+                ("grpc.max_receive_message_length", size),
+                ("grpc.max_send_message_length", size),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ],
+        )
+        self.register(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        host = self.endpoint.host
+        address = (
+            f"[{host}]:{self.endpoint.port}"
+            if host.count(":") > 1 and host[0] != "["
+            else f"{host}:{self.endpoint.port}"
+        )
+        credentials = self.endpoint.identity.for_server()
+        try:
+            if credentials is None:
+                self.port = server.add_insecure_port(address)
+            else:
+                self.port = server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            hint = "is it taken? Use another" if credentials is None else "is it taken, or is a file of tls_ not PEM?"
+            raise ConfigurationError(f"port: cannot listen on {address} ({error}); {hint}") from error
+        await server.start()
+        await self._tell_health(health_pb2.HealthCheckResponse.SERVING)
+        self._server = server
+        self._sweeper = asyncio.ensure_future(self._sweep())
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the services."""
+        environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(self.service, server)
+        if self.policies is not None:
+            environment_pb2_grpc.add_PolicyServiceServicer_to_server(self.policies, server)
+        if self.verifier is not None:
+            verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self.verifier, server)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (SERVICE,) if self.verifier is None else (SERVICE, VERIFIER_SERVICE)
+
+    async def serve(self) -> None:
+        """Wait until it is stopped."""
+        assert self._server is not None, "start it first"
+        await self._server.wait_for_termination()
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Open no more sessions and take no more texts, wait for those that there are, at most so long, then stop."""
+        self.service.draining = True
+        if self.verifier is not None:
+            self.verifier.draining = True
+        await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_seconds
+        while (len(self.service.sessions) or self.service.opening) and loop.time() < deadline:
+            await asyncio.sleep(0.05)
+        if self.verifier is not None:
+            await self.verifier.drain(deadline)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End all sessions and close the port; may be called twice."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        for session in self.service.sessions:
+            self.service.end(session, "the server was stopped")
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeper
+        self.service.stopping.set()
+        await server.stop(1.0)
+        if self.verifier is not None:
+            self.verifier.close()
+        await self.service.closed(CLOSING_SECONDS)
+        self.workers.close()
+        self.offer.close()
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            await asyncio.sleep(SWEEP_SECONDS)
+            late = loop.time() - started - SWEEP_SECONDS
+            if late > SWEEP_SECONDS:  # the process stood still, and calls that would renew leases have yet to be read
+                self.service.sessions.prolong(late)
+            await self.service.expire()
+
+    async def _tell_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+        for name in ("", *self._names):
+            await self._health.set(name, status)

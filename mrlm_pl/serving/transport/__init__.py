@@ -1,0 +1,1 @@
+"""Connections, their messages and their security."""

@@ -1,0 +1,202 @@
+"""How a client asks verifier servers: requests, what is tried again and where, and checks of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import os
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from mrlm_pl.errors import DataError, RemoteError
+from mrlm_pl.reward_models.scorer import Conversation, TextScore
+from mrlm_pl.serving.transport.addresses import in_turn, note_back, note_gone
+from mrlm_pl.serving.transport.codec import to_message
+from mrlm_pl.serving.transport.connection import Address, StatusError, connection
+from mrlm_pl.serving.verifiers import verifier_pb2 as pb
+from mrlm_pl.serving.verifiers import verifier_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+Code = grpc.StatusCode
+MAX_BATCH = 1024
+MAX_CHARACTERS = 1 << 20
+"""Of a conversation; what a server takes."""
+
+REQUEST_CHARACTERS = 1 << 20
+"""A request is closed at this size, so that it fits into a message whatever the alphabet."""
+
+AT_ONCE = 4
+"""Requests of one call that are under way."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+_AGAIN = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.CANCELLED)
+_BROKEN = ("RST_STREAM", "Stream removed")
+"""What the library says, under various statuses, when a connection breaks."""
+
+_ids = itertools.count(1)
+_jitter = random.Random()  # of the length of pauses alone, so that many clients do not come back at the same moment
+_waited_for: set[tuple[Address, ...]] = set()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Whom a client asks, and for how long.
+
+    Args:
+        addresses: of servers with the same model.
+        timeout_seconds: that one request may take; twice as long each time that it was late.
+        patience_seconds: after which a request that nobody has answered fails.
+        batch_size: conversations of one request.
+    """
+
+    addresses: tuple[Address, ...]
+    timeout_seconds: float
+    patience_seconds: float
+    batch_size: int
+
+    @property
+    def targets(self) -> str:
+        """The addresses, for messages."""
+        return ", ".join(address.target for address in self.addresses)
+
+
+async def asked(terms: Terms, conversations: Sequence[Conversation]) -> list[TextScore]:
+    """The scores of all conversations, in order; runs on the loop of all connections.
+
+    Raises:
+        RemoteError: no server answered in time, one refused, or gave no proper answer.
+        DataError: a conversation is empty or too long.
+    """
+    allowed = asyncio.Semaphore(AT_ONCE)
+
+    async def one(part: list[Conversation]) -> list[TextScore]:
+        async with allowed:
+            return await _scores(terms, part)
+
+    tasks = [asyncio.ensure_future(one(part)) for part in list(_parts(conversations, terms.batch_size))]
+    try:
+        return [score for part in await asyncio.gather(*tasks) for score in part]
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _parts(conversations: Sequence[Conversation], batch_size: int) -> Iterator[list[Conversation]]:
+    """The conversations in requests, in order."""
+    part: list[Conversation] = []
+    size = 0
+    for number, messages in enumerate(conversations):
+        characters = sum(len(message.content) for message in messages)
+        if not messages or characters > MAX_CHARACTERS:
+            raise DataError(
+                f"conversation {number} has {len(messages)} messages with {characters} characters; a verifier takes "
+                f"one message or more, and up to {MAX_CHARACTERS} characters"
+            )
+        if part and (len(part) == batch_size or size + characters > REQUEST_CHARACTERS):
+            yield part
+            part, size = [], 0
+        part.append(messages)
+        size += characters
+    if part:
+        yield part
+
+
+async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[TextScore]:
+    """The scores of one request, from whichever server answers first."""
+    request = pb.ScoreRequest(
+        conversations=[
+            pb.Conversation(id=next(_ids), messages=[to_message(message) for message in messages])
+            for messages in conversations
+        ]
+    )
+    loop = asyncio.get_running_loop()
+    deadline, attempts, allowed = loop.time() + terms.patience_seconds, 0, terms.timeout_seconds
+    while True:
+        problem: StatusError | None = None
+        for address in in_turn(terms.addresses):
+            server = await connection(address)
+            seconds = min(allowed, max(deadline - loop.time(), 0.05))
+            try:
+                reply = await server.of(verifier_pb2_grpc.VerifierServiceStub, "Score", request, seconds, wait=False)
+            except StatusError as error:
+                if not _may_pass(error):
+                    raise RemoteError(f"the verifier at {address.target} refuses: {error}") from error
+                problem = error
+                if error.code is Code.DEADLINE_EXCEEDED:
+                    allowed *= 2  # it may have too much to do, and never be done in time
+                if error.code is not Code.RESOURCE_EXHAUSTED:
+                    note_gone(address)
+                continue
+            note_back(address)
+            _tell_of_answer(terms)
+            return _checked(reply, request, address.target)
+        assert problem is not None
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempts) * _jitter.uniform(0.5, 1.0)
+        attempts = min(attempts + 1, 10)
+        left = deadline - loop.time()
+        if left <= 0:
+            raise RemoteError(
+                f"no verifier at {terms.targets} gave scores within {terms.patience_seconds:g} s; start it again with "
+                f"`mrlm serve --verifier ...`, or check the address and whether both sides use TLS ({problem})"
+            ) from problem
+        if problem.code is not Code.RESOURCE_EXHAUSTED:
+            _tell_of_waiting(terms, problem)
+        await asyncio.sleep(min(pause, left))
+
+
+def _may_pass(error: StatusError) -> bool:
+    """Whether asking again may help."""
+    if any(text in error.text for text in _BROKEN):
+        return True
+    too_large = error.code is Code.RESOURCE_EXHAUSTED and "larger than max" in error.text
+    return error.code in _AGAIN and not too_large
+
+
+def _checked(reply: pb.ScoreReply, request: pb.ScoreRequest, target: str) -> list[TextScore]:
+    """The scores of a reply that has one in [0, 1] for each conversation, in order.
+
+    Raises:
+        RemoteError: it has not.
+    """
+    if len(reply.scores) != len(request.conversations):
+        raise RemoteError(
+            f"the verifier at {target} gave {len(reply.scores)} scores for {len(request.conversations)} conversations"
+        )
+    for place, (score, conversation) in enumerate(zip(reply.scores, request.conversations, strict=True)):
+        if score.id != conversation.id:
+            raise RemoteError(
+                f"the verifier at {target} gave score {place} to conversation {score.id}, not to {conversation.id}; "
+                "the order of its answers cannot be trusted"
+            )
+        if not (math.isfinite(score.probability) and 0 <= score.probability <= 1):
+            raise RemoteError(
+                f"the verifier at {target} gave the score {score.probability!r}, and scores are in [0, 1]; "
+                "check its model"
+            )
+    return [TextScore(score.probability, score.truncated) for score in reply.scores]
+
+
+def _tell_of_waiting(terms: Terms, problem: StatusError) -> None:
+    if terms.addresses not in _waited_for:
+        _waited_for.add(terms.addresses)
+        logger.warning(
+            "the verifier at %s gives no scores (%s), and is waited for %g s",
+            terms.targets,
+            problem,
+            terms.patience_seconds,
+        )
+
+
+def _tell_of_answer(terms: Terms) -> None:
+    if terms.addresses in _waited_for:
+        _waited_for.discard(terms.addresses)
+        logger.warning("the verifier at %s gives scores again", terms.targets)
+
+
+os.register_at_fork(after_in_child=_waited_for.clear)

@@ -1,0 +1,80 @@
+"""A verifier that lives on a server, used like any other scorer of texts. gRPC is imported when a client is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
+
+
+class VerifierClient(TextScorer):
+    """Probabilities from ``mrlm serve --verifier``. All clients of a process, and copies of them, share a connection.
+
+    A server that cannot be reached, is late or is full is asked again, as long as ``patience_seconds`` say, at the next
+    address where there are several; asking twice changes nothing. The pauses between are random, and nothing but their
+    length is.
+
+    Args:
+        address: ``HOST:PORT`` of a server, or of several with the same model.
+        token_file: file with the token; without it, the environment variable ``MRLM_TOKEN``.
+        tls_authority: PEM file of the certificates that sign the servers'; with it the connection is encrypted.
+        tls_certificate: PEM file of this client's certificate, where servers want one.
+        tls_key: PEM file of its key.
+        timeout_seconds: that one request may take before it is asked again, with twice the time.
+        patience_seconds: for which scores are waited for; let the data module's ``step_timeout`` be longer.
+        batch_size: conversations of one request.
+
+    Raises:
+        ConfigurationError: no address is given, or one is not ``HOST:PORT``; a number is out of range; a file cannot be
+            read.
+    """
+
+    def __init__(
+        self,
+        address: str | list[str],
+        token_file: str | None = None,
+        tls_authority: str | None = None,
+        tls_certificate: str | None = None,
+        tls_key: str | None = None,
+        timeout_seconds: float = 30.0,
+        patience_seconds: float = 300.0,
+        batch_size: int = 64,
+    ) -> None:
+        from mrlm_pl.serving.transport.addresses import addresses_of
+        from mrlm_pl.serving.transport.security import Identity
+        from mrlm_pl.serving.verifiers.asking import MAX_BATCH, Terms
+
+        if not (timeout_seconds > 0 and patience_seconds > 0):
+            raise ConfigurationError(
+                f"verifier client: timeout_seconds is {timeout_seconds} and patience_seconds {patience_seconds}; both "
+                "must be above 0"
+            )
+        if not 1 <= batch_size <= MAX_BATCH:
+            raise ConfigurationError(f"verifier client: batch_size is {batch_size}; use 1 to {MAX_BATCH}")
+        identity = Identity(tls_certificate, tls_key, tls_authority)
+        self.terms = Terms(
+            addresses_of(address, token_file, identity), float(timeout_seconds), float(patience_seconds), batch_size
+        )
+
+    @property
+    def probability(self) -> bool:
+        """True: the server has applied the sigmoid."""
+        return True
+
+    def score(self, messages: Conversation) -> TextScore:
+        """The probability of one conversation; see :meth:`score_batch`."""
+        return self.score_batch([messages])[0]
+
+    def score_batch(self, conversations: Sequence[Conversation]) -> list[TextScore]:
+        """The probabilities, in order, each in [0, 1].
+
+        Raises:
+            RemoteError: no server answered in time, one refused, or its answer is not one to these conversations; the
+                message names the server.
+            DataError: a conversation is empty or longer than servers take.
+        """
+        from mrlm_pl.serving.transport.connection import submit
+        from mrlm_pl.serving.verifiers.asking import asked
+
+        return submit(asked(self.terms, list(conversations))).result() if conversations else []

@@ -1,0 +1,256 @@
+"""The service: scores of conversations, many callers' in one call of the model, on one thread beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.reward_models.scorer import Conversation, TextScorer, as_probability
+from mrlm_pl.serving.transport.codec import from_message
+from mrlm_pl.serving.verifiers import verifier_pb2 as pb
+from mrlm_pl.serving.verifiers import verifier_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+Code = grpc.StatusCode
+SERVICE = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
+MAX_CONVERSATIONS = 1024
+"""Of one request."""
+
+MAX_CHARACTERS = 1 << 20
+"""Of one conversation."""
+
+DECIMALS = 6
+"""Of a probability: the digits after them depend on which conversations share a call of the model."""
+
+
+@dataclass(frozen=True)
+class ScoreLimits:
+    """How much a service takes.
+
+    Args:
+        batch: conversations of one call of the model.
+        queue: conversations that may wait.
+
+    Raises:
+        ConfigurationError: a value is below 1.
+    """
+
+    batch: int = 64
+    queue: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.queue < 1:
+            raise ConfigurationError(f"verifier: batch is {self.batch} and queue {self.queue}; use 1 or above")
+
+
+class _Request:
+    """The conversations of one call that still have to be scored."""
+
+    def __init__(self, conversations: Sequence[Conversation], deadline: float | None) -> None:
+        self.conversations, self.deadline = conversations, deadline
+        self.next = 0
+        self.scores: dict[int, pb.Score] = {}
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def waiting(self) -> int:
+        """Conversations that the model has not been given, and shall be given."""
+        return 0 if self.done.done() else len(self.conversations) - self.next
+
+
+_Item = tuple[_Request, int]
+
+
+class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
+    """Scores with one scorer. What waits is scored together, one conversation of each request in turn.
+
+    Of a request that was cancelled, or whose deadline has passed, nothing more is scored. All methods run on one event
+    loop.
+
+    Args:
+        scorer: is called on a thread, never twice at the same time.
+        model: its name, for those who ask.
+        limits: how much is taken.
+    """
+
+    def __init__(self, scorer: TextScorer, model: str, limits: ScoreLimits = ScoreLimits()) -> None:
+        self.scorer, self.model, self.limits = scorer, model, limits
+        self.draining = False
+        self.scored_total = self.batches_total = self.refused_total = 0
+        self._requests: deque[_Request] = deque()
+        self._thread = ThreadPoolExecutor(1, "verifier")
+        self._runner: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Conversations that wait for the model."""
+        return sum(request.waiting for request in self._requests)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being scored."""
+        return self._runner is not None and not self._runner.done()
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
+        return pb.DescribeReply(model=self.model, max_conversations=MAX_CONVERSATIONS, max_characters=MAX_CHARACTERS)
+
+    async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreReply:  # noqa: N802 (of the protocol)
+        try:
+            conversations = _conversations(request)
+        except RemoteError as error:
+            return await self._refuse(context, Code.INVALID_ARGUMENT, str(error))
+        if self.draining:
+            return await self._refuse(context, Code.UNAVAILABLE, "the verifier is going down; ask again, or another")
+        waiting = self.waiting
+        if waiting and waiting + len(conversations) > self.limits.queue:
+            text = f"{waiting} conversations are waiting, and {self.limits.queue} may; ask again later"
+            return await self._refuse(context, Code.RESOURCE_EXHAUSTED, text)
+        seconds = context.time_remaining()
+        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        asked = _Request(conversations, deadline)
+        self._put(asked)
+        try:
+            await asked.done
+        except asyncio.CancelledError:
+            asked.done.cancel()  # the caller has gone
+            raise
+        except ConfigurationError as error:
+            return await self._refuse(context, Code.INVALID_ARGUMENT, _told(error))
+        except TimeoutError as error:
+            return await self._refuse(context, Code.DEADLINE_EXCEEDED, str(error))
+        except Exception as error:
+            logger.exception("conversations could not be scored")
+            return await self._refuse(context, Code.INTERNAL, _told(error))
+        for number, item in enumerate(request.conversations):
+            asked.scores[number].id = item.id
+        return pb.ScoreReply(scores=[asked.scores[number] for number in range(len(conversations))])
+
+    async def drain(self, deadline: float) -> None:
+        """Take no more requests, and wait for those that there are until the event loop's clock says so."""
+        self.draining = True
+        loop = asyncio.get_running_loop()
+        while self.busy and loop.time() < deadline:
+            await asyncio.sleep(0.02)
+
+    def close(self) -> None:
+        """Stop scoring; what waits is not answered. May be called twice."""
+        self.draining = True
+        for request in self._requests:
+            request.done.cancel()
+        if self._runner is not None:
+            self._runner.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _refuse(self, context: Any, code: grpc.StatusCode, text: str) -> Any:
+        self.refused_total += 1
+        await context.abort(code, text[:2000])
+
+    def _put(self, request: _Request) -> None:
+        if not request.conversations:
+            request.done.set_result(None)
+            return
+        self._requests.append(request)
+        if not self.busy:
+            self._runner = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        """Score until nothing waits."""
+        while batch := self._next_batch():
+            try:
+                await self._score(batch)
+            except Exception as error:
+                await self._score_apart(batch, error)
+
+    def _next_batch(self) -> list[_Item]:
+        """Conversations of those requests that are still wanted, one of each in turn."""
+        now = asyncio.get_running_loop().time()
+        batch: list[_Item] = []
+        while self._requests and len(batch) < self.limits.batch:
+            request = self._requests.popleft()
+            if request.deadline is not None and now > request.deadline and not request.done.done():
+                request.done.set_exception(TimeoutError("the deadline passed before all was scored"))
+            if request.waiting:
+                batch.append((request, request.next))
+                request.next += 1
+                self._requests.append(request)
+        return batch
+
+    async def _score(self, batch: Sequence[_Item]) -> None:
+        """Score a batch, and answer the requests that are complete.
+
+        Raises:
+            Exception: what the scorer raised; then nothing of the batch is answered.
+        """
+        conversations = [request.conversations[number] for request, number in batch]
+        self.batches_total += 1
+        scores = await asyncio.get_running_loop().run_in_executor(self._thread, self._scores, conversations)
+        self.scored_total += len(batch)
+        for (request, number), score in zip(batch, scores, strict=True):
+            request.scores[number] = score
+            if len(request.scores) == len(request.conversations) and not request.done.done():
+                request.done.set_result(None)
+
+    async def _score_apart(self, batch: Sequence[_Item], error: Exception) -> None:
+        """Score what each request has in a batch that failed by itself, so that one does not fail all others."""
+        shares: dict[_Request, list[_Item]] = {}
+        for item in batch:
+            shares.setdefault(item[0], []).append(item)
+        for request, share in shares.items():
+            if request.done.done():
+                continue
+            fault: Exception | None = error
+            if len(shares) > 1:
+                try:
+                    await self._score(share)
+                    fault = None
+                except Exception as again:
+                    fault = again
+            if fault is not None and not request.done.done():
+                request.done.set_exception(fault)
+
+    def _scores(self, conversations: Sequence[Conversation]) -> list[pb.Score]:
+        """Runs on the thread of the model."""
+        found = self.scorer.score_batch(conversations)
+        if len(found) != len(conversations):
+            raise RemoteError(f"the scorer gave {len(found)} scores for {len(conversations)} conversations")
+        return [
+            pb.Score(
+                probability=round(as_probability(score, self.scorer.probability), DECIMALS), truncated=score.truncated
+            )
+            for score in found
+        ]
+
+
+def _conversations(request: pb.ScoreRequest) -> list[Conversation]:
+    """The conversations of a request.
+
+    Raises:
+        RemoteError: there are too many, one is empty, too long or malformed, or an id comes twice.
+    """
+    count = len(request.conversations)
+    if count > MAX_CONVERSATIONS:
+        raise RemoteError(f"{count} conversations in one request; at most {MAX_CONVERSATIONS} are taken")
+    if len({item.id for item in request.conversations}) < count:
+        raise RemoteError("two conversations of the request have the same id; number them")
+    found: list[Conversation] = []
+    for place, item in enumerate(request.conversations):
+        size = sum(len(message.content) for message in item.messages)
+        if not item.messages:
+            raise RemoteError(f"conversation {place} has no messages")
+        if size > MAX_CHARACTERS:
+            raise RemoteError(f"conversation {place} has {size} characters; at most {MAX_CHARACTERS} are taken")
+        found.append([from_message(message) for message in item.messages])
+    return found
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,1 @@
+"""Lightning's private corners: strategies, ends of a run, exact resume."""

@@ -1,0 +1,111 @@
+"""Lightning strategies of this package: fully sharded data parallelism that runs on a CPU too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+from mrlm_pl.durable_files import force_to_disk
+from mrlm_pl.trainer.sharded_checkpoint import METADATA_FILE, check_sharded_checkpoint
+
+COLLECTIVE_DEADLINE = timedelta(minutes=30)
+SHARDED_CHECKPOINT_FILES = (METADATA_FILE, "meta.pt")
+"""What a sharded checkpoint holds beside the shards: where every weight is, and all that is no weight."""
+
+
+class FSDP(ModelParallelStrategy):
+    """Fully sharded data parallelism (FSDP2), optionally over groups of tensor-parallel ranks.
+
+    ``--trainer.strategy fsdp`` on the command line. Lightning's own strategy of that name is FSDP1, which does not run
+    on a CPU and cannot clip each policy by itself.
+
+    Args:
+        tensor_parallel_size: ranks that share every matrix of a layer; they play the same episodes.
+        save_distributed_checkpoint: write checkpoints as a folder with a file for each rank instead of one whole file;
+            for models that no rank can hold whole.
+        timeout_minutes: how long a collective may take before the run ends with an error.
+    """
+
+    def __init__(
+        self,
+        tensor_parallel_size: int = 1,
+        save_distributed_checkpoint: bool = False,
+        timeout_minutes: float = COLLECTIVE_DEADLINE / timedelta(minutes=1),
+    ) -> None:
+        super().__init__(
+            data_parallel_size=1,
+            tensor_parallel_size=tensor_parallel_size,
+            save_distributed_checkpoint=save_distributed_checkpoint,
+            timeout=timedelta(minutes=timeout_minutes),
+        )
+        self.tensor_parallel_size = tensor_parallel_size
+
+    def setup_environment(self) -> None:
+        """Share the processes out: what is not tensor parallel is data parallel.
+
+        Raises:
+            ValueError: the number of processes is no multiple of the tensor-parallel size.
+        """
+        processes = self.num_nodes * self.num_processes
+        if processes % self.tensor_parallel_size:
+            raise ValueError(
+                f"tensor_parallel_size {self.tensor_parallel_size} does not divide the {processes} processes; "
+                "change it, or trainer.devices"
+            )
+        self._data_parallel_size = processes // self.tensor_parallel_size
+        super().setup_environment()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """Write a checkpoint; a folder of shards takes the place of an earlier one only when all of it is on the disk.
+
+        A kill leaves the earlier one, for a moment under its name with ``.old`` behind it.
+        """
+        if not self._save_distributed_checkpoint:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        final = Path(self.broadcast(filepath))
+        draft = final.with_name(f"{final.name}.part")
+        if self.is_global_zero:
+            _remove(draft)
+        self.barrier()
+        super().save_checkpoint(checkpoint, draft, storage_options)
+        self.barrier()  # all shards are there
+        if self.is_global_zero:
+            for path in (*draft.iterdir(), draft):
+                force_to_disk(path)
+            replaced = former_checkpoint(final)
+            if final.exists():
+                _remove(replaced)
+                os.rename(final, replaced)
+            os.rename(draft, final)
+            force_to_disk(final.parent)
+            _remove(replaced)
+        self.barrier()
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Load a checkpoint of either form; see :meth:`ModelParallelStrategy.load_checkpoint`.
+
+        Raises:
+            ConfigurationError: it is a folder of shards that would run code when it is read.
+        """
+        path = Path(self.broadcast(checkpoint_path))
+        if path.is_dir():
+            check_sharded_checkpoint(path)
+        return super().load_checkpoint(path, weights_only is not False)
+
+
+def former_checkpoint(path: Path) -> Path:
+    """Where the checkpoint that ``path`` had before lies while a new one takes its place."""
+    return path.with_name(f"{path.name}.old")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

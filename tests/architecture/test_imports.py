@@ -1,0 +1,247 @@
+"""Imports point down: the ordered list of packages in the design, held against the code."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {
+    "mrlm_pl": ROOT / "mrlm_pl",
+    "mrlm_environments": ROOT / "environments" / "mrlm_environments",
+    "mrlm_callbacks": ROOT / "callbacks" / "mrlm_callbacks",
+}
+FLOORS = [
+    {"errors", "seeding", "episode"},
+    {"settings", "durable_files"},
+    {"episode_files"},
+    {"concurrency"},
+    {"environment"},
+    {"sandbox"},
+    {"losses"},
+    {"advantages"},
+    {"rewards"},
+    {"answers"},
+    {"trainer"},
+    {"policy"},
+    {"engines"},
+    {"reward_models"},
+    {"serving"},
+    {"rollout"},
+    {"evaluation"},
+    {"learner"},
+    {"algorithms"},
+    {"data"},
+    {"runs"},
+    {"cli"},
+]
+"""From the ground up: a package imports what stands above it in this list, and nothing else of ours."""
+
+GENERATED = ("_pb2.py", "_pb2_grpc.py")
+
+
+def module_name(path: Path, source: str, root: Path) -> str:
+    parts = (source, *path.relative_to(root).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {
+    module_name(path, source, root): path
+    for source, root in SOURCES.items()
+    for path in sorted(root.rglob("*.py"))
+    if not path.name.endswith(GENERATED)
+}
+
+
+def imported(tree: ast.AST, modules: set[str] | dict[str, Path] = MODULES) -> Iterator[tuple[str, str]]:
+    """The modules of ours that a module imports, anywhere in it, with the name that is taken from them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in modules:
+                    yield inner, ""
+                elif node.module in modules:
+                    yield node.module, alias.name
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name in modules)
+
+
+IMPORTS = {name: list(imported(ast.parse(path.read_text()))) for name, path in MODULES.items()}
+
+
+def floor(module: str) -> int:
+    """The place in the list; the package itself and plugins stand above all."""
+    package, _, rest = module.partition(".")
+    if package != "mrlm_pl" or not rest:
+        return len(FLOORS)
+    return next(number for number, names in enumerate(FLOORS) if rest.partition(".")[0] in names)
+
+
+def upward(imports: dict[str, list[tuple[str, str]]]) -> list[str]:
+    """Imports of what does not stand above the importing package in the list."""
+    return [
+        f"{name} imports {other}"
+        for name, found in imports.items()
+        if name.startswith("mrlm_pl.")
+        for other, _ in found
+        if other.partition(".")[0] != "mrlm_pl" or (floor(other) >= floor(name) and not same_package(name, other))
+    ]
+
+
+def same_package(one: str, other: str) -> bool:
+    return one.split(".")[:2] == other.split(".")[:2]
+
+
+def circles(imports: dict[str, list[tuple[str, str]]]) -> list[list[str]]:
+    """Groups of modules that import each other, by whatever way; an import for type checkers counts."""
+    graph = {name: {other for other, _ in found if other != name} for name, found in imports.items()}
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        for other in graph.get(name, ()):
+            if other not in order:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], order[other])
+        if low[name] == order[name]:
+            group = []
+            while True:
+                group.append(stack.pop())
+                if group[-1] == name:
+                    break
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in graph:
+        if name not in order:
+            visit(name)
+    return found
+
+
+def private_imports(imports: dict[str, list[tuple[str, str]]]) -> list[str]:
+    """Private names, or private modules, that a module takes from another."""
+    return [
+        f"{name} imports {taken} from {other}"
+        for name, found in imports.items()
+        for other, taken in found
+        if (taken.startswith("_") and not taken.startswith("__")) or other.rpartition(".")[2].startswith("_")
+    ]
+
+
+def unread_arguments(text: str) -> list[str]:
+    """Constructor arguments that no line of their class reads, and no call hands on."""
+    found = []
+    for cls in ast.walk(ast.parse(text)):
+        if not isinstance(cls, ast.ClassDef):
+            continue
+        for method in cls.body:
+            if not (isinstance(method, ast.FunctionDef) and method.name == "__init__"):
+                continue
+            read = {item.id for item in ast.walk(method) if isinstance(item, ast.Name)}
+            arguments = (*method.args.args[1:], *method.args.kwonlyargs)
+            found += [f"{cls.name}({item.arg})" for item in arguments if item.arg not in read]
+    return found
+
+
+def test_every_package_has_its_place() -> None:
+    known = {name for names in FLOORS for name in names}
+    assert {name.split(".")[1] for name in MODULES if name.startswith("mrlm_pl.")} == known
+
+
+def missing(tree: ast.AST) -> list[str]:
+    """Modules and names of ours that an import names and that do not exist."""
+    found = []
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in SOURCES):
+            continue
+        if "_pb2" in node.module or any("_pb2" in alias.name for alias in node.names):
+            continue
+        if node.module not in MODULES:
+            found.append(node.module)
+    return found
+
+
+def test_what_is_imported_exists() -> None:
+    assert [(name, found) for name, path in MODULES.items() if (found := missing(ast.parse(path.read_text())))] == []
+
+
+def test_imports_point_down() -> None:
+    assert upward(IMPORTS) == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles(IMPORTS) == []
+
+
+def test_private_names_stay_in_their_module() -> None:
+    assert private_imports(IMPORTS) == []
+
+
+def test_every_argument_of_a_constructor_is_read() -> None:
+    assert [(name, found) for name, path in MODULES.items() if (found := unread_arguments(path.read_text()))] == []
+
+
+def test_the_checks_find_what_is_planted() -> None:
+    planted = {
+        "mrlm_pl.losses.planted": [("mrlm_pl.data.rollout.module", "RolloutDataModule")],
+        "mrlm_pl.episode": [("mrlm_environments.math", "")],
+        "mrlm_pl.engines.one": [("mrlm_pl.engines.two", "_hidden")],
+        "mrlm_pl.engines.two": [("mrlm_pl.engines.one", "")],
+    }
+    assert upward(planted) == [
+        "mrlm_pl.losses.planted imports mrlm_pl.data.rollout.module",
+        "mrlm_pl.episode imports mrlm_environments.math",
+    ]
+    assert circles(planted) == [["mrlm_pl.engines.one", "mrlm_pl.engines.two"]]
+    assert private_imports(planted) == ["mrlm_pl.engines.one imports _hidden from mrlm_pl.engines.two"]
+    assert unread_arguments("class A:\n    def __init__(self, a, b):\n        self.a = a") == ["A(b)"]
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=str)
+def test_a_folder_has_few_entries(folder: Path) -> None:
+    hidden = {"__init__.py", "__init__.pyi", "__pycache__", "py.typed"}
+    entries = {item.name.partition("_pb2")[0] for item in folder.iterdir() if item.name not in hidden}
+    assert len(entries) <= MANY.get(folder.relative_to(ROOT).as_posix(), 14), sorted(entries)
+
+
+MANY = {"mrlm_pl/algorithms": 40, "mrlm_pl": 30, "environments/mrlm_environments": 20}
+"""One file for each algorithm, one folder for each package and environment."""
+
+ENVIRONMENTS = [name for name in MODULES if name.startswith("mrlm_environments")]
+LIGHT_MODULES = [
+    "mrlm_pl",
+    "mrlm_pl.episode",
+    "mrlm_pl.environment",
+    "mrlm_pl.environment.rows",
+    "mrlm_pl.sandbox",
+    "mrlm_pl.serving.verifiers.client",
+    "mrlm_pl.serving.verifiers.asking",
+    "mrlm_pl.serving.verifiers.service",
+    "mrlm_pl.reward_models.model",
+]
+
+
+@pytest.mark.parametrize("module", [*LIGHT_MODULES, *ENVIRONMENTS])
+def test_environments_start_without_torch(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'lightning'}} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_a_script_that_trains_here_imports_no_servers() -> None:
+    packages = "mrlm_pl.algorithms, mrlm_pl.data, mrlm_pl.runs"
+    code = f"import sys, {packages}; print(sorted({{'grpc', 'aiohttp', 'ray'}} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

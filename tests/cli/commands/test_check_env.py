@@ -1,0 +1,105 @@
+"""``mrlm check-env``."""
+
+import json
+import subprocess
+import sys
+
+import mrlm_pl.environment.check
+from mrlm_pl.environment.check import Check, CheckReport
+
+
+def test_a_sound_environment_passes_with_its_arguments(mrlm):
+    status, out, _ = mrlm("check-env", "parrot", "--environment.difficulty", "[4, 5]")
+    assert status == 0, out
+    lines = out.splitlines()
+    assert len(lines) > 2
+    assert all(line.startswith("ok ") for line in lines[:-1])
+    assert lines[-1] == f"parrot: {len(lines) - 1} of {len(lines) - 1} checks passed"
+
+
+def test_arguments_reach_the_environment(mrlm, monkeypatch):
+    seen = []
+
+    def check(environment):
+        seen.append(environment.difficulty)
+        return CheckReport(
+            environment.name, (Check("seed", True, "equal"), Check("split", False, "tasks 1 and 2 are equal"))
+        )
+
+    monkeypatch.setattr(mrlm_pl.environment.check, "check_environment", check)
+    status, out, _ = mrlm("check-env", "--environment", "ParrotEnvironment", "--environment.difficulty=[4, 5]")
+    assert (status, seen) == (1, [[4, 5]])
+    assert out == "ok   seed: equal\nFAIL split: tasks 1 and 2 are equal\nparrot: 1 of 2 checks passed\n"
+
+
+def test_environment_from_a_file(mrlm, tmp_path):
+    (tmp_path / "env.yaml").write_text("environment: {class_path: parrot, init_args: {difficulty: [4]}}\n")
+    assert mrlm("check-env", "--config", "env.yaml")[0] == 0
+
+
+def test_misspelt_environment_and_argument(mrlm):
+    status, _, err = mrlm("check-env", "parot")
+    assert status == 2
+    assert "did you mean 'parrot'?" in err
+    status, _, err = mrlm("check-env", "parrot", "--environment.dificulty", "[1]")
+    assert status == 2
+    assert "environment.dificulty" in err
+    assert "did you mean 'difficulty'?" in err
+
+
+def test_data_that_cannot_be_read_is_a_mistake_and_no_finding(mrlm, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "P", "entry_point": "f"}\n')
+    status, out, err = mrlm("check-env", "code", "--environment.data", "rows.jsonl")
+    assert (status, out) == (2, "")
+    assert err.startswith(
+        "mrlm: error: code data 'rows.jsonl', row 1: the field 'test' is missing; a row has {prompt, "
+    )
+    assert len(err.splitlines()) == 1
+
+
+ROWS = [
+    {"prompt": "Double x.", "entry_point": "f", "pairs": [[[2], 4]], "solution": "def f(x): return 2 * x"},
+    {"prompt": "Halve x.", "entry_point": "f", "pairs": [[[2], 1]], "solution": "def f(x): return x"},
+    {"prompt": "Square x.", "entry_point": "f", "pairs": [[[2], 4]]},
+    {"prompt": "Leave.", "entry_point": "f", "pairs": [[[2], 4]], "solution": "import os; os._exit(0)"},
+    {"prompt": "P", "entry_point": "f"},
+]
+
+
+def test_rows_whose_reference_fails_are_named_and_can_be_left_out(mrlm, tmp_path, caplog):
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    status, out, _ = mrlm("check-env", "code", "--data", "rows.jsonl", "--output", "kept.jsonl")
+    assert status == 1
+    assert out.splitlines() == [
+        "FAIL rows.jsonl, row 2: its reference earns 0 (answered)",
+        "FAIL rows.jsonl, row 4: its reference earns -0.5 (invalid_program)",
+        "code: of 5 rows 1 are solved by their reference, earning 2 to 2; 2 are not, 1 have none, 1 cannot be used",
+        "kept.jsonl: the 2 usable rows",
+    ]
+    assert "row 5: the field 'test' is missing" in caplog.text
+    kept = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
+    assert kept == [ROWS[0], ROWS[2]]
+    status, out, _ = mrlm("check-env", "code", "--data", "kept.jsonl")
+    assert (status, out.count("FAIL")) == (0, 0)
+    status, out, _ = mrlm("check-env", "collaborative_coding", "--data", "kept.jsonl")
+    assert (status, "1 are solved by their reference, earning 4 to 4" in out) == (0, True), "the mean of two agents"
+
+
+def test_data_is_checked_where_there_is_some(mrlm):
+    status, _, err = mrlm("check-env", "code", "--output", "kept.jsonl")
+    assert (status, "--output is for the usable rows of --data" in err) == (2, True)
+    status, _, err = mrlm("check-env", "parrot", "--data", "rows.jsonl")
+    assert status == 2
+    assert "environment.data" in err
+
+
+def test_our_environments_are_found_without_torch():
+    code = (
+        "import sys\n"
+        "from mrlm_pl.cli.main import main\n"
+        "status = main(['check-env', 'math'])\n"
+        "sys.exit('torch was imported' if {'torch', 'lightning', 'transformers'} & set(sys.modules) else status)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "math: " in done.stdout

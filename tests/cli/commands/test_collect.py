@@ -1,0 +1,233 @@
+"""``mrlm collect``: what it writes, and how it goes on after a kill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrlm_pl.cli.commands import collect as command
+from mrlm_pl.episode_files import read_episodes
+
+
+@pytest.fixture
+def collect(mrlm, model_folder, monkeypatch):
+    monkeypatch.setattr(command, "CHUNK", 4)
+
+    def run(*options: str, status: int = 0) -> str:
+        arguments = ("--environment", "parrot", "--environment.difficulty", "[1]", "--max-tokens", "2", *options)
+        result = mrlm("collect", "--model", str(model_folder), *arguments)
+        assert result[0] == status, result[2]
+        return result[1] if status == 0 else result[2]
+
+    return run
+
+
+def untimed(path: str) -> list[Any]:
+    rows = []
+    for line in Path(path).read_text().splitlines():
+        row = json.loads(line)
+        row.pop("timings")
+        rows.append(row)
+    return rows
+
+
+def test_episodes_are_whole_records_and_the_same_twice(collect):
+    assert "10 of 10 episodes in deep/a.jsonl" in collect("-n", "10", "--output", "deep/a.jsonl")
+    collect("--num-episodes", "10", "--output", "b.jsonl")
+    assert untimed("deep/a.jsonl") == untimed("b.jsonl")
+    episodes = list(read_episodes_file("deep/a.jsonl"))
+    assert len({episode.id for episode in episodes}) == 10
+    assert all(row.logprobs[-1] < 0 for episode in episodes for row in episode.rows())
+    assert [path.name for path in Path("deep").iterdir()] == ["a.jsonl"]
+
+
+def read_episodes_file(path: str) -> Any:
+    from mrlm_pl.episode import Episode
+
+    return [Episode.from_json(line) for line in Path(path).read_text().splitlines()]
+
+
+def test_a_killed_collection_goes_on_without_losing_or_repeating(collect, monkeypatch):
+    collect("-n", "10", "--output", "whole.jsonl")
+
+    class Killed(BaseException):
+        pass
+
+    add, calls = command.Progress.add, []
+
+    def die(self: Any, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            with Path("cut.jsonl").open("ab") as file:
+                file.write(b'{"half of a line')  # a kill in the middle of the second write
+            raise Killed
+        add(self, *arguments)
+
+    monkeypatch.setattr(command.Progress, "add", die)
+    with pytest.raises(Killed):
+        collect("-n", "10", "--output", "cut.jsonl")
+    assert Path("cut.jsonl.progress").is_file()
+    monkeypatch.setattr(command.Progress, "add", add)
+    assert "is half of a collection with other options" in collect("-n", "12", "--output", "cut.jsonl", status=2)
+    collect("-n", "10", "--output", "cut.jsonl")
+    assert untimed("cut.jsonl") == untimed("whole.jsonl")
+    assert not Path("cut.jsonl.progress").exists()
+
+
+def test_a_kill_before_the_first_note_loses_nothing(collect, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    write = command.Progress._write_note
+
+    def die(self: Any) -> None:
+        if self.played:
+            raise Killed
+        write(self)
+
+    monkeypatch.setattr(command.Progress, "_write_note", die)
+    with pytest.raises(Killed):
+        collect("-n", "4", "--output", "cut.jsonl")
+    assert Path("cut.jsonl").stat().st_size > 0
+    monkeypatch.setattr(command.Progress, "_write_note", write)
+    collect("-n", "4", "--output", "cut.jsonl")
+    collect("-n", "4", "--output", "whole.jsonl")
+    assert untimed("cut.jsonl") == untimed("whole.jsonl")
+
+
+def test_a_note_without_its_file_is_no_beginning(collect, monkeypatch):
+    monkeypatch.setattr(command.Progress, "finish", lambda self: None)
+    collect("-n", "4", "--output", "lost.jsonl")
+    Path("lost.jsonl").unlink()
+    assert "is shorter than when" in collect("-n", "4", "--output", "lost.jsonl", status=2)
+
+
+def test_objects_that_an_environment_holds_do_not_make_its_options_others(collect, monkeypatch):
+    from mrlm_toy import ParrotEnvironment
+
+    begin, held = ParrotEnvironment.__init__, []
+
+    def built(self: Any, difficulty: list[int] | None = None) -> None:
+        begin(self, difficulty)
+        self.judge = object()  # whose repr has an address
+        held.append(self.judge)
+
+    monkeypatch.setattr(ParrotEnvironment, "__init__", built)
+    monkeypatch.setattr(command.Progress, "finish", lambda self: None)
+    collect("-n", "4", "--output", "a.jsonl")
+    assert "4 of 4 episodes" in collect("-n", "4", "--output", "a.jsonl")
+    assert len(held) == 2
+
+
+def test_a_threshold_keeps_what_reaches_it(collect):
+    collect("-n", "12", "--output", "all.jsonl")
+    rewards = [episode.reward for episode in read_episodes_file("all.jsonl")]
+    threshold = sorted(rewards)[6]
+    collect("-n", "12", "--output", "best.jsonl.gz", "--filter-reward", str(threshold))
+    kept = [episode.reward for episode in read_episodes("best.jsonl.gz")]
+    assert kept == [reward for reward in rewards if reward >= threshold]
+
+
+def test_files_are_not_overwritten_and_must_be_json_lines(collect):
+    Path("mine.jsonl").write_text("precious\n")
+    assert "'mine.jsonl' exists" in collect("-n", "1", "--output", "mine.jsonl", status=2)
+    assert Path("mine.jsonl").read_text() == "precious\n"
+    assert "must be a file that ends in .jsonl" in collect("-n", "1", "--output", "episodes.csv", status=2)
+    message = collect("-n", "3", "--samples-per-task", "2", "--output", "a.jsonl", status=2)
+    assert "must be a multiple of samples_per_task 2" in message
+
+
+def test_each_task_is_answered_at_each_temperature(collect):
+    options = ("-n", "12", "--samples-per-task", "2", "--temperatures", "0", "1.5")
+    collect(*options, "--output", "a.jsonl")
+    episodes = read_episodes_file("a.jsonl")
+    found = [(episode.task.key, episode.metrics["temperature"]) for episode in episodes]
+    tasks = list(dict.fromkeys(task for task, _ in found))
+    assert found == [(task, heat) for task in tasks for heat in (0.0, 0.0, 1.5, 1.5)]
+    assert len(tasks) == 3
+    assert len({episode.id for episode in episodes}) == len({episode.seed for episode in episodes}) == 12
+    said = [episode.rows()[0].token_ids for episode in episodes]
+    assert all(said[start] == said[start + 1] for start in (0, 4, 8)), "greedy answers are equal"
+    assert any(said[start + 2] != said[start + 3] for start in (0, 4, 8)), "warm ones are not"
+
+
+def test_one_temperature_is_written_down_too(collect):
+    collect("-n", "2", "--output", "a.jsonl", "--temperature", "0.5")
+    assert [episode.metrics["temperature"] for episode in read_episodes_file("a.jsonl")] == [0.5, 0.5]
+
+
+def test_a_killed_collection_at_several_temperatures_goes_on(collect, monkeypatch):
+    options = ("-n", "16", "--temperatures", "0.5", "1.5")
+    collect(*options, "--output", "whole.jsonl")
+
+    class Killed(BaseException):
+        pass
+
+    add, calls = command.Progress.add, []
+
+    def die(self: Any, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise Killed
+        add(self, *arguments)
+
+    monkeypatch.setattr(command.Progress, "add", die)
+    with pytest.raises(Killed):
+        collect(*options, "--output", "cut.jsonl")
+    monkeypatch.setattr(command.Progress, "add", add)
+    message = collect("-n", "16", "--temperatures", "0.5", "1.0", "--output", "cut.jsonl", status=2)
+    assert "is half of a collection with other options" in message
+    collect(*options, "--output", "cut.jsonl")
+    assert untimed("cut.jsonl") == untimed("whole.jsonl")
+
+
+def test_temperatures_that_say_nothing_clear_are_refused(collect):
+    both = ("--temperatures", "1", "2", "--output", "a.jsonl")
+    assert "both given" in collect("-n", "2", "--temperature", "1", *both, status=2)
+    assert "multiple of 6: samples_per_task 3 at each of 2" in collect(
+        "-n", "9", "--samples-per-task", "3", *both, status=2
+    )
+    assert "names one twice" in collect("-n", "2", "--temperatures", "1", "1", "--output", "a.jsonl", status=2)
+    assert "temperatures" in collect("-n", "2", "--temperatures", "1", "-1", "--output", "a.jsonl", status=2)
+
+
+@pytest.mark.parametrize(("number", "status", "name"), [(2, 130, "Ctrl-C"), (15, 143, "SIGTERM")])
+def test_a_signal_ends_it_in_order_and_the_same_command_continues(collect, monkeypatch, number, status, name):
+    import signal
+
+    add = command.Progress.add
+
+    def interrupted(self, episodes, kept):
+        add(self, episodes, kept)
+        if self.played == 8:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(command.Progress, "add", interrupted)
+    told = collect("-n", "12", "--output", "a.jsonl", status=status)
+    assert f"{name} has ended collect; what was written is kept; continue with `mrlm collect --model" in told
+    assert "Traceback" not in told
+    monkeypatch.setattr(command.Progress, "add", add)
+    collect("-n", "12", "--output", "a.jsonl")
+    assert len(Path("a.jsonl").read_text().splitlines()) == 12
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_second_interrupt_ends_the_process_at_once():
+    import signal
+    import subprocess
+    import sys
+
+    program = (
+        "import signal\nfrom mrlm_pl.runs.interrupts import ending_in_order\n"
+        "with ending_in_order(sigterm=True):\n"
+        "    try:\n        signal.raise_signal(signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n        signal.raise_signal(signal.SIGINT)\n"
+        "print('not reached')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == -signal.SIGINT
+    assert "press it again to end at once" in done.stderr
+    assert done.stdout == ""

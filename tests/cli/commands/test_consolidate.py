@@ -1,0 +1,28 @@
+"""``mrlm consolidate``: what it refuses. What it makes is tried with two processes in tests/trainer/test_fsdp.py."""
+
+from pathlib import Path
+
+from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
+
+
+def test_what_is_no_sharded_checkpoint_is_named(mrlm):
+    Path("folder").mkdir()
+    status, _, message = mrlm("consolidate", "folder", "whole.ckpt")
+    assert status == 2
+    assert "'folder' is no sharded checkpoint" in message
+    Path("folder/meta.pt").write_bytes(b"")
+    Path("whole.ckpt").write_text("precious")
+    status, _, message = mrlm("consolidate", "folder", "whole.ckpt")
+    assert status == 2
+    assert "'whole.ckpt' exists" in message
+    assert Path("whole.ckpt").read_text() == "precious"
+
+
+def test_a_sharded_checkpoint_needs_the_strategy_or_consolidation(mrlm):
+    Path("sharded.ckpt").mkdir()
+    for name in SHARDED_CHECKPOINT_FILES:
+        Path("sharded.ckpt", name).write_bytes(b"")
+    options = ("--model", "ToyAlgorithm", "--data", "ToyData", "--trainer.max_epochs", "1")
+    status, _, message = mrlm("fit", *options, "--ckpt_path", "sharded.ckpt")
+    assert status == 2
+    assert "mrlm consolidate sharded.ckpt FILE" in message

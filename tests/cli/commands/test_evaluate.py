@@ -1,0 +1,431 @@
+"""``mrlm eval``."""
+
+import json
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from mrlm_pl.cli.commands.evaluate import sampling_of
+from mrlm_pl.engines import Sampling
+from mrlm_pl.errors import ConfigurationError, missing_folder
+from mrlm_pl.runs.recorded_run import RecordedRun, read_run
+
+FIELDS = {"environment", "model", "split", "seed", "episodes", "mean_reward", "ci95", "accuracy", "pass_at_k"}
+
+
+@pytest.fixture
+def evaluate(mrlm, model_folder):
+    def run(*options, model=str(model_folder), status=0):
+        arguments = ("--environment", "parrot", "--environment.difficulty", "[1]", "--max-tokens", "2", *options)
+        result = mrlm("eval", "--model", model, *arguments)
+        assert result[0] == status, result[2]
+        return result[1] if status == 0 else result[2]
+
+    return run
+
+
+def test_report_is_complete_and_the_same_twice(evaluate):
+    options = ("--num-episodes", "4", "--samples-per-task", "2", "--seed", "7")
+    printed = evaluate(*options, "--output", "deep/a.json")
+    evaluate(*options, "--output", "b.json")
+    report = json.loads(Path("deep/a.json").read_text())
+    assert FIELDS | {"components", "transcripts"} <= set(report)
+    assert (report["environment"], report["split"], report["seed"], report["episodes"]) == ("parrot", "test", 7, 4)
+    assert len(report["transcripts"]) == 4
+    assert set(report["pass_at_k"]) == {"1", "2"}
+    assert report["ci95"] == [None, None], "two samples of one word, twice: one problem tells nothing of the spread"
+    assert Path("deep/a.json").read_bytes() == Path("b.json").read_bytes()
+    assert [path.name for path in Path("deep").iterdir()] == ["a.json"]
+    assert "mean reward" in printed
+    assert "pass@2" in printed
+
+
+def test_seed_and_sampling_reach_the_episodes(evaluate):
+    def texts(*options):
+        evaluate("--num-episodes", "4", "--output", "r.json", *options)
+        return [
+            item["messages"]["agent"][-1]["content"] for item in json.loads(Path("r.json").read_text())["transcripts"]
+        ]
+
+    assert texts("--seed", "1") != texts("--seed", "2")
+    greedy = ("--temperature", "0", "--samples-per-task", "4")
+    assert len(set(texts(*greedy))) == 1
+    assert max(map(len, texts("--max-tokens", "9"))) > 2
+
+
+def test_run_folder_gives_policies_seats_and_length(tmp_path):
+    for name in ("solver", "critic"):
+        (tmp_path / "run" / "policies" / name).mkdir(parents=True)
+        (tmp_path / "run" / "policies" / name / "config.json").write_text("{}")
+    policies = {
+        "solver": {"model": "a", "chat_template": "x", "learning_rate": 1},
+        "critic": {"model": "b", "chat_template": None},
+        "judge": {"model": "c", "trained": False},
+    }
+    config = {
+        "model": {"init_args": {"policies": policies, "seats": {"pro": "solver"}}},
+        "data": {"init_args": {"sampling": {"max_tokens": 77}, "validation_sampling": {"temperature": 0.0}}},
+    }
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    assert read_run("run") == RecordedRun(
+        {
+            "solver": {"model": "run/policies/solver", "chat_template": "x"},
+            "critic": {"model": "run/policies/critic"},
+            "judge": {"model": "c"},  # frozen policies are not written
+        },
+        {"pro": "solver"},
+        {"max_tokens": 77},
+        {"temperature": 0.0},
+    )
+
+
+def test_run_with_one_policy_is_evaluated(evaluate, model_folder):
+    Path("run/policies").mkdir(parents=True)
+    Path("run/policies/main").symlink_to(model_folder)
+    evaluate("--num-episodes", "2", "--output", "r.json", model="run")
+    evaluate("--num-episodes", "2", "--output", "m.json")
+    run, model = (json.loads(Path(name).read_text()) for name in ("r.json", "m.json"))
+    assert run["transcripts"] == model["transcripts"]
+
+
+@pytest.mark.parametrize("validation", [None, {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "max_tokens": 4}])
+def test_a_run_is_sampled_as_it_was_validated_unless_options_say_otherwise(evaluate, model_folder, validation):
+    training = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 3}
+    Path("run/policies").mkdir(parents=True)
+    Path("run/policies/main").symlink_to(model_folder)
+    data = {"init_args": {"sampling": training, "validation_sampling": validation}}
+    Path("run/config.yaml").write_text(yaml.safe_dump({"data": data}))
+    wanted = validation or training
+
+    def report(*options):
+        printed = evaluate(
+            "--num-episodes", "4", "--samples-per-task", "4", "--output", "r.json", *options, model="run"
+        )
+        found = json.loads(Path("r.json").read_text())
+        texts = {item["messages"]["agent"][-1]["content"] for item in found["transcripts"]}
+        return found["sampling"], texts, printed
+
+    sampling, texts, printed = report()
+    assert sampling == {**wanted, "max_tokens": 2}, "the fixture asks for two tokens"
+    assert len(texts) == 1, "it is greedy"
+    assert f"temperature 0, top_p {wanted['top_p']:g}, top_k {wanted['top_k']}, max_tokens 2" in printed
+    sampling, texts, _ = report("--temperature", "5", "--top-k", "0", "--top-p", "1")
+    assert sampling == {"temperature": 5.0, "top_p": 1.0, "top_k": 0, "max_tokens": 2}
+    assert len(texts) > 1
+
+
+def test_what_neither_options_nor_the_run_say_is_as_by_default():
+    options = SimpleNamespace(temperature=0.5, top_p=None, top_k=None, max_tokens=None)
+    assert sampling_of(options, {"temperature": 0.0, "max_tokens": 77}) == Sampling(temperature=0.5, max_tokens=77)
+    assert sampling_of(options, {}) == Sampling(temperature=0.5)
+
+
+def test_agents_find_their_policy():
+    two = RecordedRun({"a": {}, "b": {}}, {"pro": "a"})
+    assert (two.policy_of("pro"), two.policy_of("b")) == ("a", "b")
+    assert RecordedRun({"a": {}}).policy_of("anyone") == "a"
+    with pytest.raises(ConfigurationError, match="agent 'con' has no seat"):
+        two.policy_of("con")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--num-episodes", "3", "--samples-per-task", "2"), "multiple of samples_per_task"),
+        (("--num-episode", "3"), "did you mean '--num-episodes'"),
+        (
+            ("--split", "trai"),
+            "--split: expected one of 'train', 'validation', 'test', but the value is trai; did you mean",
+        ),
+        (("--temperature", "-1"), "temperature"),
+        (("--seats", '{"agent": "solver"}'), "seats name the policies ['solver']"),
+        (("--output", "."), "is a folder"),
+        (("--device", "warp"), "device: 'warp' cannot be used"),
+    ],
+)
+def test_mistakes(evaluate, options, words):
+    error = evaluate(*options, status=2)
+    assert words in error
+    assert "Traceback" not in error
+
+
+def test_model_that_cannot_be_used(evaluate):
+    assert "absent" in evaluate(model="./absent", status=2)
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("{}")
+    assert "has no policies yet" in evaluate(model="run", status=2)
+
+
+def test_a_split_with_fewer_tasks_than_episodes_is_told(mrlm, model_folder):
+    Path("rows.jsonl").write_text('{"question": "2+2?", "answer": "#### 4"}\n')
+    data = ("--environment", "math", "--environment.data", '{"test": "rows.jsonl"}')
+    options = ("eval", "--model", str(model_folder), *data, "--max-tokens", "2", "--num-episodes")
+    status, _, err = mrlm(*options, "2")
+    assert status == 0, err
+    assert "mrlm: warning: 2 episodes requested, but the test split has tasks for 1; play each task" in err
+    status, out, err = mrlm(*options, "200", "--output", "r.json")
+    assert "episodes       1, 200 requested (no more tasks)" in out
+    report = json.loads(Path("r.json").read_text())
+    assert (report["requested"], report["episodes"]) == (200, 1)
+    assert "requested" not in "".join(mrlm(*options, "1")[1:])
+
+
+def test_metrics_and_the_gain_over_another_evaluation_are_told(mrlm, model_folder):
+    team = ("--environment", "collaborative_reasoning", "--max-tokens", "2", "--model", str(model_folder))
+    one = ("--environment.solvers", "1", "--environment.max_turns", "1", "--samples-per-task", "4")
+    status, out, err = mrlm("eval", *team, *one, "--num-episodes", "16", "--output", "one.json")
+    assert status == 0, err
+    assert "majority@4" in out
+    status, out, err = mrlm("eval", *team, "--num-episodes", "6", "--compare", "one.json", "--output", "team.json")
+    assert status == 0, err
+    assert "solver_2_turn_2_accuracy" in out
+    gain = next(line for line in out.splitlines() if line.startswith("gain"))
+    assert "over one.json, in 4 of 6 tasks: accuracy" in gain
+    assert "(4 decisions per task) against majority@4" in gain
+    assert gain.endswith("(4 decisions per task)")
+    assert "one.json has other environment settings: max_turns is 2 here and 1 there; solvers is 2 here and 1" in err
+    report = json.loads(Path("team.json").read_text())
+    assert report["comparison"]["tasks"] == 4
+    assert report["metrics"]["turn_2_improved"]["of"] + report["metrics"]["turn_2_declined"]["of"] == 12
+    other = json.loads(Path("one.json").read_text())
+    Path("few.json").write_text(json.dumps({**other, "tasks": other["tasks"][:1]}))
+    options = ("--num-episodes", "3", "--compare", "few.json")
+    assert "few.json has only 1 of the 3 tasks of this evaluation" in mrlm("eval", *team, *one[:4], *options)[2]
+
+
+def test_a_report_or_a_folder_that_does_not_exist_is_told_at_once(mrlm, evaluate, monkeypatch):
+    Path("base.json").write_text("{}")
+    for option, words in (("bsae.json", "did you mean 'base.json'?"), ("absent/x.json", "check the path")):
+        error = evaluate("--compare", option, status=2)
+        assert error == f"mrlm: error: report: there is no file {option!r}; {words}\n"
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
+    Path("runs/quickstart").mkdir(parents=True)
+    meant = "mrlm: error: model: there is no folder 'runs/quickstat'; did you mean 'runs/quickstart'?\n"
+    assert evaluate(model="runs/quickstat", status=2) == meant
+    assert mrlm("eval", "--model", "runs/quickstat")[2] == meant
+    assert missing_folder("owner/model") is None, "without a folder of the owner it may be a hub id"
+    assert missing_folder("gpt2") is None
+    assert "nor 'nowhere'" in missing_folder("./nowhere/run")
+    assert "hf download runs/xyz" in missing_folder("runs/xyz")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "cache/config.json")
+    assert missing_folder("runs/quickstat") is None
+
+
+def test_an_evaluation_of_failures_alone_ends_with_a_report(evaluate, monkeypatch, caplog):
+    from mrlm_toy.environments import ParrotEnvironment
+
+    begun = []
+
+    def away(self, task):
+        begun.append(task)
+        raise OSError("the back end is away")
+
+    monkeypatch.setattr(ParrotEnvironment, "begin", away)
+    evaluate("--num-episodes", "3", "--output", "r.json", status=1)
+    report = json.loads(Path("r.json").read_text())
+    assert (report["episodes"], report["failed"], report["mean_reward"], report["accuracy"]) == (0, 3, None, None)
+    assert all("the back end is away" in item["error"] for item in report["transcripts"])
+    assert len(begun) == 9, "each was begun three times, and no more"
+    assert "3 of 3 episodes of 'parrot' failed" in caplog.text
+
+
+@pytest.fixture
+def recorded(model_folder):
+    """Makes a run folder: its policies, and its configurations in their order."""
+
+    def make(*configurations, policies=("main",)):
+        for name in policies:
+            folder = Path("run/policies") / name
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.symlink_to(model_folder)
+        for number, (model, data) in enumerate(configurations, start=1):
+            name = "config.yaml" if number == 1 else f"config-{number}.yaml"
+            Path("run", name).write_text(yaml.safe_dump({"model": {"init_args": model}, "data": {"init_args": data}}))
+
+    return make
+
+
+def parrot(*difficulty):
+    return {"class_path": "mrlm_toy.ParrotEnvironment", "init_args": {"difficulty": list(difficulty)}}
+
+
+def evaluated(mrlm, *options):
+    status, out, err = mrlm("eval", "--model", "run", "-n", "4", "--max-tokens", "2", "--output", "r.json", *options)
+    assert status == 0, err
+    return json.loads(Path("r.json").read_text()), out, err
+
+
+def lengths(report):
+    """Lengths of the words that the parrot was asked for."""
+    return {len(item["messages"]["agent"][0]["content"].split()[-1]) for item in report["transcripts"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ((), {1}),
+        (("--environment", "parrot"), {1}),
+        (("--environment", "ParrotEnvironment"), {1}),
+        (("--environment", "mrlm_toy.ParrotEnvironment"), {1}),
+        (("--environment.difficulty", "[2]"), {2}),
+        (("--environment", "parrot", "--environment.difficulty", "[2]"), {2}),
+    ],
+)
+def test_a_run_is_evaluated_in_its_environment_with_its_settings(mrlm, recorded, options, found):
+    recorded(({}, {"environment": parrot(1)}))
+    report, out, _ = evaluated(mrlm, *options)
+    assert lengths(report) == found
+    assert report["settings"] == {"difficulty": sorted(found)}
+    assert f"settings       difficulty {sorted(found)}" in out
+
+
+@pytest.mark.parametrize(
+    ("environment", "risk"),
+    [
+        (
+            {
+                "class_path": "mrlm_environments.ToolEnvironment",
+                "init_args": {
+                    "tools": [
+                        "calculator",
+                        {
+                            "class_path": "mrlm_environments.toolbox.mcp.McpTools",
+                            "init_args": {"command": "touch", "args": ["started"]},
+                        },
+                    ]
+                },
+            },
+            "McpTools starts the command 'touch'",
+        ),
+        ({"class_path": "run.theirs.Env"}, "'run.theirs.Env' is a program in the run folder"),
+        ({"class_path": "./run/theirs.py:Env"}, "'./run/theirs.py:Env' is a program in the run folder"),
+        ({"class_path": "run.pack.Env"}, "is a program in the run folder"),
+        (
+            {"class_path": "mrlm_environments.CodeEnvironment", "init_args": {"sandbox": {"level": "limits"}}},
+            "it plays with `sandbox.level: limits`",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", [("eval",), ("collect", "--output", "e.jsonl")])
+def test_a_program_in_a_run_is_refused_unless_the_environment_is_named(mrlm, recorded, environment, risk, command):
+    recorded(({}, {"environment": environment}))
+    program = "open('started', 'w').close()\n"
+    Path("run/pack").mkdir()
+    for file in ("run/theirs.py", "run/pack/__init__.py", "run/__init__.py"):
+        Path(file).write_text(program)
+    status, _, err = mrlm(*command, "--model", "run", "-n", "1")
+    assert (status, risk in err, len(err.splitlines())) == (2, True, 1), err
+    assert f"name the environment: `--environment {environment['class_path']}`" in err
+    assert not Path("started").exists()
+
+
+def test_a_named_environment_of_a_run_may_run_programs(mrlm, recorded):
+    sandbox = {"level": "limits", "wall_seconds": 7.0}
+    code = {"class_path": "mrlm_environments.CodeEnvironment", "init_args": {"sandbox": sandbox}}
+    recorded(({}, {"environment": code}))
+    report, _, _ = evaluated(mrlm, "--environment", "CodeEnvironment")
+    assert report["settings"]["sandbox"]["wall_seconds"] == 7.0
+
+
+def test_another_environment_has_its_own_settings(mrlm, recorded):
+    recorded(({}, {"environment": parrot(1)}))
+    report, out, _ = evaluated(mrlm, "--environment", "math")
+    assert report["environment"] == "math"
+    assert "settings       defaults" in out
+
+
+def test_the_last_configuration_of_a_continued_run_counts(mrlm, recorded):
+    """``config-10.yaml`` comes after ``config-9.yaml``."""
+    recorded(*[({}, {"environment": parrot(1), "sampling": {"max_tokens": 3}})] * 9, ({}, {"environment": parrot(2)}))
+    assert Path("run/config-10.yaml").is_file()
+    assert lengths(evaluated(mrlm)[0]) == {2}
+    assert read_run("run").sampling == {}
+
+
+def test_one_of_several_environments_is_chosen_by_its_name_in_the_run(mrlm, recorded):
+    several = {"environment": [parrot(1), parrot(2)], "names": ["short", "long"]}
+    recorded(({}, {**several, "task_settings": {"long": {"max_turns": 3}}, "max_turns": 5}))
+    status, _, err = mrlm("eval", "--model", "run")
+    assert status == 2
+    assert "the run 'run' has short, long; choose one with `--environment short`" in err
+    report, _, _ = evaluated(mrlm, "--environment", "long")
+    assert lengths(report) == {2}
+    assert report["environment"] == "long"
+    assert all(item["task"].startswith("long/test/") for item in report["tasks"])
+    assert (read_run("run").turn_limit("long"), read_run("run").turn_limit("short")) == (3, 5)
+
+
+def test_a_model_by_itself_needs_an_environment(mrlm, model_folder):
+    for command in (("eval",), ("collect", "--output", "e.jsonl")):
+        status, _, err = mrlm(*command, "--model", str(model_folder))
+        assert status == 2
+        assert "give it as `--environment NAME`" in err
+
+
+def test_a_run_s_own_evaluation_is_compared_with(mrlm, recorded, evaluate):
+    recorded(({}, {"environment": parrot(1)}))
+    evaluate("--num-episodes", "4", "--output", "other.json")
+    other = json.loads(Path("other.json").read_text())
+    Path("run/evaluation_before.json").write_text(json.dumps({"parrot": other}))
+    report, out, _ = evaluated(mrlm, "--compare", "run/evaluation_before.json")
+    assert report["comparison"]["tasks"] == len({(item["task"], item["problem"]) for item in other["tasks"]}) == 4
+    assert "over run/evaluation_before.json, in 4 tasks" in out
+    Path("run/evaluation_before.json").write_text(json.dumps({"math": other, "code": other}))
+    error = mrlm("eval", "--model", "run", "--compare", "run/evaluation_before.json")[2]
+    assert "has no environment 'parrot'; choose from math, code" in error
+
+
+def test_agents_and_policies_that_do_not_play_are_named(mrlm, recorded):
+    seats = {"seats": {"agent": "main", "critic": "main", "judge": "other"}}
+    recorded((seats, {"environment": parrot(1)}), policies=("main", "other"))
+    _, _, err = evaluated(mrlm)
+    assert "warning: the agents critic, judge of 'run' do not play: 'parrot' has the agents agent" in err
+    assert "warning: the policies other of 'run' do not play" in err
+
+
+def test_an_environment_that_the_run_does_not_have_is_named(mrlm, recorded):
+    recorded(({}, {"environment": {"class_path": "mrlm_environments.WordEmission", "init_args": {"num_agents": 3}}}))
+    _, _, err = evaluated(mrlm, "--environment", "parrot")
+    assert "warning: 'parrot' is no environment of 'run', which was trained in WordEmission" in err
+
+
+@pytest.mark.parametrize(("number", "status", "name"), [(2, 130, "Ctrl-C"), (15, 143, "SIGTERM")])
+def test_a_signal_ends_it_in_order_and_tells_the_command(mrlm, model_folder, monkeypatch, number, status, name):
+    def interrupted(*_, **__):
+        signal.raise_signal(number)
+
+    monkeypatch.setattr("mrlm_pl.evaluation.report.evaluate", interrupted)
+    found, out, err = mrlm(
+        "eval", "--model", str(model_folder), "--environment", "parrot", "-n", "4", "--output", "e.json"
+    )
+    assert (found, out) == (status, "")
+    assert f"{name} has ended eval; nothing was written; start again with `mrlm eval --model" in err
+    assert "Traceback" not in err
+    assert not list(Path().glob("*e.json*"))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_agents_and_policies_are_reported(mrlm, recorded):
+    """Two solvers with a policy of their own, each asked twice, of which neither knows the answer."""
+    environment = {"class_path": "mrlm_environments.CollaborativeReasoningEnvironment"}
+    seats = {"seats": {"solver_1": "one", "solver_2": "two"}}
+    recorded((seats, {"environment": environment}), policies=("one", "two"))
+    report, out, _ = evaluated(mrlm)
+    assert report["seats"] == {"solver_1": "one", "solver_2": "two"}
+    for owners in (report["agents"], report["policies"]):
+        assert len(owners) == 2
+        for part in owners.values():
+            assert (part["turns"], part["first_turn"], part["opens"]) == (2.0, 0.0, 1.0)
+            assert part["stop_reasons"] == {"turns": 4}
+            assert sum(part["finish_reasons"].values()) == 8
+            assert part["truncated_turns"] == part["finish_reasons"].get("length", 0) / 8
+            assert 0 < part["response_tokens"] <= 2
+            assert part["components"]["score"] == part["reward"]
+    lines = [line.split() for line in out.splitlines()]
+    assert ["agent", "policy", "reward"] in [line[:3] for line in lines]
+    assert ["solver_2", "two"] in [line[:2] for line in lines]
+    assert ["two", "solver_2"] in [line[:2] for line in lines]
+    assert ["stop", "reasons", "turns", "4;", "0.0000", "truncated"] in lines

@@ -1,0 +1,77 @@
+"""``mrlm info``."""
+
+import json
+
+import torch
+
+from mrlm_pl.cli.commands import info
+from mrlm_pl.errors import SandboxError
+from mrlm_pl.sandbox import Isolation
+from mrlm_pl.sandbox.host import server_process
+
+
+def test_json_has_versions_devices_and_what_can_be_named(mrlm):
+    status, out, _ = mrlm("info", "--json")
+    facts = json.loads(out)
+    assert status == 0
+    assert facts["packages"]["torch"] == torch.__version__
+    assert facts["devices"][0].startswith("cpu")
+    algorithms = {item["name"]: item for item in facts["algorithms"]}
+    assert algorithms["ToyAlgorithm"] == {
+        "name": "ToyAlgorithm",
+        "class": "mrlm_toy.ToyAlgorithm",
+        "summary": "Moves one weight.",
+        "package": "mrlm_toy",
+    }
+    assert algorithms["GRPO"]["package"] == "mrlm_pl"
+    assert "Algorithm" not in algorithms
+    (parrot,) = [item for item in facts["environments"] if item["name"] == "parrot"]
+    assert (parrot["class"], parrot["summary"]) == ("mrlm_toy.ParrotEnvironment", "Say the word back.")
+
+
+def test_engines_are_listed_and_whether_ray_is_installed(mrlm, monkeypatch):
+    versions = {"ray": "2.0.1"}
+    monkeypatch.setattr(info, "_version", versions.get)
+    _, out, _ = mrlm("info", "--json")
+    facts = json.loads(out)
+    engines = {item["name"]: item["class"] for item in facts["engines"]}
+    assert engines["RayPool"] == "mrlm_pl.engines.RayPool"
+    assert {"InProcessEngine", "OpenAICompatible"} <= set(engines)
+    assert facts["packages"]["ray"] == "2.0.1"
+    del versions["ray"]
+    _, out, _ = mrlm("info")
+    assert "\nray           not installed\n" in out
+    assert "\nengines:\n" in out
+
+
+def test_plain_text(mrlm):
+    status, out, _ = mrlm("info")
+    assert status == 0
+    assert "Say the word back. [mrlm_toy]" in out
+
+
+def test_the_sandbox_level_is_named(mrlm):
+    level, reasons = server_process.strongest()
+    _, out, _ = mrlm("info", "--json")
+    assert json.loads(out)["sandbox"] == {"level": level.title, "missing": {k.title: v for k, v in reasons.items()}}
+    _, out, _ = mrlm("info")
+    assert f"sandbox       {level.title}\n" in out
+
+
+def test_missing_sandbox_levels_are_explained(mrlm, monkeypatch):
+    offered = {Isolation.LANDLOCK}
+
+    def server(level):
+        if level not in offered:
+            raise SandboxError(f"no {level.title} on this kernel")
+
+    monkeypatch.setattr(server_process, "server", server)
+    _, out, _ = mrlm("info", "--json")
+    missing = {"namespaces": "no namespaces on this kernel"}
+    assert json.loads(out)["sandbox"] == {"level": "landlock", "missing": missing}
+    _, out, _ = mrlm("info")
+    assert "sandbox       landlock\n              namespaces is missing: no namespaces on this kernel\n" in out
+    offered.clear()
+    _, out, _ = mrlm("info")
+    assert "sandbox       none: untrusted code cannot be run\n" in out
+    assert "no limits on this kernel" in out

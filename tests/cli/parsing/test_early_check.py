@@ -1,0 +1,124 @@
+"""Typos are answered before torch is imported; what the source tells is what the parser knows."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jsonargparse._parameter_resolvers import get_signature_parameters
+
+from mrlm_pl.cli.parsing.early_check import FOLDERS, NESTED, PACKAGE, POLICY, check, parameters
+from mrlm_pl.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[3]
+TYPOS = {
+    "--model=GRPOO": "did you mean 'GRPO'?",
+    "--model=MAGRPO --model.discount": "did you mean 'gamma'?",
+    "--data=RolloutModule": "did you mean 'RolloutDataModule'?",
+    "--data.environment=mathh": "did you mean 'math'?",
+    "--data.environment.dificulty": "'difficulty'",
+    "--data.environment=code --data.environment.sandbx": "'sandbox'",
+    "--config=configs/quikstart.yaml": "did you mean 'configs/quickstart.yaml'?",
+    "--model.clip_loww": "'clip_low'",
+    "--model.policies.main.lerning_rate": "'learning_rate'",
+    "--data.sampling.temprature": "'temperature'",
+    "--data.grups": "'groups'",
+    "--trainer.max_epoch": "'--trainer.max_epochs'",
+}
+
+
+@pytest.mark.parametrize("option", TYPOS)
+def test_a_typo_is_answered_without_torch(option: str) -> None:
+    code = (
+        "import sys; from mrlm_pl.cli.main import main;"
+        f"status = main(['fit', '--config', 'configs/quickstart.yaml', *'{option} 1'.split()]);"
+        "print(status, sorted({'torch', 'transformers', 'lightning', 'jsonargparse'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert found.stdout.strip() == "2 []", found.stderr
+    assert TYPOS[option] in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+def test_a_typo_in_a_file_has_its_line_and_one_in_an_option_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mrlm_pl.cli.parsing.early_check.plugin_entry_points", list)  # tests have a plugin of their own
+    file = tmp_path / "run.yaml"
+    file.write_text("data:\n  class_path: RolloutDataModule\n  init_args:\n    environment: mathh\n")
+    with pytest.raises(ConfigurationError, match=r"did you mean 'math'\? \(.*run.yaml, line 4\)"):
+        check(["--config", str(file)])
+    file.write_text("data:\n  class_path: RolloutDataModule\n  init_args:\n    environment: math\n")
+    with pytest.raises(ConfigurationError, match=r"did you mean 'code'\?$"):
+        check(["--config", str(file), "--data.environment", "coode"])
+
+
+def test_the_source_has_the_parameters_of_environments() -> None:
+    import mrlm_environments
+
+    from mrlm_pl.environment import Environment
+
+    seen = 0
+    for name in mrlm_environments.__all__:
+        cls = getattr(mrlm_environments, name)
+        if isinstance(cls, type) and issubclass(cls, Environment):
+            read = parameters(Path(inspect.getfile(cls)), name)
+            seen += read is not None
+            assert read is None or set(read) == {item.name for item in get_signature_parameters(cls, None)}, name
+    assert seen >= 10
+
+
+@pytest.mark.parametrize("group", FOLDERS)
+def test_the_source_has_the_parameters_that_the_parser_finds(group: str) -> None:
+    import importlib
+
+    package = importlib.import_module(f"mrlm_pl.{FOLDERS[group]}")
+    seen = 0
+    for name in package.__all__:
+        cls = getattr(package, name)
+        if not inspect.isclass(cls):
+            continue
+        file = Path(inspect.getfile(cls))
+        read = parameters(file, name)
+        if read is not None:
+            seen += 1
+            assert set(read) >= {item.name for item in get_signature_parameters(cls, None)}, name
+    assert seen >= 5
+
+
+def test_the_source_has_a_policy_s_parameters() -> None:
+    from mrlm_pl.policy import Policy
+
+    assert parameters(POLICY, "Policy") == tuple(inspect.signature(Policy).parameters)
+
+
+def test_the_source_has_the_fields_of_sampling() -> None:
+    from mrlm_pl.engines import Sampling
+
+    name, file, _ = NESTED["sampling"]
+    assert parameters(file, name) == tuple(inspect.signature(Sampling).parameters)
+
+
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "servers")
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_configuration_of_ours_passes(file: Path) -> None:
+    check(["--config", str(file)])
+
+
+def test_what_cannot_be_told_is_left_to_the_parser(tmp_path: Path) -> None:
+    check(["--model", "some.where.Else", "--model.anything", "1", "--data", "Unknown", "--data.anything", "1"])
+    check(["--model", "GRPO", "--model", "PPO", "--model.critic", "1"])
+    check(["--data.environment", "parrot", "--data.environment.anything", "1"])
+    check(["--model.help", "GRPO", "--model.nothing", "1"])
+    check(["--model={class_path: GRPO, init_args: {}}", "--model.nothing", "1"])
+
+
+def test_a_file_s_key_has_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model:\n  class_path: mrlm_pl.algorithms.GRPO\n  init_args:\n    policies:\n      a: {lorra: 1}\n")
+    with pytest.raises(ConfigurationError, match=r"model.policies.a.lorra: .*'lora'.*run.yaml, line 5\)"):
+        check(["--config", str(file)])
+    assert (PACKAGE / "algorithms").is_dir()

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from mrlm_pl.concurrency.calls import Call, EnvironmentCaller
+
+
+def run(caller: EnvironmentCaller, *calls: Call):
+    return asyncio.run(caller.run(calls))
+
+
+def test_results_keep_the_order_of_the_calls_whatever_their_kind() -> None:
+    async def later(value: int) -> int:
+        await asyncio.sleep(0.01)
+        return value
+
+    def now(value: int) -> int:
+        return value
+
+    methods = [later, now, now, later, now]
+    results = run(EnvironmentCaller(2, 5.0), *(Call(method, (n,)) for n, method in enumerate(methods)))
+    assert [result.value for result in results] == [0, 1, 2, 3, 4]
+
+
+def test_a_failure_is_the_result_of_its_own_call_only() -> None:
+    def fail() -> None:
+        raise OSError("gone")
+
+    bad, good = run(EnvironmentCaller(1, 5.0), Call(fail, ()), Call(lambda: 7, ()))
+    assert isinstance(bad.error, OSError)
+    assert good.value_or_raise() == 7
+
+
+def test_a_stuck_call_is_given_up_and_those_behind_it_still_run() -> None:
+    release = threading.Event()
+    started = time.monotonic()
+    results = run(EnvironmentCaller(1, 0.3), Call(release.wait, (20,)), *(Call(lambda: 1, ()) for _ in range(3)))
+    waited = time.monotonic() - started
+    release.set()
+    assert isinstance(results[0].error, TimeoutError)
+    assert [result.value for result in results[1:]] == [1, 1, 1]
+    assert waited < 10
+
+
+def test_an_async_call_has_the_same_deadline() -> None:
+    (result,) = run(EnvironmentCaller(1, 0.05), Call(asyncio.sleep, (20,)))
+    assert isinstance(result.error, TimeoutError)
+
+
+def test_a_timeout_error_of_the_environment_is_told_as_it_is() -> None:
+    async def raises() -> None:
+        raise TimeoutError("a tool of mine was late")
+
+    (result,) = run(EnvironmentCaller(1, 5.0), Call(raises, ()))
+    assert str(result.error) == "a tool of mine was late"
+
+
+def test_batches_that_overlap_share_the_threads() -> None:
+    caller = EnvironmentCaller(workers=3, timeout=20.0)
+    lock, counts = threading.Lock(), {"now": 0, "most": 0}
+
+    def busy(number: int) -> int:
+        with lock:
+            counts["now"] += 1
+            counts["most"] = max(counts["most"], counts["now"])
+        time.sleep(0.01)
+        with lock:
+            counts["now"] -= 1
+        return number
+
+    async def play() -> list[list[int]]:
+        batches = [[Call(busy, (10 * batch + n,)) for n in range(5)] for batch in range(4)]
+        found = await asyncio.gather(*(caller.run(calls) for calls in batches))
+        return [[result.value_or_raise() for result in results] for results in found]
+
+    assert asyncio.run(play()) == [[10 * batch + n for n in range(5)] for batch in range(4)]
+    assert counts["most"] == 3
+
+
+def test_a_batch_that_is_cancelled_while_it_waits_leaves_its_turn_to_the_next() -> None:
+    caller = EnvironmentCaller(workers=1, timeout=20.0)
+    hold = threading.Event()
+
+    async def play() -> list[int]:
+        first = asyncio.ensure_future(caller.run([Call(hold.wait, (10.0,))]))
+        await asyncio.sleep(0)
+        gone = asyncio.ensure_future(caller.run([Call(int, (1,))]))
+        kept = asyncio.ensure_future(caller.run([Call(int, (2,))]))
+        await asyncio.sleep(0)
+        gone.cancel()
+        hold.set()
+        await first
+        return [result.value_or_raise() for result in await kept]
+
+    assert asyncio.run(play()) == [2]

@@ -1,0 +1,257 @@
+"""Token rows of played episodes: whose tokens they are, and what a learner is shown of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from mrlm_pl.data import PreferenceDataModule, TrajectoryDataModule
+from mrlm_pl.data.files.chat_rows import played_rows, scored_row
+from mrlm_pl.data.files.preferences import PlayedPair, pair_rows, played_pairs
+from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
+from mrlm_pl.episode_files import read_episodes, write_episodes
+from mrlm_pl.errors import DataError
+from mrlm_pl.policy import ChatFormat, Conversation
+from mrlm_pl.policy.tiny import build_tokenizer
+
+TOKENIZER = build_tokenizer()
+CHAT = ChatFormat(TOKENIZER)
+STRIPS_REASONING = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def play(replies: Sequence[str], chat: ChatFormat = CHAT, tools: Sequence[Any] = ()) -> list[Trajectory]:
+    """The rows of an agent that gives these replies, each sampled as its characters; `...` at an end is a cut."""
+    conversation, places = Conversation(chat, tools), []
+    for number, reply in enumerate(replies):
+        conversation.observe([Message("user", f"Turn {number}?")])
+        sampled = ids(reply.removesuffix("...")) + ([] if reply.endswith("...") else [chat.end_id])
+        start = len(conversation.row.token_ids)
+        conversation.act(sampled, [-1.0] * len(sampled))
+        reason = "length" if reply.endswith("...") else "stop"
+        turn = Turn("a", number, start, start + len(sampled), 1.0, {}, reason, "actor", 0, "e")
+        places.append((len(conversation.rows) - 1, turn))
+    return [
+        Trajectory(
+            "a",
+            "actor",
+            tuple(row.token_ids),
+            tuple(row.action_mask),
+            tuple(row.logprobs),
+            tuple(turn for place, turn in places if place == number),
+            tuple(row.messages),
+        )
+        for number, row in enumerate(conversation.rows)
+    ]
+
+
+def episode(rows: Sequence[Trajectory], group: str = "g", error: str | None = None) -> Episode:
+    return Episode("0", Task("t", "train", 0), group, 0, 0, {"a": tuple(rows)}, "end", error=error)
+
+
+def acted(row: Trajectory, chat: ChatFormat = CHAT) -> str:
+    return chat.tokenizer.decode([token for token, acts in zip(row.token_ids, row.action_mask, strict=True) if acts])
+
+
+def words_tokenizer() -> PreTrainedTokenizerFast:
+    """Another tokenizer: its ids are the words of the test."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {
+        word: index for index, word in enumerate(("<unk>", "<eos>", "four", "five", "User", ":", "Turn", "0", "?"))
+    }
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", unk_token="<unk>")
+
+
+@pytest.mark.parametrize("replies", [["four"], ["four", "five"], ["fou..."], ["fo...", "five"]])
+def test_the_players_own_tokens_are_kept(replies: list[str]) -> None:
+    (played,) = play(replies)
+    (row,) = played_rows(played, CHAT, "main")
+    assert row.policy == "main"
+    assert (row.token_ids, row.action_mask) == (played.token_ids, played.action_mask)
+
+
+def test_tokens_that_encoding_their_text_would_not_give_are_kept() -> None:
+    # A special token that was sampled amid the reply is no text, so the text alone would lose it.
+    (played,) = play(["four"])
+    token = TOKENIZER.convert_tokens_to_ids("<|user|>")
+    turn = played.turns[0]
+    row = Trajectory(
+        "a",
+        "actor",
+        (*played.token_ids[: turn.start], token, *played.token_ids[turn.start :]),
+        (*played.action_mask, True),
+        (*played.logprobs, -1.0),
+        (Turn("a", 0, turn.start, turn.stop + 1, 1.0, {}, "stop", "actor", 0, "e"),),
+        played.messages,
+    )
+    assert played_rows(row, CHAT, "main")[0].token_ids == row.token_ids
+
+
+def test_descriptions_of_tools_before_the_conversation_stay() -> None:
+    (played,) = play(["four"], tools=TOOLS)
+    assert '"add"' in TOKENIZER.decode(played.token_ids)
+    assert played_rows(played, CHAT, "main")[0].token_ids == played.token_ids
+
+
+def test_another_template_or_tokenizer_renders_anew_and_a_cut_turn_does_not_end() -> None:
+    plain = ChatFormat(TOKENIZER, "{% for m in messages %}{{ m.role }}:{{ m.content }}<|end|>{% endfor %}assistant:")
+    (whole,), (cut,) = (played_rows(play([reply])[0], plain, "main") for reply in ("four", "fou..."))
+    assert TOKENIZER.decode(whole.token_ids) == "user:Turn 0?<|end|>assistant:four<|end|>"
+    assert acted(whole) == "four<|end|>"
+    assert acted(cut) == "fou"
+    words = ChatFormat(words_tokenizer())
+    (other,) = played_rows(play(["four"])[0], words, "main")
+    assert acted(other, words) == "four <eos>"
+
+
+def test_turns_that_a_rewritten_history_repeats_act_once() -> None:
+    chat = ChatFormat(TOKENIZER, STRIPS_REASONING)
+    rows = play(["<think>a</think>one", "<think>b</think>two", "three"], chat)
+    assert len(rows) == 3
+    for learner in (chat, CHAT):
+        made = [made for row in rows for made in played_rows(row, learner, "main")]
+        assert [acted(row) for row in made] == [
+            "<think>a</think>one<|end|>",
+            "<think>b</think>two<|end|>",
+            "three<|end|>",
+        ]
+
+
+def test_a_folder_of_episodes_is_read_without_the_failed_ones(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "episodes/iteration-000000.jsonl.gz", [episode(play(["four"]))])
+    write_episodes(tmp_path / "episodes/iteration-000001.jsonl.gz", [episode(play(["five"]), error="away")])
+    data = TrajectoryDataModule(str(tmp_path / "episodes"))
+    assert len(data._examples["train"]) == 1
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text(episode(play(["four"])).to_json() + "\n" + episode(play(["a"]), error="away").to_json() + "\n")
+    assert len(TrajectoryDataModule(str(plain))._examples["train"]) == 1
+    assert len(list(read_episodes(plain))) == 2
+    write_episodes(tmp_path / "bad/x.jsonl.gz", [episode(play(["five"]), error="away")])
+    with pytest.raises(DataError, match=r"all 1 episodes of .* failed"):
+        TrajectoryDataModule(str(tmp_path / "bad"))
+    plain.write_text(episode(play(["four"])).to_json() + '\n{"messages": []}\n')
+    with pytest.raises(DataError, match=r"row 2 is not an episode record"):
+        TrajectoryDataModule(str(plain))
+
+
+def test_episodes_below_a_reward_are_left_out(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "e.jsonl.gz", [episode(play(["four"])), episode(play(["four", "five"]))])
+    # One turn pays 1, two pay 2.
+    assert len(TrajectoryDataModule(str(tmp_path / "e.jsonl.gz"), filter_reward=2.0)._examples["train"]) == 1
+    with pytest.raises(DataError, match=r"no episode has a reward of 2\.5 or more"):
+        TrajectoryDataModule(str(tmp_path / "e.jsonl.gz"), filter_reward=2.5)
+
+
+def test_pairs_of_episodes_compare_the_sampled_tokens(tmp_path: Path) -> None:
+    episodes = [episode(play(["four", "five"])), episode(play(["fou..."]))]
+    (pair,) = played_pairs(episodes)
+    chosen, rejected = pair_rows(pair, CHAT, "main", "row 1")
+    assert chosen.token_ids == episodes[0].rows()[0].token_ids
+    assert acted(rejected) == "fou"
+    assert isinstance(PreferenceDataModule(_written(tmp_path, episodes))._examples["train"][0], PlayedPair)
+    (row,) = play(["four"])
+    better = dataclasses.replace(row, turns=(dataclasses.replace(row.turns[0], reward=2.0),))
+    assert not played_pairs([episode([row]), episode([better])]), "both say the same"
+
+
+def _written(folder: Path, episodes: Sequence[Episode]) -> str:
+    write_episodes(folder / "pairs.jsonl.gz", episodes)
+    return str(folder / "pairs.jsonl.gz")
+
+
+DAMAGES = {
+    "a list in the mask": (lambda row: row["action_mask"].__setitem__(0, []), "action_mask of '.*' holds a list"),
+    "a float token": (lambda row: row["token_ids"].__setitem__(0, 1.5), "token_ids of '.*' holds a float"),
+    "a negative token": (lambda row: row["token_ids"].__setitem__(0, -5), "token_ids of '.*' hold -5"),
+    "no log-prob": (lambda row: row["logprobs"].__setitem__(0, None), "logprobs of '.*' holds a NoneType"),
+    "text for a mask": (lambda row: row.__setitem__("action_mask", "x"), "have lengths"),
+    "content": (lambda row: row["messages"][0].__setitem__("content", 3), "the content of a message is 3"),
+    "no content": (lambda row: row["messages"][0].pop("content"), "KeyError: 'content'"),
+    "a late turn": (lambda row: row["turns"][0].__setitem__("stop", 10**6), "goes from .* in a row of"),
+    "an early turn": (lambda row: row["turns"][0].__setitem__("start", -3), "goes from -3"),
+    "a reward": (lambda row: row["turns"][0].__setitem__("reward", "much"), "reward of a turn of '.*' is 'much'"),
+    "a new field": (lambda row: row["turns"][0].__setitem__("zz", 1), "unexpected keyword argument 'zz'"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("form", ["file", "folder"])
+def test_a_damaged_episode_is_one_line_that_names_it(tmp_path: Path, name: str, form: str) -> None:
+    damage, fault = DAMAGES[name]
+    record = json.loads(episode(play(["four"])).to_json())
+    ((row,),) = record["trajectories"].values()
+    damage(row)
+    line = json.dumps(record) + "\n"
+    if form == "file":
+        (tmp_path / "e.jsonl").write_text(line)
+        source = tmp_path / "e.jsonl"
+    else:
+        source = tmp_path / "episodes"
+        source.mkdir()
+        (source / "iteration-000000.jsonl.gz").write_bytes(gzip.compress(line.encode()))
+    with pytest.raises(DataError, match=fault) as caught:
+        TrajectoryDataModule(str(source))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_damaged_folder_of_episodes_is_named(tmp_path: Path) -> None:
+    whole = gzip.compress(episode(play(["four"])).to_json().encode())
+    (tmp_path / "iteration-000000.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"iteration-000000.jsonl.gz cannot be read: EOFError"):
+        TrajectoryDataModule(str(tmp_path))
+
+
+TOKENIZER = build_tokenizer()
+# As Qwen's: a turn ends with a line break after its end token.
+LINES = (
+    "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+# As reasoning models': the generation prompt opens a thought that a rendered history does not have.
+THINKS = LINES.replace("<|assistant|>\n{% endif %}", "<|assistant|>\n[think]{% endif %}")
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "acting"),
+    [
+        (None, "<|user|>2+2?<|end|><|assistant|>", "4<|end|>"),
+        (LINES, "<|user|>\n2+2?<|end|>\n<|assistant|>\n", "4<|end|>\n"),
+        (THINKS, "<|user|>\n2+2?<|end|>\n<|assistant|>\n", "4<|end|>\n"),
+    ],
+)
+def test_the_row_is_the_whole_rendering_and_the_answer_acts(template: str | None, given: str, acting: str) -> None:
+    chat = ChatFormat(TOKENIZER, template)
+    messages = (Message("user", "2+2?"), Message("assistant", "4"))
+    row = scored_row(messages[:1], messages[1:], chat, "main")
+    assert list(row.token_ids) == chat.encode(chat.render(messages, generation_prompt=False))
+    parts = {
+        acts: TOKENIZER.decode(
+            [token for token, own in zip(row.token_ids, row.action_mask, strict=True) if own == acts]
+        )
+        for acts in (False, True)
+    }
+    assert parts == {False: given, True: acting}
+    assert row.messages == messages
+
+
+def test_an_empty_answer_acts_with_its_end() -> None:
+    row = scored_row([Message("user", "2+2?")], [Message("assistant", "")], ChatFormat(TOKENIZER), "main")
+    assert row.num_actions == 1

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from mrlm_pl.algorithms import SFT
+from mrlm_pl.data import JointPreferenceDataModule, TrajectoryDataModule
+from mrlm_pl.data.files.base import EpochStream, FixedDataModule
+from mrlm_pl.data.files.demonstrations import _read, demonstration_rows
+from mrlm_pl.data.files.preferences import _read_pairs
+from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.losses import BatchTotals
+from mrlm_pl.policy import ChatFormat, Policy
+from mrlm_pl.policy.tiny import build_tokenizer
+
+TOKENIZER = build_tokenizer()
+CHAT = ChatFormat(TOKENIZER)
+
+
+def write(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def chat(question: str, answer: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def test_a_chat_trains_on_the_assistants_words_and_the_end_token() -> None:
+    (row,) = demonstration_rows(chat("2+2?", "4"), CHAT, "main")
+    assert TOKENIZER.decode(row.token_ids) == "<|user|>2+2?<|end|><|assistant|>4<|end|>"
+    trained = [token for token, action in zip(row.token_ids, row.action_mask, strict=True) if action]
+    assert TOKENIZER.decode(trained) == "4<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"), [("2+2?", chat("a", "b")["messages"]), (chat("a", "b")["messages"], "4")]
+)
+def test_text_beside_messages_is_named_as_such(tmp_path: Path, prompt: Any, completion: Any) -> None:
+    file = write(tmp_path / "rows.jsonl", [{"prompt": prompt, "completion": completion}])
+    with pytest.raises(DataError, match="row 1: prompt and completion must both be text, or both lists"):
+        _read(file, "train", None)
+
+
+def test_a_bad_row_after_empty_lines_has_the_number_of_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n" + json.dumps(chat("a", "b")) + "\n\n" + json.dumps({"prompt": "", "completion": "b"}) + "\n")
+    with pytest.raises(DataError, match="row 4: the prompt is empty"):
+        _read(str(file), "train", None)
+    file.write_text("\n" + json.dumps({"prompt": "a", "chosen": "b"}) + "\n")
+    with pytest.raises(DataError, match="row 2: it lacks the field 'rejected'"):
+        _read_pairs(str(file), "train", 0.0)
+    with pytest.raises(DataError, match="row 2"):
+        JointPreferenceDataModule(str(file)).read_pairs(str(file), "train")
+
+
+def test_every_assistant_turn_of_a_chat_counts_once() -> None:
+    messages = [*chat("a", "b")["messages"], *chat("c", "d")["messages"]]
+    (row,) = demonstration_rows({"messages": messages}, CHAT, "main")
+    text = "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>d<|end|>"
+    assert TOKENIZER.decode(row.token_ids) == text
+    trained = [token for token, action in zip(row.token_ids, row.action_mask, strict=True) if action]
+    assert TOKENIZER.decode(trained) == "b<|end|>d<|end|>"
+
+
+def test_a_prompt_of_messages_is_given_and_only_the_completion_is_trained() -> None:
+    row = {"prompt": [*chat("a", "b")["messages"], {"role": "user", "content": "c"}]}
+    row["completion"] = [{"role": "assistant", "content": "d"}]
+    (built,) = demonstration_rows(row, CHAT, "main")
+    trained = [token for token, action in zip(built.token_ids, built.action_mask, strict=True) if action]
+    assert TOKENIZER.decode(trained) == "d<|end|>"
+
+
+def test_the_tools_of_a_chat_are_told_as_the_template_tells_them() -> None:
+    function = {"name": "add", "description": "Sum.", "parameters": {"type": "object"}}
+    row = {**chat("2+2?", "4"), "tools": [{"type": "function", "function": function}]}
+    (built,) = demonstration_rows(row, CHAT, "main")
+    told = '<|system|>{"name": "add", "description": "Sum.", "parameters": {"type": "object"}}\n<|end|>'
+    assert TOKENIZER.decode(built.token_ids) == f"{told}<|user|>2+2?<|end|><|assistant|>4<|end|>"
+    assert sum(built.action_mask) == 2
+
+
+@pytest.mark.parametrize("tools", [{"name": "add"}, ["add"], [{"name": "add"}], [{"type": "function", "function": {}}]])
+def test_tools_that_no_template_could_tell_are_refused(tmp_path: Path, tools: Any) -> None:
+    with pytest.raises(DataError, match=r"row 2: .*tool"):
+        TrajectoryDataModule(write(tmp_path / "a.jsonl", [chat("a", "b"), {**chat("a", "b"), "tools": tools}]))
+
+
+def test_a_row_whose_tools_are_null_has_none(tmp_path: Path) -> None:
+    TrajectoryDataModule(write(tmp_path / "a.jsonl", [{**chat("a", "b"), "tools": None}]))
+    (row,) = demonstration_rows({**chat("a", "b"), "tools": None}, CHAT, "main")
+    assert TOKENIZER.decode(row.token_ids) == "<|user|>a<|end|><|assistant|>b<|end|>"
+
+
+def test_plain_text_is_used_without_a_template() -> None:
+    (row,) = demonstration_rows({"prompt": "One, two,", "completion": " three"}, CHAT, "main")
+    assert TOKENIZER.decode(row.token_ids) == "One, two, three<|end|>"
+    assert sum(row.action_mask) == len(" three") + 1
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"text": "x"}, "lacks the field 'messages'"),
+        ({"prompt": "x"}, "lacks the field 'completion'"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "no assistant message"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "is not a message"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "answers nothing"),
+        ({"prompt": [], "completion": [{"role": "assistant", "content": "x"}]}, "the prompt is empty"),
+        ({"prompt": "", "completion": "x"}, "the prompt is empty"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "is not a message"),
+    ],
+)
+def test_a_bad_row_is_named_by_its_number(tmp_path: Path, row: dict[str, Any], fault: str) -> None:
+    path = write(tmp_path / "d.jsonl", [chat("a", "b"), row])
+    with pytest.raises(DataError, match=rf"row 2: .*{fault}"):
+        TrajectoryDataModule(path)
+
+
+def test_training_lowers_the_likelihood_loss_and_epochs_differ_in_order(
+    tmp_path: Path, model_folder: Path, quiet_trainer: Any
+) -> None:
+    path = write(tmp_path / "d.jsonl", [chat(f"{n}?", str(n % 3)) for n in range(24)])
+    algorithm = SFT({"main": Policy(str(model_folder), learning_rate=3e-3)})
+    data = TrajectoryDataModule(path, validation=path, batch_size=8)
+    trainer = quiet_trainer(max_epochs=8, limit_val_batches=1.0, accumulate_grad_batches=1)
+    trainer.fit(algorithm, data)
+    assert trainer.global_step == 24
+    assert data.epoch == 8
+    # Uniform over 105 tokens is 4.65 nats.
+    assert trainer.callback_metrics["val/nll"] < 3.0
+    assert data.order(0) != data.order(1)
+
+
+def test_accumulation_does_not_change_the_update(tmp_path: Path, model_folder: Path, quiet_trainer: Any) -> None:
+    path = write(tmp_path / "d.jsonl", [chat(f"{n}?", "12345"[: 1 + n % 5]) for n in range(16)])
+    results = []
+    for batch_size, accumulation in ((8, 1), (4, 2), (2, 4)):
+        algorithm = SFT({"main": Policy(str(model_folder), learning_rate=1e-3)})
+        quiet_trainer(accumulate_grad_batches=accumulation).fit(algorithm, TrajectoryDataModule(path, None, batch_size))
+        results.append(torch.cat([weight.flatten() for weight in algorithm.policies["main"].parameters()]))
+    # AdamW's first steps are sign-like, so equal to rounding in the gradient is not equal to rounding in the weight.
+    for other in results[1:]:
+        assert torch.allclose(results[0], other, atol=2e-5)
+
+
+def test_epochs_have_the_length_that_the_trainer_sets_and_go_through_all_rows(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+
+    class Watch(SFT):
+        def policy_loss(self, name: str, rows: Any, batch: Any) -> Any:
+            seen.append(int(rows.token_ids[0, 1]))
+            return super().policy_loss(name, rows, batch)
+
+    source = write(tmp_path / "rows.jsonl", [chat(f"{letter}?", "x") for letter in "abcdefghij"])
+    data = TrajectoryDataModule(source, batch_size=1)
+    algorithm = Watch({"main": Policy(str(model_folder))})
+    trainer = quiet_trainer(max_epochs=3, limit_train_batches=7)
+    trainer.fit(algorithm, data)
+    assert trainer.global_step == 21
+    first, second = seen[:10], seen[10:20]
+    assert first != second, "every pass has an order of its own"
+    assert (data.epoch, data.position) == (2, 1)
+    other = TrajectoryDataModule(source, batch_size=1, seed=1)
+    other.rows = data.rows
+    assert other.order("train") != TrajectoryDataModule.order(data, "train")
+
+
+def test_content_that_is_no_text_is_named(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": None}, {"role": "assistant", "content": "4"}]}
+    with pytest.raises(DataError, match=r"row 2: .*text as content"):
+        TrajectoryDataModule(write(tmp_path / "rows.jsonl", [chat("a", "b"), row]))
+
+
+class Updates(Callback):
+    """The examples of each update (their first letters), and the number of action tokens that it divides by."""
+
+    def __init__(self) -> None:
+        self.pieces: list[list[str]] = [[]]
+        self.totals: list[set[float]] = [set()]
+
+    def on_train_batch_start(self, trainer: Any, algorithm: Any, batch: Any, batch_idx: int) -> None:
+        for rows in batch.policies.values():
+            self.pieces[-1] += [TOKENIZER.decode(ids[1:2]) for ids in rows.token_ids]
+        self.totals[-1].add(batch.totals["main"].tokens)
+
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        self.pieces.append([])
+        self.totals.append(set())
+
+
+def test_the_size_of_an_update_is_that_of_the_batches_which_the_trainer_accumulates(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    # Each answer has as many letters as the place of its question in the alphabet.
+    source = write(tmp_path / "rows.jsonl", [chat(f"{letter}?", "x" * n) for n, letter in enumerate("abcdefg", 1)])
+    seen = Updates()
+    algorithm = SFT({"main": Policy(str(model_folder))})
+    # Epochs of 3 batches of 1 amid the data's 7: updates of 2 batches and of 1, never of batches 1 and 2 of the data.
+    trainer = quiet_trainer(max_epochs=4, limit_train_batches=3, accumulate_grad_batches=2, callbacks=[seen])
+    trainer.fit(algorithm, TrajectoryDataModule(source, batch_size=1))
+    updates = [update for update in seen.pieces if update]
+    assert [len(update) for update in updates] == [2, 1] * 4
+    assert sorted("".join(letter for update in updates for letter in update)[:7]) == list("abcdefg")
+    for update, totals in zip(updates, seen.totals, strict=False):
+        assert totals == {float(sum("abcdefg".index(letter) + 2 for letter in update))}
+
+
+def test_a_run_goes_on_with_another_batch_size_at_the_same_example(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "rows.jsonl", [chat(f"{letter}?", "x") for letter in "abcdefghij"])
+    first, second = Updates(), Updates()
+    data = TrajectoryDataModule(source, batch_size=4)
+    trainer = quiet_trainer(max_steps=1, callbacks=[first])
+    trainer.fit(SFT({"main": Policy(str(model_folder))}), data)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    again = TrajectoryDataModule(source, batch_size=3)
+    quiet_trainer(max_epochs=2, max_steps=3, callbacks=[second]).fit(
+        SFT({"main": Policy(str(model_folder))}), again, ckpt_path=tmp_path / "one.ckpt"
+    )
+    served = [letter for update in (*first.pieces, *second.pieces) for letter in update]
+    assert sorted(served) == list("abcdefghij")
+    assert (again.epoch, again.position) == (1, 0)
+
+
+def test_the_ranks_share_all_examples_and_one_may_get_none() -> None:
+    data = Stub(count=9, batch_size=4)
+    shares = [list(EpochStream(data.of(rank, 2), "validation")) for rank in (0, 1)]
+    assert [[batch.policies for batch in share] for share in shares] == [
+        [{"main": [0, 2, 4, 6]}, {"main": [8]}],
+        [{"main": [1, 3, 5, 7]}, {}],
+    ]
+    assert [share[1].totals["main"].sequences for share in shares] == [1.0, 0.0]
+
+
+class Stub(FixedDataModule):
+    """Examples that are their numbers."""
+
+    def __init__(self, count: int, batch_size: int) -> None:
+        super().__init__({"train": "t", "validation": "v"}, batch_size, seed=0)
+        self.examples = count
+
+    def of(self, rank: int, ranks: int) -> Stub:
+        self.trainer = SimpleNamespace(
+            strategy=SimpleNamespace(distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks}),
+            accumulate_grad_batches=1,
+        )
+        return self
+
+    def count(self, split: Any) -> int:
+        return self.examples
+
+    def collate(self, split: Any, chosen: Any) -> Any:
+        return {"main": list(chosen)}
+
+    def totals(self, split: Any, update: Any) -> dict[str, BatchTotals]:
+        return {"main": BatchTotals(0.0, float(len(update)), 0.0)}
+
+
+def test_the_test_file_is_evaluated_and_its_absence_is_told(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "d.jsonl", [chat(f"{n}?", "1") for n in range(5)])
+    algorithm = SFT({"main": Policy(str(model_folder))})
+    trainer = quiet_trainer()
+    (numbers,) = trainer.test(algorithm, TrajectoryDataModule(path, test=path, batch_size=2))
+    assert numbers["test/nll"] > 1.0
+    with pytest.raises(ConfigurationError, match=r"data\.test names no file"):
+        quiet_trainer().test(SFT({"main": Policy(str(model_folder))}), TrajectoryDataModule(path))
+
+
+def test_messages_that_call_tools_are_refused(tmp_path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {}}}
+    row = chat("2+2?", "")
+    row["messages"][1]["tool_calls"] = [call]
+    with pytest.raises(DataError, match=r"row 1: .*calls tools"):
+        TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
+    row["messages"][1] |= {"tool_calls": None, "content": "4"}  # as parquet writes it
+    assert TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))._examples["train"]

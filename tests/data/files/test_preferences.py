@@ -1,0 +1,158 @@
+"""Pairs from files and from episodes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mrlm_pl.algorithms import DPO, SFT, PairwiseRewardModel
+from mrlm_pl.data import PreferenceDataModule, preference_pairs
+from mrlm_pl.data.files.preferences import pair_rows
+from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
+from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.policy import ChatFormat, Policy
+from mrlm_pl.policy.forward.packing import RowPlan
+from mrlm_pl.policy.tiny import build_tokenizer
+
+TOKENIZER = build_tokenizer()
+CHAT = ChatFormat(TOKENIZER)
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def texts(pair: Any) -> list[str]:
+    return [TOKENIZER.decode(row.token_ids) for row in pair]
+
+
+def actions(pair: Any) -> list[str]:
+    chosen = [[t for t, acts in zip(row.token_ids, row.action_mask, strict=True) if acts] for row in pair]
+    return [TOKENIZER.decode(ids) for ids in chosen]
+
+
+def test_plain_text_is_compared_without_a_template() -> None:
+    pair = pair_rows({"prompt": "2+2=", "chosen": "4", "rejected": "5"}, CHAT, "main", "row 1")
+    assert texts(pair) == ["2+2=4<|end|>", "2+2=5<|end|>"]
+    assert actions(pair) == ["4<|end|>", "5<|end|>"]
+
+
+def test_messages_are_rendered_and_only_the_answers_count() -> None:
+    row = {
+        "prompt": [message("user", "2+2?")],
+        "chosen": [message("assistant", "4")],
+        "rejected": [message("assistant", "5")],
+    }
+    pair = pair_rows(row, CHAT, "main", "row 1")
+    assert texts(pair)[0] == "<|user|>2+2?<|end|><|assistant|>4<|end|>"
+    assert actions(pair) == ["4<|end|>", "5<|end|>"]
+
+
+def module(path: Path, rows: list[Any], **options: Any) -> PreferenceDataModule:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return PreferenceDataModule(str(path), **options)
+
+
+def test_without_a_prompt_it_is_what_both_begin_with(tmp_path: Path) -> None:
+    both = [message("user", "2+2?")]
+    rows = [{"chosen": [*both, message("assistant", "4")], "rejected": [*both, message("assistant", "5")]}]
+    (example,) = module(tmp_path / "pairs.jsonl.gz", rows)._examples["train"]
+    assert example["prompt"] == both
+    assert example["rejected"] == [message("assistant", "5")]
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"prompt": "a", "chosen": "b"}, "lacks the field 'rejected'"),
+        ({"chosen": "b", "rejected": "c"}, "need a field 'prompt'"),
+        ({"prompt": "a", "chosen": "b", "rejected": [message("assistant", "c")]}, "must all be text"),
+        ({"prompt": [message("user", "a")], "chosen": [message("user", "b")], "rejected": []}, "no assistant message"),
+        ({"chosen": [message("user", "a")], "rejected": [message("user", "b")]}, "begin differently"),
+        ({"prompt": [{"role": "judge"}], "chosen": [], "rejected": []}, "is not a message"),
+    ],
+)
+def test_a_bad_row_is_named(row: dict[str, Any], fault: str, tmp_path: Path) -> None:
+    good = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    with pytest.raises(DataError, match=rf"pairs.jsonl, row 2: .*{fault}"):
+        module(tmp_path / "pairs.jsonl", [good, row])
+
+
+def episode(number: int, group: str, reward: float, answer: str, error: str | None = None) -> Episode:
+    turn = Turn("a", 0, 1, 2, reward, {"r": reward}, "stop", "main", 0, "e")
+    messages = (Message("user", f"Task {group}"), Message("assistant", answer))
+    row = Trajectory("a", "main", (8, 9), (False, True), (0.0, -1.0), (turn,), messages)
+    return Episode(str(number), Task("t", "train", 0), group, 0, 0, {"a": (row,)}, "end", error=error)
+
+
+def test_the_best_and_the_worst_of_a_group_are_a_pair() -> None:
+    episodes = [
+        episode(0, "g", 0.5, "middle"),
+        episode(1, "g", 1.0, "best"),
+        episode(2, "g", 0.0, "worst"),
+        episode(3, "g", 9.0, "failed", error="away"),
+        episode(4, "h", 1.0, "same"),
+        episode(5, "h", 1.0, "same too"),
+        episode(6, "k", 0.3, "near"),
+        episode(7, "k", 0.1, "far"),
+    ]
+    pairs = preference_pairs(episodes, reward_gap=0.25)
+    assert pairs == [
+        {
+            "prompt": [message("user", "Task g")],
+            "chosen": [message("assistant", "best")],
+            "rejected": [message("assistant", "worst")],
+        }
+    ]
+    assert len(preference_pairs(episodes)) == 2
+
+
+def test_episode_files_are_read_and_without_a_difference_refused(tmp_path: Path) -> None:
+    rows = [episode(n, "g", reward, f"answer {n}").to_dict() for n, reward in enumerate((1.0, 0.0))]
+    assert len(module(tmp_path / "a.jsonl", rows)._examples["train"]) == 1
+    with pytest.raises(DataError, match=r"differ by more than 1\.5"):
+        module(tmp_path / "b.jsonl", rows, reward_gap=1.5)
+
+
+@pytest.mark.parametrize("algorithm_class", [DPO, PairwiseRewardModel])
+def test_the_answers_of_a_pair_compute_their_prompt_once(
+    algorithm_class: Any, tmp_path: Path, model_folder: Path, quiet_trainer: Any
+) -> None:
+    rows = [{"prompt": number * 200, "chosen": "a" * 50, "rejected": "b" * 50} for number in "12"]
+    data, trainer = module(tmp_path / "pairs.jsonl", rows), quiet_trainer()
+    trainer.strategy.connect(algorithm_class({"main": Policy(str(model_folder))}))
+    data.trainer = trainer
+    data.setup("fit")
+    fed = 0
+    for pair in data.pairs["train"]:
+        (chosen,), (rejected,) = pair
+        first, second = chosen.token_ids[:-1], rejected.token_ids[:-1]  # the last token predicts nothing
+        shared = next(place for place, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
+        assert shared >= 200
+        fed += shared + (len(first) - shared) + (len(second) - shared)
+    inputs = data.collate("train", [0, 1])["main"].inputs()
+    plan = RowPlan(inputs["token_ids"], inputs["action_mask"], inputs["prefix_groups"])
+    (packed,) = plan.packed(None, torch.device("cpu"))
+    assert packed.input_ids.numel() == fed
+
+
+def test_long_pairs_are_left_out_together(tmp_path: Path, model_folder: Path, quiet_trainer: Any) -> None:
+    rows = [
+        {"prompt": "a", "chosen": "b", "rejected": "c"},
+        {"prompt": "a", "chosen": "b", "rejected": "c" * 50},
+    ]
+    data = module(tmp_path / "pairs.jsonl", rows, max_tokens=20)
+    quiet_trainer().fit(DPO({"main": Policy(str(model_folder))}), data)
+    assert data.count("train") == 1
+
+
+def test_other_algorithms_do_not_learn_from_pairs(tmp_path: Path, model_folder: Path, quiet_trainer: Any) -> None:
+    data = module(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    with pytest.raises(ConfigurationError, match="is for DPO and PairwiseRewardModel, not for SFT"):
+        quiet_trainer().fit(SFT({"main": Policy(str(model_folder))}), data)

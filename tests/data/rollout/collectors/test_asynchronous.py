@@ -1,0 +1,627 @@
+"""Episodes that are played while the learner updates: lag, order, waiting, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from mrlm_environments import CoordinationGame
+
+from mrlm_pl.algorithms import GRPO, MAGRPO, REINFORCE, ReMax
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.data.rollout.collectors import asynchronous as async_collector
+from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, _Group
+from mrlm_pl.data.rollout.collectors.staleness import Lags
+from mrlm_pl.engines import InProcessEngine, Sampling
+from mrlm_pl.environment import Observations, Step
+from mrlm_pl.episode import Episode, Message, Task
+from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
+from mrlm_pl.losses import Correction
+from mrlm_pl.policy import LoRA, Policy
+from tests.conftest import EchoEnvironment
+from tests.data.rollout.test_module import fingerprint, make
+
+
+class Slow(EchoEnvironment):
+    """Answers after a time that depends on the task, without blocking anybody."""
+
+    def __init__(self, seconds: float = 0.05, **options: Any) -> None:
+        super().__init__(**options)
+        self.seconds = seconds
+
+    async def reset(self, task: Task) -> Observations:  # type: ignore[override]
+        return super().reset(task)
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        await asyncio.sleep(self.seconds)
+        return super().step(actions)
+
+
+class WaitForAll(Callback):
+    """Lets the groups that were begun be complete before the next update, and before the checkpoint is written."""
+
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        collector = trainer.datamodule._collector
+        while not all(group.done for group in list(collector._admitted.values())):
+            time.sleep(0.01)
+
+
+class Metrics(Callback):
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        self.seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+def lags_of(episodes: list[Episode], updates: int = 1) -> dict[int, int]:
+    """The largest lag by iteration, when every iteration makes so many updates."""
+    found: dict[int, int] = {}
+    for episode in episodes:
+        for row in episode.rows():
+            for turn in row.turns:
+                for span in turn.token_spans():
+                    lag = episode.iteration - span.version // updates
+                    found[episode.iteration] = max(found.get(episode.iteration, 0), lag)
+    return found
+
+
+def test_the_lag_never_exceeds_its_bound_and_reaches_it(model_folder: Path, quiet_trainer: Any) -> None:
+    for bound in (1, 3):
+        algorithm, data = make(model_folder, Slow(0.01), mode="async", max_lag=bound, iterations=8, minibatches=2)
+        metrics = Metrics()
+        trainer = quiet_trainer(callbacks=[metrics])
+        trainer.fit(algorithm, data)
+        assert trainer.global_step == 16
+        folder = Path(trainer.default_root_dir) / "episodes"
+        episodes = list(read_episodes(folder))
+        assert [sum(episode.iteration == n for episode in episodes) for n in range(8)] == [16] * 8
+        lags = lags_of(episodes, updates=2)
+        assert max(lags.values()) == bound
+        assert all(lag <= min(bound, iteration) for iteration, lag in lags.items())
+        last = metrics.seen[-1]
+        shares = [last[f"async/lag_{lag}"] for lag in range(bound + 1)]
+        assert sum(shares) == pytest.approx(1.0)
+        assert last["async/lag"] == pytest.approx(sum(lag * share for lag, share in enumerate(shares)), abs=1e-6)
+        assert last["async/over_age_tokens"] == 0
+        assert 0 <= last["async/learner_idle"] <= 1
+        for path in folder.iterdir():
+            path.unlink()
+
+
+def test_a_lag_of_zero_is_the_synchronous_run(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    prints = []
+    for options in ({}, {"mode": "async", "max_lag": 0}):
+        algorithm, data = make(model_folder, echo(turns=2), **options)
+        quiet_trainer().fit(algorithm, data)
+        prints.append(fingerprint(algorithm))
+    assert prints[0] == prints[1]
+
+
+def test_episodes_are_played_while_the_learner_updates(model_folder: Path, quiet_trainer: Any) -> None:
+    class Noting(Slow):
+        steps = 0
+
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            found = await super().step(actions)
+            Noting.steps += 1
+            return found
+
+    class Update(Callback):
+        """An update that lasts until an episode has been stepped meanwhile, or none is under way."""
+
+        overlapped = 0
+
+        def on_train_batch_start(self, *arguments: Any) -> None:
+            self.before = Noting.steps
+
+        def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+            groups = trainer.datamodule._collector._admitted
+            while Noting.steps == self.before and not all(group.done for group in list(groups.values())):
+                time.sleep(0.005)
+            self.overlapped += Noting.steps > self.before
+
+    algorithm, data = make(model_folder, Noting(0.3), mode="async", max_lag=1, iterations=4)
+    update = Update()
+    quiet_trainer(callbacks=[update]).fit(algorithm, data)
+    # The first two iterations begin together, and during the last update nothing is left to be played.
+    assert update.overlapped >= 2
+
+
+def test_members_get_the_tasks_and_seeds_of_the_synchronous_run(model_folder: Path, quiet_trainer: Any) -> None:
+    found = []
+    for mode in ("sync", "async"):
+        algorithm, data = make(model_folder, Slow(0.0), mode=mode, max_lag=2)
+        trainer = quiet_trainer()
+        trainer.fit(algorithm, data)
+        folder = Path(trainer.default_root_dir) / "episodes"
+        found.append([(e.id, e.task, e.group, e.seed, e.iteration) for e in read_episodes(folder)])
+        for path in folder.iterdir():
+            path.unlink()
+    assert found[0] == found[1]
+
+
+def test_complete_groups_are_in_the_checkpoint_and_learnt_from_after_a_resume(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    algorithm, data = make(model_folder, Slow(0.01), mode="async", max_lag=2, iterations=5)
+    trainer = quiet_trainer(callbacks=[WaitForAll(), keep], enable_checkpointing=True)
+    trainer.fit(algorithm, data)
+    folder = Path(trainer.default_root_dir) / "episodes"
+    first = {episode.id: episode for episode in read_episodes(folder)}
+    for path in folder.iterdir():
+        path.unlink()
+
+    algorithm, data = make(model_folder, Slow(0.01), mode="async", max_lag=2, iterations=5)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data, ckpt_path=tmp_path / "step=2.ckpt")
+    again = {episode.id: episode for episode in read_episodes(folder)}
+    # Two iterations are learnt from, and the two after them were begun with the weights of the first two.
+    assert {episode.iteration for episode in again.values()} == {2, 3, 4}
+    for episode in again.values():
+        if episode.iteration in (2, 3):
+            assert episode == first[episode.id], "to the last digit"
+    assert max(lags_of(list(again.values())).values()) <= 2
+    assert trainer.global_step == 5
+
+
+@pytest.mark.parametrize("rule", ["drop", "reweight"])
+def test_groups_of_a_checkpoint_that_are_too_old_now(
+    rule: str, model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    algorithm, data = make(model_folder, Slow(0.0), mode="async", max_lag=3, iterations=6)
+    quiet_trainer(callbacks=[WaitForAll(), keep], enable_checkpointing=True).fit(algorithm, data)
+
+    algorithm, data = make(
+        model_folder,
+        Slow(0.0),
+        {"correction": Correction("truncated")},
+        mode="async",
+        max_lag=1,
+        iterations=6,
+        async_options=AsyncOptions(over_age=rule),
+    )
+    metrics = Metrics()
+    trainer = quiet_trainer(callbacks=[metrics])
+    trainer.fit(algorithm, data, ckpt_path=tmp_path / "step=2.ckpt")
+    # Complete are iterations 2, 3 and 4 (begun with the weights of 0, 0 and 1): lags 2, 3 and 3, four groups each.
+    assert metrics.seen[0]["async/dropped_groups"] == (12 if rule == "drop" else 0)
+    assert metrics.seen[0]["async/reweighted_groups"] == (12 if rule == "reweight" else 0)
+    over = [seen["async/over_age_tokens"] for seen in metrics.seen]
+    assert (max(over) == 0) == (rule == "drop")
+
+
+def test_learning_from_what_is_too_old_takes_a_correction(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(), mode="async", async_options=AsyncOptions(over_age="reweight"))
+    with pytest.raises(ConfigurationError, match="give it a correction"):
+        quiet_trainer().fit(algorithm, data)
+
+
+def test_a_learner_that_waits_in_vain_says_for_what(model_folder: Path, quiet_trainer: Any) -> None:
+    class Stuck(Slow):
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            await asyncio.sleep(1000)
+            raise AssertionError
+
+    algorithm, data = make(
+        model_folder, Stuck(), mode="async", async_options=AsyncOptions(patience=0.5), step_timeout=900.0
+    )
+    started = time.monotonic()
+    with pytest.raises(RolloutError, match=r"waits for its environment's step for \d+ s.*async_options.patience"):
+        quiet_trainer().fit(algorithm, data)
+    assert time.monotonic() - started < 60
+    assert data._collector is None, "nothing goes on behind a run that has ended"
+
+
+def test_an_error_that_ends_the_run_is_raised_at_once(model_folder: Path, quiet_trainer: Any) -> None:
+    class Broken(Slow):
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            step = super(Slow, self).step(actions)
+            return Step(step.observations, {"agent": float("nan")}, {}, step.done, step.stop_reason)
+
+    algorithm, data = make(model_folder, Broken(), mode="async")
+    with pytest.raises(NonFiniteError):
+        quiet_trainer().fit(algorithm, data)
+
+
+def test_an_engine_that_reads_the_weights_in_place_is_refused(model_folder: Path, echo: Any) -> None:
+    with pytest.raises(ConfigurationError, match="own_weights: true"):
+        RolloutDataModule(echo(), mode="async", engine=InProcessEngine())
+    RolloutDataModule(echo(), mode="async", engine=InProcessEngine(own_weights=True))
+
+
+@pytest.mark.parametrize("option", [{"mode": "asynchronous"}, {"max_lag": -1}])
+def test_values_out_of_range_are_refused(option: dict[str, Any], echo: Any) -> None:
+    with pytest.raises(ConfigurationError, match="max_lag"):
+        RolloutDataModule(echo(), **option)
+    for field, value in (("piece", 0), ("rows", 0), ("episodes", 0), ("patience", 0.0), ("over_age", "keep")):
+        with pytest.raises(ConfigurationError, match=field):
+            AsyncOptions(**{field: value})
+
+
+def test_lags_beyond_what_is_remembered_are_too_old() -> None:
+    lags = Lags(1, ["main"])
+    for iteration in range(20):
+        lags.published(iteration, 10 * iteration)
+    assert lags.of(19, 185) == 1
+    assert lags.of(19, 0) > 1
+
+
+def test_the_number_of_episodes_at_a_time_is_bounded(model_folder: Path, quiet_trainer: Any) -> None:
+    class Counting(Slow):
+        now = most = 0
+
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            Counting.now += 1
+            Counting.most = max(Counting.most, Counting.now)
+            found = await super().step(actions)
+            Counting.now -= 1
+            return found
+
+    algorithm, data = make(model_folder, Counting(0.01), mode="async", async_options=AsyncOptions(episodes=5))
+    quiet_trainer().fit(algorithm, data)
+    assert Counting.most == 5
+
+
+def test_a_policy_gradient_learns_from_what_is_old(model_folder: Path, quiet_trainer: Any) -> None:
+    """The first ratio is one with fresh weights, and is not with old ones."""
+    deviations = []
+    for lag in (0, 2):
+        metrics = Metrics()
+        algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=3e-3)})
+        data = RolloutDataModule(
+            Slow(0.0),
+            groups=4,
+            group_size=4,
+            iterations=6,
+            sampling=Sampling(max_tokens=6),
+            mode="async",
+            max_lag=lag,
+        )
+        quiet_trainer(callbacks=[metrics]).fit(algorithm, data)
+        deviations.append(max(seen["train/ratio_deviation"] for seen in metrics.seen))
+    assert deviations[0] < 1e-4 < 1e-2 < deviations[1]
+
+
+def episodes_of(trainer: Any) -> list[Episode]:
+    return list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+
+
+def test_turn_trees_are_played_meanwhile(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm = MAGRPO({"main": Policy(str(model_folder), learning_rate=1e-3)})
+    data = RolloutDataModule(
+        Slow(0.01, turns=2),
+        groups=2,
+        group_size=3,
+        iterations=4,
+        sampling=Sampling(max_tokens=5),
+        mode="async",
+        max_lag=2,
+        async_options=AsyncOptions(episodes=3),
+    )
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    episodes = episodes_of(trainer)
+    assert len(episodes) == 4 * 2 * 9
+    assert max(lags_of(episodes).values()) <= 2
+    assert trainer.global_step == 4
+
+
+def test_greedy_baselines_are_played_meanwhile(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm = ReMax({"main": Policy(str(model_folder), learning_rate=1e-3)})
+    data = RolloutDataModule(Slow(0.01), groups=3, group_size=2, iterations=3, mode="async", max_lag=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    greedy = [episode for episode in episodes_of(trainer) if episode.id.endswith("-greedy")]
+    assert len(greedy) == 3 * 3
+    assert trainer.global_step == 3
+
+
+def test_groups_that_teach_nothing_are_replaced_meanwhile(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm, data = make(
+        model_folder, Slow(0.0, reward=0.5), mode="async", resample_rounds=2, iterations=2, groups=2, group_size=2
+    )
+    metrics = Metrics()
+    trainer = quiet_trainer(callbacks=[metrics])
+    trainer.fit(algorithm, data)
+    # All rewards are equal, so each group is played three times, and the last is kept.
+    groups = {episode.group for episode in episodes_of(trainer)}
+    assert len(groups) == 2 * 2 * 3
+    assert metrics.seen[-1]["rollout/resampled_groups"] == 4
+
+
+def test_failed_episodes_are_records(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, Slow(0.0, fail_every=4), mode="async", iterations=4, retries=1)
+    metrics = Metrics()
+    trainer = quiet_trainer(callbacks=[metrics])
+    trainer.fit(algorithm, data)
+    failed = [episode for episode in episodes_of(trainer) if episode.failed]
+    assert failed
+    assert all(episode.task.index % 4 == 0 and episode.attempts == 2 for episode in failed)
+
+
+def test_adapters_and_two_policies_learn_meanwhile(model_folder: Path, quiet_trainer: Any) -> None:
+    policies = {name: Policy(str(model_folder), learning_rate=1e-2, lora=LoRA(rank=2)) for name in ("first", "second")}
+    algorithm = GRPO(policies, seats={"row": "first", "column": "second"})
+    data = RolloutDataModule(
+        CoordinationGame(),
+        groups=2,
+        group_size=4,
+        iterations=4,
+        sampling=Sampling(max_tokens=4),
+        mode="async",
+        max_lag=1,
+    )
+    metrics = Metrics()
+    trainer = quiet_trainer(callbacks=[metrics])
+    trainer.fit(algorithm, data)
+    assert {row.policy for episode in episodes_of(trainer) for row in episode.rows()} == {"first", "second"}
+    assert metrics.seen[-1]["async/over_age_tokens"] == 0
+
+
+def test_environments_that_block_take_the_threads_there_are(model_folder: Path, quiet_trainer: Any) -> None:
+    class Blocking(EchoEnvironment):
+        now = most = 0
+        lock = threading.Lock()
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            return Blocking()
+
+        def reply(self, message: Message) -> Any:
+            with Blocking.lock:
+                Blocking.now += 1
+                Blocking.most = max(Blocking.most, Blocking.now)
+            time.sleep(0.01)
+            with Blocking.lock:
+                Blocking.now -= 1
+            return super().reply(message)
+
+    algorithm, data = make(model_folder, Blocking(), mode="async", workers=3)
+    quiet_trainer().fit(algorithm, data)
+    assert Blocking.most == 3
+
+
+def test_validation_is_of_the_current_weights(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, Slow(0.01), mode="async", max_lag=2, validation_episodes=8)
+    trainer = quiet_trainer(limit_val_batches=1.0, val_check_interval=1)
+    seen: list[tuple[int, int]] = []
+    play = data.play
+
+    def noting(specs: Any, sampling: Any) -> Any:
+        episodes = play(specs, sampling)
+        seen.extend((trainer.global_step, turn.version) for e in episodes for row in e.rows() for turn in row.turns)
+        return episodes
+
+    data.play = noting  # type: ignore[method-assign]
+    trainer.fit(algorithm, data)
+    assert len(seen) == 3 * 8
+    assert all(step == version for step, version in seen)
+
+
+@pytest.mark.parametrize("algorithm", [REINFORCE, GRPO])
+def test_a_loss_that_takes_old_data_for_its_own_is_warned_of(
+    algorithm: Any, model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = RolloutDataModule(Slow(0.0), groups=2, group_size=2, iterations=1, mode="async")
+    quiet_trainer().fit(algorithm({"main": Policy(str(model_folder))}), data)
+    assert ("for its own" in caplog.text) == (algorithm is REINFORCE)
+
+
+def test_groups_are_played_again_when_what_they_were_played_with_has_changed(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    algorithm, data = make(model_folder, Slow(0.0), mode="async", max_lag=1, iterations=3)
+    trainer = quiet_trainer(callbacks=[WaitForAll(), keep], enable_checkpointing=True)
+    trainer.fit(algorithm, data)
+    folder = Path(trainer.default_root_dir) / "episodes"
+
+    warm = Sampling(temperature=0.5, max_tokens=6)
+    for options in ({"mode": "async", "sampling": warm, "group_size": 2}, {"mode": "sync"}):
+        for path in folder.iterdir():
+            path.unlink()
+        caplog.clear()
+        algorithm, data = make(model_folder, Slow(0.0), iterations=3, **options)
+        metrics = Metrics()
+        quiet_trainer(callbacks=[metrics]).fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
+        assert "4 groups of the checkpoint" in caplog.text
+        assert "played again" in caplog.text
+        if options["mode"] == "async":
+            assert "data.group_size, data.sampling changed" in caplog.text
+            assert metrics.seen[0]["async/dropped_groups"] == 4
+            again = list(read_episodes(folder))
+            assert len(again) == 2 * 4 * 2, "none of the larger groups of the checkpoint"
+
+
+def test_nobody_finds_the_environment_closed_when_another_episode_ends_the_run(
+    model_folder: Path, quiet_trainer: Any
+) -> None:
+    class Fragile(Slow):
+        steps = 0
+        found_closed = 0
+        closed = False
+
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            Fragile.steps += 1
+            if Fragile.steps == 1:
+                step = super(Slow, self).step(actions)
+                return Step(step.observations, {"agent": float("nan")}, {}, step.done, step.stop_reason)
+            await asyncio.sleep(0.3)
+            Fragile.found_closed += self.closed
+            return super(Slow, self).step(actions)
+
+        async def close(self) -> None:  # type: ignore[override]
+            self.closed = True
+            await asyncio.sleep(1.0)
+
+    algorithm, data = make(model_folder, Fragile(), mode="async", groups=1)
+    with pytest.raises(NonFiniteError):
+        quiet_trainer().fit(algorithm, data)
+    assert Fragile.found_closed == 0
+
+
+def test_a_long_turn_is_no_standstill(model_folder: Path, quiet_trainer: Any) -> None:
+    class Lengthy(InProcessEngine):
+        """Ends no turn early, and takes its time."""
+
+        async def sample(self, requests: Any) -> Any:
+            await asyncio.sleep(0.1)
+            return await super().sample([replace(request, stop_ids=()) for request in requests])
+
+    algorithm, data = make(
+        model_folder,
+        Slow(0.0),
+        mode="async",
+        iterations=1,
+        engine=Lengthy(own_weights=True),
+        sampling=Sampling(max_tokens=32),
+        async_options=AsyncOptions(piece=1, patience=0.6),
+    )
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    assert all(turn.stop - turn.start == 32 for e in episodes_of(trainer) for row in e.rows() for turn in row.turns)
+
+
+def test_a_second_fit_plays_ahead_as_well_and_no_further_than_it_goes(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, Slow(0.0), mode="async", max_lag=1, iterations=4)
+    ends = []
+
+    class Ends(Callback):
+        def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+            ends.append(trainer.datamodule._collector.iterations)
+
+    quiet_trainer(callbacks=[Ends()]).fit(algorithm, data)
+    quiet_trainer(callbacks=[Ends()], limit_train_batches=2, max_epochs=2).fit(algorithm, data)
+    quiet_trainer(callbacks=[Ends()], max_steps=3).fit(algorithm, data)
+    assert ends == [4] * 4 + [8] * 4 + [11] * 3
+
+
+def test_what_cannot_be_closed_keeps_nothing_else_open(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, EchoEnvironment(), mode="async")
+    before = set(threading.enumerate())  # other tests of this process may have left loops
+    trainer = quiet_trainer(callbacks=[CloseFails()])
+    with pytest.raises(OSError, match="cannot be closed"):
+        trainer.fit(algorithm, data)
+    assert data.players._own is None
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "mrlm-event-loop"]
+
+
+class CloseFails(Callback):
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        def close() -> None:
+            raise OSError("cannot be closed")
+
+        trainer.datamodule._collector._training.close = close
+
+
+def test_an_environment_that_blocks_the_event_loop_is_found(model_folder: Path, quiet_trainer: Any) -> None:
+    class Blocks(Slow):
+        blocked = False
+
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            if not Blocks.blocked:
+                Blocks.blocked = True
+                time.sleep(6.0)  # not awaited: no deadline on the loop can see it
+            return await super().step(actions)
+
+    algorithm, data = make(model_folder, Blocks(0.0), mode="async", async_options=AsyncOptions(patience=1.0))
+    with pytest.raises(RolloutError, match=r"event loop has stood still for 1 s in step .*test_asynchronous.py:\d+"):
+        quiet_trainer().fit(algorithm, data)
+    assert data._collector is None
+
+
+def test_a_run_whose_loop_is_blocked_can_be_saved(model_folder: Path, quiet_trainer: Any) -> None:
+    blocking, go_on = threading.Event(), threading.Event()
+    told: list[bool] = []
+
+    class Blocks(Slow):
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            if saver.steps:
+                blocking.set()
+                told.append(go_on.wait(10))
+            return await super().step(actions)
+
+        def __deepcopy__(self, memo: Any) -> Blocks:
+            return type(self)(self.seconds)
+
+    class Saves(Callback):
+        steps = 0
+        state: dict[str, Any] | None = None
+
+        def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+            self.steps += 1
+            if self.state is None and blocking.wait(1):
+                self.state = data.state_dict()  # before anybody lets the loop go on
+                go_on.set()
+
+    saver = Saves()
+    algorithm, data = make(model_folder, Blocks(0.2), mode="async", iterations=3)
+    quiet_trainer(callbacks=[saver]).fit(algorithm, data)
+    assert saver.state is not None
+    assert 1 <= saver.state["iteration"] < 3
+    assert all(told), "the loop went on by itself before the state was there"
+
+
+def test_the_rate_of_a_resumed_run_leaves_out_what_was_sampled_before(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    algorithm, data = make(model_folder, Slow(0.0), mode="async", iterations=3)
+    quiet_trainer(enable_checkpointing=True, callbacks=[WaitForAll(), saver]).fit(algorithm, data)
+    metrics = Metrics()
+    algorithm, data = make(model_folder, Slow(0.0), mode="async", iterations=3)
+    quiet_trainer(callbacks=[metrics]).fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
+    assert metrics.seen[0]["rollout/tokens_per_second"] == 0.0, "the whole iteration was in the checkpoint"
+    assert metrics.seen[1]["rollout/tokens_per_second"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_lag": 2}, True),
+        ({"async_options": AsyncOptions(piece=8)}, True),
+        ({}, False),
+        ({"max_lag": 0}, False),
+        ({"mode": "async", "max_lag": 2}, False),
+    ],
+)
+def test_options_without_effect_are_told(
+    options: dict[str, Any], told: bool, model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet_trainer().fit(*make(model_folder, Slow(0.0), iterations=1, **options))
+    assert ("data.max_lag and data.async_options have no effect in data.mode sync" in caplog.text) == told
+
+
+def test_a_group_that_fails_leaves_no_greedy_episode_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_collector, "GroupDraft", lambda *key: SimpleNamespace(due=True, take=None))
+    monkeypatch.setattr(async_collector, "greedy_spec", lambda *key: None)
+
+    class Failing(AsyncCollector):
+        def __init__(self) -> None:
+            self._greedy, self.plan = object(), None  # type: ignore[assignment]
+
+        async def _episode(self, player: Any, spec: Any) -> Any:
+            await asyncio.sleep(600)
+
+        async def _episodes(self, draft: Any) -> Any:
+            await asyncio.sleep(0)
+            raise RolloutError("no such task")
+
+    async def play() -> set[Any]:
+        with pytest.raises(RolloutError, match="no such task"):
+            await Failing()._play(_Group(), 0, 0)
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(play()) == set()

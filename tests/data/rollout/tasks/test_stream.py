@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from mrlm_pl.data.rollout.tasks.stream import TaskStream
+from mrlm_pl.environment import DatasetTasks, SeededTasks
+from mrlm_pl.errors import ConfigurationError
+
+
+def source(name: str, size: int) -> DatasetTasks:
+    return DatasetTasks(name, "train", [{"n": n} for n in range(size)])
+
+
+def test_every_epoch_of_a_data_set_holds_each_task_once_in_another_order() -> None:
+    stream = TaskStream({"a": source("a", 20)}, None, seed=3)
+    epochs = [[stream[epoch * 20 + n].index for n in range(20)] for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_a_position_gives_the_same_task_whatever_was_read_before() -> None:
+    streams = [TaskStream({"a": source("a", 7), "b": source("b", 5)}, [2, 1], seed=1) for _ in range(2)]
+    for position in range(50):
+        streams[0][position]
+    assert streams[0][33] == streams[1][33]
+
+
+def test_counts_stay_within_one_of_their_shares() -> None:
+    weights = [0.5, 0.3, 0.2]
+    stream = TaskStream({name: source(name, 10) for name in "abc"}, weights, seed=0)
+    counts: Counter[str] = Counter()
+    for position in range(500):
+        counts[stream[position].environment] += 1
+        for name, weight in zip("abc", weights, strict=True):
+            assert abs(counts[name] - weight * (position + 1)) <= 1
+
+
+def test_an_endless_source_is_read_in_order() -> None:
+    endless = SeededTasks("g", "train", lambda rng: {"n": rng.randint(0, 10**9)}, lambda data: str(data["n"]))
+    assert [TaskStream({"g": endless}, None, 0)[n].index for n in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [1.0, 0.0]])
+def test_weights_must_fit_the_environments(weights: list[float]) -> None:
+    with pytest.raises(ConfigurationError, match="weights"):
+        TaskStream({"a": source("a", 2), "b": source("b", 2)}, weights, 0)
+
+
+def test_what_a_long_run_has_read_is_not_kept() -> None:
+    stream = TaskStream({"a": source("a", 4), "b": source("b", 4)}, [2, 1], seed=0)
+    whole = [stream[position] for position in range(600)]
+    again = TaskStream({"a": source("a", 4), "b": source("b", 4)}, [2, 1], seed=0)
+    for position in range(600):
+        again.forget(position)
+        assert again[position] == whole[position]
+    assert len(again._picks) == 1
+    assert len(again._orders) <= 2 * 2

@@ -1,0 +1,18 @@
+"""Which groups are in a piece."""
+
+from __future__ import annotations
+
+import torch
+
+from mrlm_pl.data.rollout.minibatches import Cut
+
+
+def test_every_pass_serves_every_group_once_and_the_pieces_of_an_update_are_parts_of_it() -> None:
+    cut = Cut(passes=2, minibatches=2, accumulation=2)
+    assert cut.pieces == 8
+    orders = [torch.tensor([3, 1, 0, 2, 5, 4, 7, 6]), torch.tensor([7, 6, 5, 4, 3, 2, 1, 0])]
+    found = [cut.groups_at(position, lambda number: orders[number]) for position in range(8)]
+    assert [piece.tolist() for piece, _ in found] == [
+        [3, 1], [0, 2], [5, 4], [7, 6], [7, 6], [5, 4], [3, 2], [1, 0],
+    ]  # fmt: skip
+    assert [update.tolist() for _, update in found[:4]] == [[3, 1, 0, 2], [3, 1, 0, 2], [5, 4, 7, 6], [5, 4, 7, 6]]

@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from mrlm_pl.algorithms import GRPO, Algorithm
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.data.rollout import module as rollout_module
+from mrlm_pl.data.rollout.metrics import CollectionSums, reward_sums
+from mrlm_pl.data.rollout.stream import EpisodeBatch
+from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Episode, Task, Trajectory, Turn
+from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
+from mrlm_pl.policy import LoRA, Policy
+
+
+def make(model_folder: Path, environment: Any, grpo: dict[str, Any] | None = None, **options: Any):
+    settings: dict[str, Any] = {"groups": 4, "group_size": 4, "iterations": 3, "sampling": Sampling(max_tokens=6)}
+    algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)}, **(grpo or {}))
+    return algorithm, RolloutDataModule(environment, **{**settings, **options})
+
+
+def fingerprint(algorithm: Algorithm) -> str:
+    weights = [weight.detach().numpy().tobytes() for weight in algorithm.policies.parameters()]
+    return hashlib.sha256(b"".join(weights)).hexdigest()
+
+
+def test_an_iteration_is_one_collection_and_its_updates(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(), minibatches=2, passes=2)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    assert trainer.global_step == 3 * 2 * 2
+    assert (data.iteration, data.position) == (3, 0)
+    episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+    assert len(episodes) == 3 * 16
+    versions = {episode.iteration: episode.rows()[0].turns[0].version for episode in episodes}
+    assert versions == {0: 0, 1: 4, 2: 8}, "every collection is made with the weights of its moment"
+
+
+def test_members_of_a_group_share_the_prompt_and_differ_in_the_sample(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    groups: dict[str, list[Any]] = {}
+    for episode in read_episodes(Path(trainer.default_root_dir) / "episodes"):
+        groups.setdefault(episode.group, []).append(episode.rows()[0])
+    assert len(groups) == 4
+    for rows in groups.values():
+        prompts = {row.token_ids[: row.action_mask.index(True)] for row in rows}
+        assert len(prompts) == 1
+        assert len({row.token_ids for row in rows}) == len(rows)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    prints = []
+    for seed in (0, 0, 1):
+        algorithm, data = make(model_folder, echo(), seed=seed)
+        quiet_trainer().fit(algorithm, data)
+        prints.append(fingerprint(algorithm))
+    assert prints[0] == prints[1]
+    assert prints[0] != prints[2]
+
+
+def test_validation_does_not_change_training(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    prints = []
+    for limit in (0, 1.0):
+        algorithm, data = make(model_folder, echo(), validation_episodes=8)
+        trainer = quiet_trainer(limit_val_batches=limit, val_check_interval=1)
+        trainer.fit(algorithm, data)
+        prints.append(fingerprint(algorithm))
+    assert prints[0] == prints[1]
+    assert 0 <= trainer.callback_metrics["val/accuracy"] <= 1
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """Checkpoints lie between mini-batches of a rollout (odd steps) and between rollouts (even steps)."""
+    algorithm, data = make(model_folder, echo(), minibatches=2)
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    quiet_trainer(callbacks=[keep], enable_checkpointing=True).fit(algorithm, data)
+    whole = fingerprint(algorithm)
+    for step in (1, 2, 5):
+        algorithm, data = make(model_folder, echo(), minibatches=2)
+        trainer = quiet_trainer()
+        trainer.fit(algorithm, data, ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert trainer.global_step == 6
+        assert fingerprint(algorithm) == whole
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_first_ratio_is_one(model_folder: Path, echo: Any, quiet_trainer: Any, temperature: float) -> None:
+    """The model folder asks for attention dropout of .1; neither it nor the temperature may show in the ratio."""
+    algorithm, data = make(
+        model_folder, echo(turns=2), iterations=1, sampling=Sampling(temperature=temperature, max_tokens=8)
+    )
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    metrics = trainer.callback_metrics
+    assert metrics["train/ratio_deviation"] < 1e-4
+    assert metrics["train/approx_kl"] < 1e-6
+    assert metrics["train/clip_fraction"] == 0
+
+
+def test_truncated_sampling_takes_the_old_log_probabilities_from_the_learner(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    deviations = {}
+    for recompute in (None, False):
+        algorithm, data = make(
+            model_folder,
+            echo(),
+            {"recompute_old_logp": recompute},
+            iterations=1,
+            sampling=Sampling(top_p=0.5, max_tokens=8),
+        )
+        trainer = quiet_trainer()
+        trainer.fit(algorithm, data)
+        deviations[recompute] = float(trainer.callback_metrics["train/ratio_deviation"])
+    assert deviations[None] < 1e-4
+    assert deviations[False] > 0.1, "mu is not the learner's distribution when its tail was cut"
+
+
+def test_accumulation_and_micro_batches_do_not_change_the_update(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    weights = []
+    for accumulation in (1, 2, 4):
+        algorithm, data = make(model_folder, echo(), {"kl_coefficient": 0.1}, iterations=1)
+        trainer = quiet_trainer(accumulate_grad_batches=accumulation)
+        trainer.fit(algorithm, data)
+        assert trainer.global_step == 1
+        weights.append(algorithm.trainer.optimizers[0].state_dict()["state"])
+    for other in weights[1:]:
+        for index, state in weights[0].items():
+            # After one step AdamW's first moment is (1 - beta1) times the gradient.
+            assert torch.allclose(state["exp_avg"], other[index]["exp_avg"], atol=1e-7, rtol=1e-4)
+
+
+def test_failed_episodes_are_counted_and_stay_out_of_the_loss(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm, data = make(model_folder, echo(fail_every=4), iterations=4, retries=0)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+    assert sum(episode.failed for episode in episodes) == 16, "4 of the 16 tasks fail, 4 episodes each"
+
+
+def test_a_run_in_which_everything_fails_stops_with_the_reason(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm, data = make(model_folder, echo(fail_every=1), retries=0)
+    with pytest.raises(RolloutError, match=r"all 16 episodes.*the back end is away.*check-env .*EchoEnvironment"):
+        quiet_trainer().fit(algorithm, data)
+
+
+def test_a_reward_of_nan_stops_the_run(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(reward=float("nan")))
+    with pytest.raises(NonFiniteError, match="reward of agent 'agent' is nan"):
+        quiet_trainer().fit(algorithm, data)
+
+
+def test_a_group_of_one_is_refused_before_the_model_loads(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(), group_size=1)
+    with pytest.raises(ConfigurationError, match="group_size is 1"):
+        quiet_trainer().fit(algorithm, data)
+    assert algorithm.policy("main").model is None
+
+
+def test_groups_that_cannot_be_shared_evenly_are_refused(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(), minibatches=3)
+    with pytest.raises(ConfigurationError, match="multiple of 3"):
+        quiet_trainer().fit(algorithm, data)
+
+
+def test_equal_rewards_give_no_gradient(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(reward=0.5), iterations=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    assert trainer.callback_metrics["train/grad_norm"] == 0
+    assert trainer.callback_metrics["rollout/zero_variance_groups"] == 1
+
+
+def test_the_finished_run_leaves_a_policy_folder(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    model = AutoModelForCausalLM.from_pretrained(Path(trainer.default_root_dir) / "policies" / "main")
+    trained = algorithm.policy("main").model.get_input_embeddings().weight
+    assert torch.equal(model.get_input_embeddings().weight, trained)
+
+
+def test_another_way_to_serve_a_collection_is_refused_in_its_middle(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    algorithm, data = make(model_folder, echo(), minibatches=2, passes=2)
+    quiet_trainer(enable_checkpointing=True, callbacks=[saver]).fit(algorithm, data)
+    algorithm, data = make(model_folder, echo(), minibatches=2, passes=1)
+    with pytest.raises(ConfigurationError, match=r"data\.passes is 1, .* with 2"):
+        quiet_trainer().fit(algorithm, data, ckpt_path=tmp_path / "step=3.ckpt")
+    algorithm, data = make(model_folder, echo(), minibatches=2, passes=1)
+    quiet_trainer(max_epochs=2).fit(algorithm, data, ckpt_path=tmp_path / "step=4.ckpt")
+    assert data.iteration > 1, "between two collections it may change"
+
+
+def test_another_length_of_epochs_is_refused_where_one_is_complete(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    algorithm, data = make(model_folder, echo(), iterations=2)
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    quiet_trainer(callbacks=[saver], enable_checkpointing=True).fit(algorithm, data)
+    algorithm, data = make(model_folder, echo(), iterations=4)
+    with pytest.raises(ConfigurationError, match=r"an epoch of 2 iterations.*data\.iterations 2.*max_epochs"):
+        quiet_trainer(max_epochs=2).fit(algorithm, data, ckpt_path=tmp_path / "step=2.ckpt")
+    algorithm, data = make(model_folder, echo(), iterations=4)
+    quiet_trainer().fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
+    assert data.iteration == 4, "an epoch that is not complete may become longer"
+
+
+def judged(success: bool | None, environment: str = "a", reward: float = 0.0) -> Episode:
+    turn = Turn("x", 0, 1, 2, reward, {"r": reward}, "stop", "main", 0, "e")
+    row = Trajectory("x", "main", (1, 2), (False, True), (0.0, -0.5), (turn,))
+    return Episode("0", Task(environment, "train", 0), "g", 0, 0, {"x": (row,)}, "end", success=success)
+
+
+def test_a_cut_episode_is_a_failure_where_the_environment_judges() -> None:
+    episodes = [judged(True), judged(None), judged(False), judged(None, "unjudged")]
+    assert EpisodeBatch(episodes).means()["accuracy"] == (1 / 3, 3)
+    assert CollectionSums.of(episodes, 1.0).metrics()["rollout/success"] == pytest.approx(1 / 3)
+
+
+def test_the_sums_of_ranks_add_up() -> None:
+    first = CollectionSums.of([judged(True, reward=1.0), judged(False)], seconds=2.0)
+    second = CollectionSums.of([judged(True, "b", reward=4.0)], seconds=0.5)
+    metrics = first.plus(second).metrics()
+    assert metrics["rollout/reward"] == pytest.approx(5 / 3)
+    assert metrics["rollout/a/r"] == 0.5
+    assert metrics["rollout/b/r"] == 4.0
+    assert metrics["rollout/tokens_per_second"] == 2 / 2.0 + 1 / 0.5
+    assert metrics["rollout/entropy"] == 0.5
+    assert metrics["rollout/response_tokens"] == 1.0
+
+
+def test_dynamic_sampling_logs_the_reward_of_all_groups_beside_that_of_the_kept(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    class OftenEqual(echo):  # type: ignore[misc]
+        def begin(self, task: Task) -> str:
+            self.reward = None if task.index % 2 else 5.0
+            return super().begin(task)
+
+    seen: list[dict[str, float]] = []
+
+    class Seen(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    algorithm, data = make(model_folder, OftenEqual(), iterations=1, resample_rounds=1)
+    trainer = quiet_trainer(callbacks=[Seen()])
+    trainer.fit(algorithm, data)
+    rewards = [episode.reward for episode in read_episodes(Path(trainer.default_root_dir) / "episodes")]
+    assert len(rewards) == 16 + 4 * seen[0]["rollout/resampled_groups"] > 16
+    assert seen[0]["rollout/reward_of_all_groups"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-5)
+    assert seen[0]["rollout/reward"] < seen[0]["rollout/reward_of_all_groups"], "equal rewards of 5 are replaced"
+
+
+def test_the_reward_of_all_groups_counts_the_paths_of_a_tree_by_their_probability() -> None:
+    """One decision of the root ends the episode, the other is followed by two."""
+
+    def path(name: str, *steps: tuple[str, float]) -> Episode:
+        turns = tuple(
+            Turn("x", number, 1, 2, reward, {}, "stop", "main", 0, "e", node)
+            for number, (node, reward) in enumerate(steps)
+        )
+        row = Trajectory("x", "main", (1, 2), (False, True), (0.0, -0.5), turns)
+        return Episode(name, Task("a", "train", 0), "g", 0, 0, {"x": (row,)}, "end")
+
+    short = path("g-0", ("g", 1.0))
+    long = [path(f"g-1-{after}", ("g", 0.0), ("g-1", 4.0)) for after in (0, 1)]
+    failed = replace(short, id="h", group="h", error="lost")
+    assert reward_sums([short, *long, failed]) == (0.5 * 1.0 + 2 * 0.25 * 4.0, 1.0)
+
+
+def test_the_rate_counts_what_was_sampled_for_others_and_retries_are_told() -> None:
+    again = replace(judged(True), attempts=3)
+    metrics = CollectionSums.of([again, judged(False)], seconds=2.0, earlier_tokens=4.0).metrics()
+    assert metrics["rollout/tokens_per_second"] == (2 + 4) / 2.0
+    assert metrics["rollout/retries"] == 2.0
+
+
+def test_the_reward_of_an_environment_is_the_whole_where_some_turns_have_named_parts() -> None:
+    episode = judged(True, reward=4.0)
+    turn = episode.rows()[0].turns[0]
+    turn.components.clear()
+    turn.components.update({"reward": 0.0, "right": 4.0})  # the first a turn's without named parts
+    metrics = CollectionSums.of([episode], seconds=1.0).metrics()
+    assert (metrics["rollout/a/reward"], metrics["rollout/a/right"]) == (4.0, 4.0)
+
+
+def test_the_engine_of_the_module_ends_with_its_stage(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    assert data.players._own is None
+    trainer.validate(algorithm, data, verbose=False)
+
+
+@pytest.mark.parametrize("option", [{"retries": -1}, {"processes": -1}, {"step_timeout": 0.0}])
+def test_numbers_out_of_range_are_refused(
+    option: dict[str, Any], model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm, data = make(model_folder, echo(), **option)
+    with pytest.raises(ConfigurationError, match=next(iter(option))):
+        quiet_trainer().fit(algorithm, data)
+
+
+def test_failed_environments_are_closed(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    closed: list[bool] = []
+
+    class Closing(echo):  # type: ignore[misc]
+        def close(self) -> None:
+            closed.append(True)
+
+    algorithm, data = make(model_folder, Closing(fail_every=2), iterations=1, retries=1)
+    quiet_trainer().fit(algorithm, data)
+    episodes = list(read_episodes(Path(data.trainer.default_root_dir) / "episodes"))
+    failed = sum(item.failed for item in episodes)
+    assert failed
+    # Each failed episode was begun twice; those that did not fail were closed at the end.
+    assert len(closed) == 2 * failed + (len(episodes) - failed)
+
+
+def test_updates_without_any_gradient_pass_also_with_adapters(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    """All rewards are equal, so nothing is learnt; the adapter stays as it was."""
+    algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3, lora=LoRA(rank=2))})
+    data = RolloutDataModule(echo(reward=0.5), groups=2, group_size=2, iterations=2, sampling=Sampling(max_tokens=4))
+    trainer = quiet_trainer(max_epochs=0)
+    trainer.fit(algorithm, data)
+    before = fingerprint(algorithm)
+    quiet_trainer().fit(algorithm, data)
+    assert fingerprint(algorithm) == before
+
+
+def test_the_throughput_is_that_of_the_rollout_alone(
+    model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.0]
+
+    def lasting(owner: Any, name: str, took: float) -> None:
+        whole = getattr(owner, name)
+
+        def slow(*args: Any, **options: Any) -> Any:
+            seconds[0] += took
+            return whole(*args, **options)
+
+        monkeypatch.setattr(owner, name, slow)
+
+    monkeypatch.setattr(rollout_module, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    lasting(rollout_module.SyncCollector, "collect", 2.0)
+    lasting(rollout_module.EpisodeWriter, "write", 30.0)
+    lasting(algorithm, "prepare", 50.0)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+    tokens = sum(row.num_actions for episode in episodes for row in episode.rows())
+    assert seconds[0] == 82.0
+    assert float(trainer.callback_metrics["rollout/tokens_per_second"]) == pytest.approx(tokens / 2.0)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import pytest
+
+from mrlm_pl.data.rollout.alarms import SignalCheck
+from mrlm_pl.data.rollout.metrics import CollectionSums, Returns
+from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Episode, Task, Trajectory, Turn
+
+
+def returns(reward: float) -> frozenset[Returns]:
+    return frozenset({(("x", reward),)})
+
+
+def episode(**rewards: float) -> Episode:
+    rows = {}
+    for agent, reward in rewards.items():
+        turn = Turn(agent, 0, 1, 2, reward, {"r": reward}, "stop", "main", 0, "e")
+        rows[agent] = (Trajectory(agent, "main", (1, 2), (False, True), (0.0, -0.5), (turn,)),)
+    return Episode("0", Task("e", "train", 0), "g", 0, 0, rows, "end")
+
+
+FLAT = {"rollout/zero_variance_groups": 1.0, "rollout/truncated_turns": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "metrics", "reward", "cause"),
+    [
+        (Sampling(temperature=0.0), FLAT, 0.0, "temperature is 0"),
+        (Sampling(max_tokens=7), {**FLAT, "rollout/truncated_turns": 1.0}, 0.0, "max_tokens 7"),
+        (Sampling(), {**FLAT, "rollout/success": 1.0}, 1.0, "harder tasks"),
+        (Sampling(), {**FLAT, "rollout/success": 0.0}, 0.1, "no episode earns anything"),
+        (Sampling(), FLAT, 0.0, "no episode earns anything"),
+        (Sampling(), FLAT, 0.5, "does not depend on the reply"),
+    ],
+)
+def test_the_third_iteration_without_a_signal_warns_of_the_cause(
+    sampling: Sampling, metrics: Mapping[str, float], reward: float, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = SignalCheck(sampling, compares=True)
+    with caplog.at_level(logging.WARNING):
+        for iteration in range(10):
+            check.see(metrics, returns(reward))
+            assert len(caplog.records) == (iteration >= 2), "once, after three iterations in a row"
+    assert cause in caplog.text
+
+
+def test_one_iteration_with_a_signal_starts_the_count_again(caplog: pytest.LogCaptureFixture) -> None:
+    check = SignalCheck(Sampling(), compares=True)
+    with caplog.at_level(logging.WARNING):
+        for flat in (1.0, 1.0, 0.9, 1.0, 1.0):
+            check.see({"rollout/zero_variance_groups": flat}, returns(0.0))
+    assert not caplog.records
+
+
+def test_an_algorithm_that_does_not_compare_needs_rewards_that_differ(caplog: pytest.LogCaptureFixture) -> None:
+    check = SignalCheck(Sampling(), compares=False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            check.see(FLAT, returns(0.0) | returns(1.0))
+        assert not caplog.records, "groups of one always have equal returns"
+        for _ in range(3):
+            check.see(FLAT, returns(1.0))
+    assert "all rewards are equal" in caplog.text
+
+
+def test_turns_that_are_all_truncated_are_named_although_rewards_differ(caplog: pytest.LogCaptureFixture) -> None:
+    check = SignalCheck(Sampling(max_tokens=5), compares=True)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            check.see({"rollout/zero_variance_groups": 0.0, "rollout/truncated_turns": 1.0}, returns(0.0))
+    assert len(caplog.records) == 1
+    assert "max_tokens 5" in caplog.text
+
+
+def test_one_episode_an_iteration_whose_reward_changes_is_a_signal(caplog: pytest.LogCaptureFixture) -> None:
+    check = SignalCheck(Sampling(), compares=False)
+    with caplog.at_level(logging.WARNING):
+        for reward in (0.0, 1.0, 0.0, 0.0, 1.0, 1.0):
+            check.see(FLAT, returns(reward))
+        assert not caplog.records
+        check.see(FLAT, returns(1.0))
+    assert "all rewards are equal" in caplog.text, "the third in a row"
+
+
+def test_an_episode_of_each_rank_counts(caplog: pytest.LogCaptureFixture) -> None:
+    ranks = [CollectionSums.of([episode(x=reward)], 1.0) for reward in (0.0, 1.0)]
+    check = SignalCheck(Sampling(), compares=False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            check.see(FLAT, ranks[0].plus(ranks[1]).returns)
+    assert not caplog.records
+
+
+def test_a_zero_sum_game_has_a_signal_although_the_mean_over_the_agents_is_always_0(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    won, lost = CollectionSums.of([episode(x=1.0, y=-1.0), episode(x=-1.0, y=1.0)], 1.0), [episode(x=-1.0, y=1.0)]
+    check = SignalCheck(Sampling(), compares=False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            check.see(FLAT, won.returns)
+        assert not caplog.records
+        for _ in range(3):
+            check.see(FLAT, CollectionSums.of(lost, 1.0).returns)
+    assert "the reward does not depend on the reply" in caplog.text

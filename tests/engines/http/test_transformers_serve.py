@@ -1,0 +1,159 @@
+"""The engine against the real ``transformers serve`` with the built-in tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from mrlm_pl.cli.main import main
+from mrlm_pl.engines import InProcessEngine, OpenAICompatible, SampleRequest, Sampling
+from mrlm_pl.engines.http.replicas import Terms
+from mrlm_pl.episode import Message
+from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.policy import Policy
+from mrlm_pl.policy.chat import Conversation
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[3]
+PYTHON = os.environ.get("MRLM_SERVE_PYTHON", sys.executable)
+"""An interpreter with ``transformers[serving]``; its packages are large and no part of this one's extras."""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    found = subprocess.run([PYTHON, "-c", "import fastapi, openai, pydantic, uvicorn"], capture_output=True, text=True)
+    if found.returncode:
+        missing = found.stderr.strip().splitlines()[-1]
+        pytest.skip(f"{missing}: pip install 'transformers[serving]', or name an interpreter in MRLM_SERVE_PYTHON")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = (tmp_path_factory.mktemp("serve") / "log").open("w")
+    command = [PYTHON, "-m", "transformers.cli.transformers", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen([*command, "--device", "cpu"], stdout=log, stderr=log, env=environment)
+    try:
+        deadline = time.monotonic() + 180
+        while not _healthy(port):
+            assert server.poll() is None, Path(log.name).read_text()[-2000:]
+            assert time.monotonic() < deadline, "the server does not start"
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def turns(policy: Policy, sampling: Sampling) -> list[SampleRequest]:
+    found = []
+    for number in range(36):
+        conversation = Conversation(policy.chat)
+        conversation.observe([Message("user", f"What is {number * 7 % 90}+{number * 5 % 80}?")])
+        ids = tuple(conversation.row.token_ids)
+        found.append(SampleRequest(ids, "main", number, sampling, policy.chat.stop_ids))
+    return found
+
+
+def tiny(trained: bool) -> Policy:
+    policy = Policy("builtin:tiny", trained=trained)
+    policy.load()
+    policy.model.eval()
+    return policy
+
+
+def test_greedy_tokens_are_those_of_the_in_process_engine(url: str) -> None:
+    policy = tiny(trained=False)
+    asked = turns(policy, Sampling(temperature=0.0, max_tokens=24))
+    own, served = InProcessEngine(), OpenAICompatible(url, "transformers", tokenizer="builtin:tiny")
+    own.load("main", policy.network, 0)
+    served.load("main", policy.network, 0)
+    expected, found = asyncio.run(own.sample(asked)), asyncio.run(served.sample(asked))
+    assert [sample.token_ids for sample in found] == [sample.token_ids for sample in expected]
+    assert [sample.finish_reason for sample in found] == [sample.finish_reason for sample in expected]
+    assert served.stats.re_encoded == 0
+    own.close()
+    served.close()
+
+
+def test_one_request_at_a_time_is_reproducible(url: str) -> None:
+    policy = tiny(trained=False)
+    asked = turns(policy, Sampling(max_tokens=12))
+    served = OpenAICompatible(url, "transformers", tokenizer="builtin:tiny", terms=Terms(concurrency=1))
+    first, second = asyncio.run(served.sample(asked)), asyncio.run(served.sample(asked))
+    assert first == second
+    assert len({sample.token_ids for sample in first}) > 3
+    served.close()
+
+
+def test_trained_weights_are_what_the_server_generates_with(url: str, tmp_path: Path) -> None:
+    policy = tiny(trained=True)
+    served = OpenAICompatible(url, "transformers", tokenizer="builtin:tiny", weights_folder=str(tmp_path))
+    own = InProcessEngine()
+    asked = turns(policy, Sampling(temperature=0.0, max_tokens=12))
+    replies = []
+    for version in (0, 1):
+        with torch.no_grad():
+            policy.network.lm_head.weight[policy.chat.encode("7")[0]] *= 1 + 2 * version
+        own.load("main", policy.network, version)
+        served.load("main", policy.network, version)
+        expected, found = asyncio.run(own.sample(asked)), asyncio.run(served.sample(asked))
+        # Hidden special tokens are not part of the text, so that such replies cannot be told exactly.
+        same = [one.token_ids == other.token_ids for one, other in zip(found, expected, strict=True)]
+        assert sum(same) >= len(same) - served.stats.re_encoded
+        assert {sample.version for sample in found} == {version}
+        replies.append([sample.token_ids for sample in found])
+    assert replies[0] != replies[1]
+    own.close()
+    served.close()
+
+
+def test_a_run_trains_with_the_learners_log_probabilities(url: str, tmp_path: Path) -> None:
+    options = {
+        "--config": str(ROOT / "configs/quickstart.yaml"),
+        "--data.engine": "OpenAICompatible",
+        "--data.engine.url": url,
+        "--data.engine.dialect": "transformers",
+        "--data.engine.tokenizer": "builtin:tiny",
+        "--data.groups": "2",
+        "--data.group_size": "4",
+        "--data.iterations": "2",
+        "--trainer.callbacks": "[]",
+        "--trainer.default_root_dir": str(tmp_path / "run"),
+    }
+    arguments = ["fit", *(word for pair in options.items() for word in pair)]
+    assert main([*arguments, "--model.recompute_old_logp", "false"]) == 2, "no log-probabilities"
+    assert main(arguments) == 2, "no way for the weights"
+    ready = ["--data.engine.weights_folder", str(tmp_path / "weights")]
+    assert main([*arguments, *ready]) == 0
+    assert (tmp_path / "weights/main/version-00000001/model.safetensors").is_file()
+    [last] = tmp_path.rglob("iteration-000001.jsonl.gz")
+    rows = [row for episode in read_episodes(last) for row in episode.rows()]
+    assert {(turn.engine, turn.version) for row in rows for turn in row.turns} == {("openai/transformers", 1)}
+
+
+def test_a_partner_by_url(url: str, tmp_path: Path) -> None:
+    arguments = [
+        *("fit", "--config", str(ROOT / "configs/scaling/coordination_served.yaml")),
+        *("--model.policies.partner.served_by", f"transformers+{url}"),
+        *("--data.groups", "2", "--data.group_size", "2", "--data.iterations", "1"),
+        *("--trainer.default_root_dir", str(tmp_path / "run")),
+    ]
+    assert main(arguments) == 0

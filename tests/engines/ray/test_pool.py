@@ -1,0 +1,538 @@
+"""A pool of workers: placement, weights that reach all of them, and workers that are lost; without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from mrlm_pl.engines import Engine, InProcessEngine, PoolDeadlines, PoolResources, RayPool, Sample, WeightTransfer
+from mrlm_pl.engines.learner_place import LearnerPlace
+from mrlm_pl.engines.ray import group as worker_group
+from mrlm_pl.engines.ray.pool import Spreading
+from mrlm_pl.engines.transfer.broadcast import WeightSender
+from mrlm_pl.engines.transfer.skeleton import Skeleton, rebuild
+from mrlm_pl.errors import ConfigurationError, EngineError
+from mrlm_pl.policy.lora import LoRA, add_adapter
+from tests.engines.conftest import FUSED, GENERIC, build, request, run
+from tests.support.pool_parts import FakeActor, FakeCluster, sent_tensors, stand_in
+
+MakePool = Callable[..., tuple[RayPool, FakeCluster]]
+
+
+@pytest.fixture
+def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
+    """A factory of pools whose workers are threads; all are closed afterwards."""
+    pools: list[RayPool] = []
+
+    def make(workers: int = 2, **options: Any) -> tuple[RayPool, FakeCluster]:
+        cluster = stand_in(monkeypatch)
+        options.setdefault("transfer", WeightTransfer(bucket_bytes=4096))
+        options.setdefault("deadlines", PoolDeadlines(start=10, sample=10, transfer=1.5, silence=1))
+        pools.append(RayPool(workers, **options))
+        return pools[-1], cluster
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def changed(model: PreTrainedModel, seed: int) -> None:
+    """Move all trained weights."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+
+
+def expected(model: PreTrainedModel, requests: Sequence[Any], version: int) -> list[Sample]:
+    """What an engine of this process samples, for one request after the other."""
+    engine = InProcessEngine()
+    engine.load("p", model, version)
+    try:
+        return [run(engine, item)[0] for item in requests]
+    finally:
+        engine.close()
+
+
+def assert_same(found: Sequence[Sample], wanted: Sequence[Sample]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.token_ids, one.version, one.finish_reason) == (other.token_ids, other.version, other.finish_reason)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=3e-6)  # other batches, other rounding
+
+
+# Placement.
+
+
+def test_sessions_stay_and_the_rest_goes_where_least_is() -> None:
+    spreading = Spreading(3)
+    first = [request([n], session=f"{n}/a") for n in range(6)]
+    assert spreading.place(first) == [0, 1, 2, 0, 1, 2]
+    spreading.done([0, 1, 2, 0, 1, 2])
+    assert spreading.place([request([9, 9], session=f"{n}/a") for n in (5, 3, 0)]) == [2, 0, 0]
+    assert spreading.place([request([7]), request([8])]) == [1, 1], "the others are busy"
+
+
+def test_requests_that_have_been_answered_count_no_more() -> None:
+    spreading = Spreading(2)
+    places = spreading.place([request([n]) for n in range(3)])
+    assert places == [0, 1, 0]
+    spreading.done(places)
+    assert spreading.place([request([3])]) == [0]
+
+
+def test_the_same_context_keeps_together_up_to_an_even_share() -> None:
+    requests = [request([group], seed) for group in range(2) for seed in range(4)]
+    assert Spreading(2).place(requests) == [0] * 4 + [1] * 4
+    assert sorted(Spreading(2).place([request([1], seed) for seed in range(6)])) == [0, 0, 0, 1, 1, 1]
+
+
+def test_released_sessions_are_forgotten() -> None:
+    spreading = Spreading(2)
+    spreading.done(spreading.place([request([1], session="e/1"), request([2], session="f/1")]))
+    assert spreading.release("e/") == {0}
+    assert spreading.release("e/") == set()
+    spreading.done(spreading.place([request([3], session="g/1")]))
+    assert spreading.place([request([2], session="f/1"), request([3], session="g/1")]) == [1, 0]
+
+
+def test_two_event_loops_may_place_requests_at_the_same_time() -> None:
+    spreading = Spreading(2)
+    failed: list[BaseException] = []
+
+    def play(name: str) -> None:
+        try:
+            for number in range(300):
+                asked = [request([n], session=f"{name}{number}-{n}/a") for n in range(8)]
+                spreading.done(spreading.place(asked))
+                if number >= 20:
+                    spreading.release(f"{name}{number - 20}-")
+        except BaseException as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=play, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed
+    assert spreading._busy == [0, 0]
+
+
+# Models.
+
+
+@pytest.mark.parametrize("name", [*FUSED, *GENERIC])
+def test_a_model_is_rebuilt_from_its_skeleton_and_its_tensors(name: str) -> None:
+    model = build(name)
+    skeleton = Skeleton(model)
+    largest = max(item.numel() * item.element_size() for item in model.parameters())
+    assert len(skeleton.data) < 40_000 + largest, "no weights are in it"
+    rebuilt, targets = rebuild(skeleton.data, torch.device("cpu"))
+    given = skeleton.tensors(model)
+    assert targets.keys() == given.keys() == skeleton.names
+    for key, value in given.items():
+        targets[key].data = value.detach().clone()
+    ids = torch.tensor([[1, 5, 9, 2]])
+    with torch.no_grad():
+        found, wanted = rebuilt.eval()(input_ids=ids).logits, model(input_ids=ids).logits
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert [item.requires_grad for item in rebuilt.parameters()] == [True] * len(list(model.parameters()))
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert (rebuilt.get_output_embeddings().weight is rebuilt.get_input_embeddings().weight) == tied
+
+
+def test_the_skeleton_of_a_sharded_model_is_that_of_the_whole_one() -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from mrlm_pl.policy.sharding import gathered, shard
+
+    model = build("llama")
+    same = copy.deepcopy(model)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        shard(model, init_device_mesh("cpu", (1,)))
+        with torch.no_grad(), gathered([model]):
+            skeleton = Skeleton(model)
+            assert skeleton.passing
+            given = {name: tensor.clone() for name, tensor in skeleton.tensors(model).items()}
+    finally:
+        dist.destroy_process_group()
+    rebuilt, targets = rebuild(skeleton.data, torch.device("cpu"))
+    assert type(rebuilt) is type(same)
+    for key, value in given.items():
+        targets[key].data = value
+    ids = torch.tensor([[1, 5, 9, 2]])
+    with torch.no_grad():
+        assert torch.equal(rebuilt.eval()(input_ids=ids).logits, same(input_ids=ids).logits)
+
+
+def test_a_rebuilt_model_says_which_of_its_weights_are_trained(make_pool: MakePool) -> None:
+    model = build("llama").requires_grad_(False)
+    add_adapter(model, LoRA(rank=2), "p")
+    rebuilt, targets = rebuild(Skeleton(model).data, torch.device("cpu"))
+    trained = {name for name, item in rebuilt.named_parameters() if item.requires_grad}
+    assert trained == {name for name, _ in model.named_parameters() if ".lora_" in name}
+    assert {name for name, item in targets.items() if item.requires_grad} == trained
+    pool, cluster = make_pool(1)
+    for version, flag in enumerate((True, False, False)):
+        pool.load("p", model.requires_grad_(flag), version)
+        [there] = [held for held, _ in cluster.actors[0].worker._models.values()]
+        assert {item.requires_grad for item in there.parameters()} == {flag}
+    assert cluster.actors[0].calls.count("build") == 2, "only when it changes"
+
+
+def test_what_cannot_be_sent_is_told() -> None:
+    model = build("llama")
+    model.lock = threading.Lock()
+    with pytest.raises(EngineError, match="LlamaForCausalLM cannot be sent to another process"):
+        Skeleton(model)
+
+
+# Weights.
+
+
+def test_every_worker_answers_like_the_learner_after_every_update(make_pool: MakePool) -> None:
+    pool, cluster = make_pool(3)
+    model = build("qwen2")
+    requests = [request([1 + n, 7, 3], n, temperature=0.0 if n % 2 else 1.0, max_tokens=6) for n in range(3)]
+    for version in (1, 2, 3):
+        pool.load("p", model, version)
+        samples = run(pool, *requests)  # one for each worker
+        wanted = expected(model, requests, version)
+        assert_same(samples, wanted)
+        assert [item.logprobs for item in samples] == [item.logprobs for item in wanted]
+        assert {item.engine for item in samples} == {"ray_pool/0", "ray_pool/1", "ray_pool/2"}
+        changed(model, version)
+    assert [actor.calls.count("build") for actor in cluster.actors] == [1, 1, 1]
+    assert pool.window("p") == 64
+    assert pool.window("q") is None
+
+
+def test_with_adapters_only_they_are_sent_again(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, _ = make_pool(2)
+    model = build("llama").requires_grad_(False)
+    add_adapter(model, LoRA(rank=2), "p")
+    sent = sent_tensors(monkeypatch)
+    for version in (1, 2):
+        pool.load("p", model, version)
+        requests = [request([1, 2, 3], 5, max_tokens=4), request([4], 6, max_tokens=4)]
+        assert_same(run(pool, *requests), expected(model, requests, version))
+        changed(model, version)
+    assert len(sent[0]) > len(sent[1]) > 0
+    assert all(".lora_" in name for name in sent[1])
+
+
+def test_nothing_is_asked_of_workers_that_have_it_all(make_pool: MakePool) -> None:
+    pool, cluster = make_pool(2)
+    model = build("llama")
+    pool.load("p", model, 1)
+    before = [len(actor.calls) for actor in cluster.actors]
+    pool.load("p", model, 1)
+    assert [len(actor.calls) for actor in cluster.actors] == before
+    pool.load("p", model, 2)
+    assert [actor.calls[-1] for actor in cluster.actors] == ["switch", "switch"]
+    assert [len(actor.calls) for actor in cluster.actors] == [count + 1 for count in before]
+    assert run(pool, request([1]))[0].version == 2
+
+
+def test_two_policies_and_another_model_under_the_same_name(make_pool: MakePool) -> None:
+    pool, _ = make_pool(2)
+    models = {"p": build("gpt2"), "q": build("llama")}
+    for name, model in models.items():
+        pool.load(name, model, 1)
+    one, other = request([1, 2], 1, max_tokens=5), request([3], 2, max_tokens=5, policy="q")
+    first, second = run(pool, one, other)
+    assert_same([first], expected(models["p"], [one], 1))
+    alone = InProcessEngine()
+    alone.load("q", models["q"], 1)
+    assert_same([second], run(alone, other))
+    alone.close()
+    pool.load("p", models["q"], 2)
+    assert_same(run(pool, one), expected(models["q"], [one], 2))
+
+
+class SlowEngine(InProcessEngine):
+    """Waits before it generates, until it may go on."""
+
+    started, go_on = threading.Event(), threading.Event()
+
+    async def sample(self, requests: Sequence[Any]) -> list[Sample]:
+        self.started.set()
+        await asyncio.to_thread(self.go_on.wait, 10)
+        return await super().sample(requests)
+
+
+def test_weights_change_between_two_calls_and_never_within_one(make_pool: MakePool) -> None:
+    SlowEngine.started.clear()
+    SlowEngine.go_on.clear()
+    pool, cluster = make_pool(1, engine=SlowEngine)
+    model, ask = build("llama"), request([1, 2, 3], 4, max_tokens=5)
+    pool.load("p", model, 1)
+    old = expected(model, [ask], 1)
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(run(pool, ask)))
+    asking.start()
+    assert SlowEngine.started.wait(5)
+    changed(model, 1)
+    loading = threading.Thread(target=pool.load, args=("p", model, 2))
+    loading.start()
+    while "switch" not in cluster.actors[0].calls[3:]:
+        threading.Event().wait(0.01)
+    assert not answers, "staged while the call is in hand, and the switch waits for it"
+    SlowEngine.go_on.set()
+    loading.join(10)
+    asking.join(10)
+    assert_same(answers[0], old)
+    assert_same(run(pool, ask), expected(model, [ask], 2))
+
+
+class SlowLoadEngine(InProcessEngine):
+    """Takes new weights only when it may."""
+
+    loading, may, sampling = threading.Event(), threading.Event(), threading.Event()
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        self.loading.set()
+        assert self.may.wait(20)
+        super().load(policy, weights, version)
+
+    async def sample(self, requests: Sequence[Any]) -> list[Sample]:
+        self.sampling.set()
+        return await super().sample(requests)
+
+
+def test_calls_that_come_while_a_worker_switches_are_held_back(make_pool: MakePool) -> None:
+    engine = SlowLoadEngine
+    engine.may.set()
+    pool, _ = make_pool(1, engine=engine, calls=4, deadlines=PoolDeadlines(10, 20, 5, 1))
+    model, ask = build("llama"), request([1, 2, 3], 4, max_tokens=5)
+    pool.load("p", model, 1)
+    changed(model, 1)
+    engine.may.clear()
+    engine.loading.clear()
+    engine.sampling.clear()
+    loading = threading.Thread(target=pool.load, args=("p", model, 2))
+    loading.start()
+    assert engine.loading.wait(10)
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(run(pool, ask)))
+    asking.start()
+    assert not engine.sampling.wait(0.5), "the weights are between two versions"
+    engine.may.set()
+    loading.join(20)
+    asking.join(20)
+    assert_same(answers[0], expected(model, [ask], 2))
+
+
+# Lost workers.
+
+
+def test_a_worker_that_dies_is_replaced_and_its_requests_are_sent_again(make_pool: MakePool) -> None:
+    pool, cluster = make_pool(2)
+    model = build("llama")
+    pool.load("p", model, 1)
+    requests = [request([n], n, max_tokens=6) for n in range(1, 5)]
+    wanted = expected(model, requests, 1)
+
+    def die(method: str) -> None:
+        if method == "sample":
+            cluster.actors[1].kill()
+
+    cluster.actors[1].before = die
+    changed(model, 5)  # the learner goes on; what was loaded counts
+    assert_same(run(pool, *requests), wanted)
+    assert len(cluster.actors) == 3
+    assert pool.replaced == 1
+    assert cluster.of(1) is not cluster.actors[1]
+
+
+@pytest.mark.parametrize("method", ["build", "stage", "switch"])
+def test_a_worker_that_dies_while_it_is_updated_never_serves_old_weights(method: str, make_pool: MakePool) -> None:
+    pool, cluster = make_pool(3)
+    model = build("llama")
+    if method != "build":
+        pool.load("p", model, 1)
+        changed(model, 1)
+
+    def prepare(actor: FakeActor) -> None:
+        def die(called: str) -> None:
+            if called == method and len(cluster.actors) < 4:
+                actor.kill()
+
+        if actor.place == 1:
+            actor.before = die
+
+    if method == "build":
+        cluster.prepare = prepare
+    else:
+        prepare(cluster.actors[1])
+    pool.load("p", model, 2)
+    requests = [request([n], n, max_tokens=6) for n in range(1, 7)]
+    assert_same(run(pool, *requests), expected(model, requests, 2))
+    assert pool.replaced == 1
+
+
+def test_weights_that_arrive_spoilt_are_sent_again_and_then_the_worker_is_replaced(
+    make_pool: MakePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, cluster = make_pool(2)
+    model = build("llama")
+    pool.load("p", model, 1)
+    changed(model, 1)
+    spoilt = cluster.actors[1].worker
+    receive = spoilt._receiver.receive
+
+    def flip(invitation: Any, rank: int, manifest: Any) -> Any:
+        staged = receive(invitation, rank, manifest)
+        raise EngineError(f"weight {next(iter(staged.tensors))!r} arrived with checksum 0")
+
+    spoilt._receiver.receive = flip
+    pool.load("p", model, 2)
+    requests = [request([n], n, max_tokens=6) for n in range(1, 5)]
+    assert_same(run(pool, *requests), expected(model, requests, 2))
+    assert pool.replaced == 1
+    assert "did not reach worker 1" in caplog.text
+    assert "'model.embed_tokens.weight'" in caplog.text
+
+
+def test_too_many_lost_workers_end_the_run_with_a_remedy(make_pool: MakePool) -> None:
+    pool, cluster = make_pool(1, replacements=2)
+    pool.load("p", build("llama"), 1)
+
+    def doomed(actor: FakeActor) -> None:
+        actor.before = lambda method: actor.kill() if method == "describe" else None
+
+    cluster.prepare = doomed
+    cluster.actors[0].kill()
+    with pytest.raises(EngineError, match=r"worker 0 .*; 2 workers have been replaced.*--ckpt_path last"):
+        run(pool, request([1]))
+
+
+def test_a_pool_that_cannot_start_begins_anew_when_it_is_asked_again(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports: list[int] = []
+
+    class Recording(WeightSender):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            ports.append(self.invite(1).port)
+
+    monkeypatch.setattr(worker_group, "WeightSender", Recording)
+    pool, cluster = make_pool(2)
+    model = build("llama")
+    cluster.prepare = lambda actor: actor.kill()
+    with pytest.raises(EngineError, match=r"gone while it should start; .*deadlines.start"):
+        pool.load("p", model, 1)
+    assert cluster.closed
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", ports[0]))
+    cluster.actors.clear()
+    cluster.prepare = lambda actor: None
+    pool.load("p", model, 2)
+    assert run(pool, request([1]))[0].version == 2
+
+
+def test_a_worker_that_does_not_start_in_time_does_not_stay(make_pool: MakePool) -> None:
+    pool, cluster = make_pool(1, deadlines=PoolDeadlines(1.0, 10, 5, 1))
+    pool.load("p", build("llama"), 1)
+    late = threading.Event()
+
+    def hang(actor: FakeActor) -> None:
+        async def describe() -> Any:
+            await asyncio.to_thread(late.wait)
+
+        if len(cluster.actors) == 1:  # the first that takes the place of another
+            actor.worker.describe = describe
+
+    cluster.prepare = hang
+    cluster.of(0).kill()
+    run(pool, request([1], 3))
+    late.set()
+    assert [actor.alive for actor in cluster.actors] == [False, False, True]
+
+
+def test_a_worker_that_does_not_answer_is_replaced(make_pool: MakePool) -> None:
+    SlowEngine.go_on.clear()
+    made: list[Engine] = []
+
+    def engine() -> Engine:
+        made.append(InProcessEngine() if made else SlowEngine())
+        return made[-1]
+
+    pool, _ = make_pool(1, engine=engine, deadlines=PoolDeadlines(10, 2.0, 5, 1))
+    model = build("llama")
+    pool.load("p", model, 1)
+    assert_same(run(pool, request([1], 3)), expected(model, [request([1], 3)], 1))
+    assert pool.replaced == 1
+    SlowEngine.go_on.set()
+
+
+def test_errors_of_the_engine_are_told_as_they_are(make_pool: MakePool) -> None:
+    pool, cluster = make_pool(2)
+    with pytest.raises(EngineError, match="no weights"):
+        run(pool, request([1]))
+    pool.load("p", build("llama"), 1)
+    with pytest.raises(EngineError, match="'q' is not loaded"):
+        run(pool, request([1], policy="q"))
+    with pytest.raises(EngineError, match="not a str"):
+        pool.load("p", "weights", 2)
+    assert pool.replaced == 0
+    cluster.gone = True
+    cluster.actors[0].before = lambda method: cluster.actors[0].loop.close() if method == "sample" else None
+    pool.close()
+    pool.close()
+    assert cluster.closed
+    with pytest.raises(EngineError, match="closed"):
+        run(pool, request([1]))
+
+
+def test_released_sessions_are_released_where_they_are(make_pool: MakePool) -> None:
+    pool, cluster = make_pool(2)
+    pool.load("p", build("llama"), 1)
+    run(pool, request([1, 2], session="a/1"), request([3, 4], session="b/1"))
+    pool.release("b/")
+    assert ["release" in actor.calls for actor in cluster.actors] == [False, True]
+
+
+def test_what_is_reserved(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    resources = PoolResources(cpus=2, gpus=0.5, learner_cpus=1, learner_gpus=1, strategy="SPREAD")
+    pool, cluster = make_pool(2, resources=resources)
+    cluster.started_here, cluster.learner_gpus = False, ["3"]
+    monkeypatch.setattr(worker_group, "visible_gpus", lambda: ("3",))
+    pool.meet_learner(LearnerPlace((0,)))
+    pool.load("p", build("llama"), 1)
+    worker = {"CPU": 2, "GPU": 0.5}
+    bundles, strategy, seconds = cluster.reserved
+    assert bundles == [worker, worker, {"CPU": 1, "GPU": 1, "node:127.0.0.1": 0.001}]
+    assert (strategy, seconds) == ("SPREAD", 10)
+
+
+def test_numbers_out_of_range() -> None:
+    for make, match in (
+        (lambda: RayPool(0), "workers is 0"),
+        (lambda: RayPool(calls=0), "calls is 0"),
+        (lambda: RayPool(replacements=-1), "replacements is -1"),
+        (lambda: PoolResources(gpus=-1), "resources.gpus is -1"),
+        (lambda: PoolResources(gpus=1.5), "resources.gpus is 1.5; above 1 it must be whole"),
+        (lambda: PoolDeadlines(sample=0), "deadlines.sample is 0"),
+        (lambda: WeightTransfer(bucket_bytes=1), "transfer.bucket_bytes is 1"),
+    ):
+        with pytest.raises(ConfigurationError, match=match):
+            make()

@@ -1,0 +1,303 @@
+"""Weights sent in buckets arrive whole, or not at all and with the name of the tensor that did not."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from mrlm_pl.engines.transfer.broadcast import Invitation, Staged, WeightReceiver, WeightSender
+from mrlm_pl.engines.transfer.manifest import Manifest, Snapshot, TensorRecord
+from mrlm_pl.errors import ConfigurationError, EngineError
+from tests.support.weight_processes import many_tensors
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 20.0
+
+
+@pytest.fixture
+def sender() -> Iterator[Callable[..., WeightSender]]:
+    """A factory of senders that are closed afterwards."""
+    made: list[WeightSender] = []
+
+    def make(bucket_bytes: int = 64, seconds: float = SECONDS) -> WeightSender:
+        made.append(WeightSender(bucket_bytes=bucket_bytes, seconds=seconds))
+        return made[-1]
+
+    yield make
+    for item in made:
+        item.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def tensors() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "wide": nn.Parameter(torch.randn(13, 7, generator=generator)),
+        "bias": nn.Parameter(torch.randn(5, generator=generator).to(torch.bfloat16)),
+        "scalar": torch.tensor(3),
+        "mask": torch.tensor([True, False, True]),
+        "empty": torch.empty(0, 4),
+    }
+
+
+def empty_like(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(item) for name, item in given.items()}
+
+
+def sent(
+    sender: WeightSender,
+    threads: ThreadPoolExecutor,
+    snapshot: Snapshot,
+    manifest: Manifest,
+    receivers: list[WeightReceiver],
+    again: Invitation | None = None,
+    source: Callable[[str], Tensor] | None = None,
+) -> tuple[Invitation, dict[int, str], list[Future[Staged]]]:
+    """One sending to receivers in threads: its invitation, who failed, and what each receiver got."""
+    invitation = sender.invite_again(again) if again else sender.invite(len(receivers))
+    got = [threads.submit(item.receive, invitation, rank, manifest) for rank, item in enumerate(receivers, 1)]
+    return invitation, sender.send(invitation, manifest, source or snapshot.__getitem__), got
+
+
+def snapshot_of(given: dict[str, Tensor]) -> Snapshot:
+    snapshot = Snapshot()
+    snapshot.take(given)
+    return snapshot
+
+
+def test_checksums_are_those_of_the_bytes() -> None:
+    values = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)  # 0x3fc0, 0xc000, little-endian
+    expected = xxhash.xxh3_64_intdigest(bytes([0xC0, 0x3F, 0x00, 0xC0]))
+    assert snapshot_of({"w": values}).checksums() == {"w": expected}
+
+
+def test_the_stream_is_aligned_and_cut() -> None:
+    manifest = snapshot_of({"a": torch.zeros(3), "b": torch.zeros(5, dtype=torch.float64)}).missing([{}], 20)
+    assert [(item.start, item.size) for item in manifest.tensors] == [(0, 12), (16, 40)]
+    assert list(manifest.buckets()) == [(0, 20), (20, 40), (40, 56)]
+    assert [manifest.at(byte) for byte in (0, 11, 16, 55)] == ["a", "a", "b", "b"]
+    assert Manifest((), 20).total == 0
+
+
+@pytest.mark.parametrize("bucket_bytes", [16, 50, 10_000])
+def test_receivers_get_every_tensor_of_any_dtype(
+    bucket_bytes: int, sender: Callable[..., WeightSender], threads: ThreadPoolExecutor
+) -> None:
+    given = tensors()
+    snapshot = snapshot_of(given)
+    manifest = snapshot.missing([{}], bucket_bytes)
+    _, failed, got = sent(sender(bucket_bytes), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
+    assert failed == {}
+    for future in got:
+        targets = empty_like(given)
+        future.result().install(targets)
+        for name, value in given.items():
+            assert torch.equal(targets[name], value)
+            assert targets[name].dtype == value.dtype
+
+
+def test_empty_targets_take_over_the_memory_that_came(
+    sender: Callable[..., WeightSender], threads: ThreadPoolExecutor
+) -> None:
+    given = tensors()
+    snapshot = snapshot_of(given)
+    _, _, (future,) = sent(sender(), threads, snapshot, snapshot.missing([{}], 64), [WeightReceiver()])
+    targets = {name: torch.empty(0, dtype=item.dtype) for name, item in given.items()}
+    future.result().install(targets)
+    assert torch.equal(targets["wide"], given["wide"])
+    assert targets["wide"].data_ptr() == future.result().tensors["wide"].data_ptr()
+
+
+def test_only_what_changed_is_sent() -> None:
+    given = tensors()
+    snapshot = snapshot_of(given)
+    held = snapshot.checksums()
+    snapshot.take(given)
+    assert snapshot.missing([held], 64).tensors == ()
+    with torch.no_grad():
+        given["bias"].add_(1)
+        given["scalar"].add_(1)
+    snapshot.take(given)
+    assert {item.name for item in snapshot.missing([held], 64).tensors} == {"bias", "scalar"}
+    assert {item.name for item in snapshot.missing([held, {}], 64).tensors} == given.keys(), "one has nothing yet"
+
+
+def test_a_trained_tensor_that_changed_behind_torchs_count_is_sent() -> None:
+    given = tensors()
+    snapshot = snapshot_of(given)
+    held = snapshot.checksums()
+    given["wide"].data.mul_(2)
+    snapshot.take(given)
+    assert [item.name for item in snapshot.missing([held], 64).tensors] == ["wide"]
+
+
+def test_the_snapshot_keeps_trained_tensors_as_they_were_taken() -> None:
+    given = tensors()
+    snapshot = snapshot_of(given)
+    before = given["wide"].detach().clone()
+    with torch.no_grad():
+        given["wide"].zero_()
+    assert torch.equal(snapshot["wide"].view(torch.float32).view(13, 7), before)
+
+
+def test_tensors_that_pass_by_are_all_copied() -> None:
+    given = {"frozen": torch.ones(4)}
+    snapshot = Snapshot()
+    snapshot.take(given, passing=True)
+    given["frozen"].data.zero_()
+    assert snapshot["frozen"].view(torch.float32).tolist() == [1] * 4
+    snapshot.take(given, passing=True)
+    assert snapshot["frozen"].view(torch.float32).tolist() == [0] * 4
+
+
+def test_a_group_is_used_again_and_a_new_one_has_other_members(
+    sender: Callable[..., WeightSender], threads: ThreadPoolExecutor
+) -> None:
+    given, one, two = tensors(), WeightReceiver(), WeightReceiver()
+    learner, snapshot = sender(), snapshot_of(given)
+    manifest = snapshot.missing([{}], 64)
+    first, failed, _ = sent(learner, threads, snapshot, manifest, [one, two])
+    again, failed_again, got = sent(learner, threads, snapshot, manifest, [one, two], first)
+    assert failed == failed_again == {}
+    assert (again.group, again.sending > first.sending) == (first.group, True)
+    assert all(torch.equal(future.result().tensors["wide"], given["wide"]) for future in got)
+    other, failed, (future,) = sent(learner, threads, snapshot, manifest, [two])
+    assert failed == {}
+    assert other.group != first.group
+    assert torch.equal(future.result().tensors["wide"], given["wide"])
+
+
+def test_all_579_tensors_arrive_through_buckets_smaller_than_the_largest(
+    sender: Callable[..., WeightSender], threads: ThreadPoolExecutor
+) -> None:
+    model = many_tensors()
+    given = dict(model.named_parameters())
+    snapshot = snapshot_of(given)
+    bucket = 2**18
+    manifest = snapshot.missing([{}], bucket)
+    assert len(manifest.tensors) == 579
+    assert max(item.size for item in manifest.tensors) > 3 * bucket
+    _, failed, got = sent(sender(bucket), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
+    assert failed == {}
+    for future in got:
+        staged = future.result()
+        found = {
+            name: xxhash.xxh3_64_intdigest(tensor.view(torch.uint8).numpy()) for name, tensor in staged.tensors.items()
+        }
+        expected = {
+            name: xxhash.xxh3_64_intdigest(tensor.detach().view(torch.uint8).numpy()) for name, tensor in given.items()
+        }
+        assert found == expected
+
+
+def test_a_flipped_bit_is_found_and_named(sender: Callable[..., WeightSender], threads: ThreadPoolExecutor) -> None:
+    given = tensors()
+    snapshot = snapshot_of(given)
+
+    def flipped(name: str) -> Tensor:
+        data = snapshot[name].clone()
+        if name == "bias":
+            data[3] ^= 1
+        return data
+
+    learner, manifest = sender(), snapshot.missing([{}], 64)
+    receivers = [WeightReceiver(), WeightReceiver()]
+    _, failed, got = sent(learner, threads, snapshot, manifest, receivers, source=flipped)
+    assert failed.keys() == {1, 2}
+    for rank, future in enumerate(got, 1):
+        with pytest.raises(EngineError, match="weight 'bias' arrived with checksum"):
+            future.result()
+        assert "'bias'" in failed[rank]
+    _, failed, got = sent(learner, threads, snapshot, manifest, receivers)
+    assert failed == {}
+    assert torch.equal(got[0].result().tensors["bias"], given["bias"])
+
+
+def test_tensors_that_do_not_fit_change_nothing() -> None:
+    record = TensorRecord("b", (2,), "float32", 16, 8, 0)
+    staged = Staged(Manifest((TensorRecord("a", (2,), "float32", 0, 8, 0), record), 64), torch.ones(24).byte())
+    targets = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    with pytest.raises(EngineError, match="weight 'b' arrived"):
+        staged.install(targets)
+    assert targets["a"].tolist() == [0, 0]
+
+
+def test_a_receiver_that_never_comes_is_named_within_the_deadline(sender: Callable[..., WeightSender]) -> None:
+    learner, snapshot = sender(seconds=0.5), snapshot_of(tensors())
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=r"receiver 1 .* did not join the group within 0.5 s"):
+        learner.send(learner.invite(1), snapshot.missing([{}], 64), snapshot.__getitem__)
+    assert time.monotonic() - started < 5
+
+
+def test_a_receiver_whose_sender_is_gone_says_so(threads: ThreadPoolExecutor) -> None:
+    snapshot = snapshot_of(tensors())
+    nowhere = Invitation("127.0.0.1", 1, "secret", "weights-0", 2, 0.5)
+    with pytest.raises(EngineError, match="weight 'wide'"):
+        WeightReceiver().receive(nowhere, 1, snapshot.missing([{}], 64))
+
+
+def test_numbers_out_of_range() -> None:
+    with pytest.raises(ConfigurationError, match="bucket_bytes is 1"):
+        WeightSender(bucket_bytes=1)
+
+
+def test_a_receiver_killed_in_the_middle_leaves_the_others_whole(
+    sender: Callable[..., WeightSender], threads: ThreadPoolExecutor
+) -> None:
+    given = {"wide": torch.randn(600, 500), "bias": torch.randn(400, 500), "last": torch.randn(700, 500)}
+    snapshot, learner = snapshot_of(given), sender(50_000, 8.0)
+    manifest = snapshot.missing([{}], 50_000)
+    invitation, survivor = learner.invite(2), WeightReceiver()
+    command = [sys.executable, "-m", "tests.support.weight_processes"]
+    doomed = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=os.environ)
+    assert doomed.stdin is not None
+    assert doomed.stdout is not None
+    doomed.stdin.write(pickle.dumps((invitation, manifest)))
+    doomed.stdin.close()
+    assert doomed.stdout.readline() == b"ready\n"
+
+    def killing(name: str) -> Tensor:
+        if name == "bias" and doomed.poll() is None:
+            doomed.send_signal(signal.SIGKILL)
+            doomed.wait()
+        return snapshot[name]
+
+    serving = {name: torch.zeros_like(value) for name, value in given.items()}
+    got = threads.submit(survivor.receive, invitation, 2, manifest)
+    started = time.monotonic()
+    try:
+        with pytest.raises(EngineError):
+            learner.send(invitation, manifest, killing)
+        error = got.exception(20)
+        if error is None:
+            got.result().install(serving)
+        assert time.monotonic() - started < 18
+    finally:
+        doomed.stdout.close()
+        doomed.kill()
+        doomed.wait()
+    assert error is None or any(repr(name) in str(error) for name in given)
+    whole = {name: torch.zeros_like(value) if error else value for name, value in given.items()}
+    assert all(torch.equal(serving[name], whole[name]) for name in given), "the old weights or the new ones"
+    _, failed, (future,) = sent(learner, threads, snapshot, manifest, [survivor])
+    assert failed == {}
+    future.result().install(serving)
+    assert all(torch.equal(serving[name], value) for name, value in given.items())

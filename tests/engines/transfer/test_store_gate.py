@@ -1,0 +1,131 @@
+"""Only those who know the secret reach the store in which the sender and the receivers of weights meet."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from mrlm_pl.engines.transfer import store_gate
+from mrlm_pl.engines.transfer.broadcast import WeightSender
+from mrlm_pl.engines.transfer.store_gate import StoreGate, reached_store
+from mrlm_pl.errors import ConfigurationError
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def gate() -> Iterator[StoreGate]:
+    made = StoreGate(HOST, "right", 5.0)
+    yield made
+    made.close()
+
+
+def listening() -> set[str]:
+    """The addresses on which this process takes connections."""
+    return {found.laddr.ip for found in psutil.Process().net_connections("tcp") if found.status == psutil.CONN_LISTEN}
+
+
+def test_those_who_know_the_secret_share_the_store(gate: StoreGate) -> None:
+    stores = [reached_store(HOST, gate.port, "right", 5.0) for _ in range(3)]
+    for number, store in enumerate(stores):
+        store.set(f"key {number}", "x" * 100_000)
+    assert all(gate.store.get(f"key {number}") == b"x" * 100_000 for number in range(3))
+    gate.store.set("back", "yes")
+    assert [store.get("back") for store in stores] == [b"yes"] * 3
+
+
+def test_others_do_not(gate: StoreGate) -> None:
+    with pytest.raises(RuntimeError, match="closed before the secret was proved"):
+        reached_store(HOST, gate.port, "wrong", 5.0)
+    with pytest.raises(dist.DistError):
+        dist.TCPStore(HOST, gate.port, is_master=False, timeout=store_gate.timedelta(seconds=1))
+    assert gate.store.num_keys() <= 1, "a store counts a key of its own"
+
+
+def test_a_recorded_handshake_cannot_be_played_again(gate: StoreGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    proof = store_gate._proof
+
+    def recorded(secret: bytes, who: bytes, first: bytes, second: bytes) -> bytes:
+        found = proof(secret, who, first, second)
+        if who == b"receiver":
+            sent.append(second + found)
+        return found
+
+    monkeypatch.setattr(store_gate, "_proof", recorded)
+    reached_store(HOST, gate.port, "right", 5.0)
+    with socket.create_connection((HOST, gate.port), 5.0) as replay:
+        replay.recv(32)
+        replay.sendall(sent[0])
+        assert replay.recv(32) == b""
+
+
+def test_a_false_gate_is_not_believed() -> None:
+    with socket.create_server((HOST, 0)) as false:
+        other = socket.create_connection(false.getsockname()[:2])
+        here, _ = false.accept()
+        other.close()
+        here.close()
+        store_gate.threading.Thread(target=_answer_anything, args=(false,), daemon=True).start()
+        with pytest.raises(RuntimeError, match="is not the sender of the weights"):
+            reached_store(HOST, false.getsockname()[1], "right", 5.0)
+
+
+def _answer_anything(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    connection.sendall(b"n" * 32)
+    connection.recv(64)
+    connection.sendall(b"p" * 32)
+
+
+def test_strangers_who_say_nothing_keep_nobody_out(gate: StoreGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_gate, "HANDSHAKE_SECONDS", 0.5)
+    silent = [socket.create_connection((HOST, gate.port), 5.0) for _ in range(store_gate.MAX_STRANGERS + 10)]
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            reached_store(HOST, gate.port, "right", 5.0).set("a", "b")
+            break
+        except RuntimeError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    for connection in silent:
+        connection.close()
+
+
+def test_a_stranger_who_sends_byte_by_byte_is_closed_in_time(gate: StoreGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_gate, "HANDSHAKE_SECONDS", 0.3)
+    with socket.create_connection((HOST, gate.port), 5.0) as slow:
+        assert len(slow.recv(32)) == 32
+        slow.settimeout(0.1)
+        sent = 0
+        while sent < 64:
+            slow.sendall(b"x")
+            sent += 1
+            try:
+                assert slow.recv(1) == b""
+                break
+            except TimeoutError:
+                continue
+            except ConnectionResetError:
+                break
+        assert sent < 40, "the gate waits for each byte anew"
+
+
+def test_a_sender_listens_on_its_own_address_alone() -> None:
+    before = listening()
+    sender = WeightSender()
+    assert listening() - before <= {HOST}
+    invitation = sender.invite(1)
+    assert invitation.secret not in repr(invitation)
+    with pytest.raises(dist.DistError):
+        dist.TCPStore(HOST, invitation.port, is_master=False, timeout=store_gate.timedelta(seconds=1))
+    sender.close()
+    sender.close()
+    with pytest.raises(ConfigurationError, match=r"cannot be offered at '192\.0\.2\.1'"):
+        WeightSender("192.0.2.1")

@@ -1,0 +1,318 @@
+"""Each check of the contract catches an environment that is broken in just that way."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import threading
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+from mrlm_environments import CoordinationGame, MathEnvironment
+
+from mrlm_pl.environment import (
+    DatasetTasks,
+    Environment,
+    Observations,
+    Outcome,
+    SeededTasks,
+    SingleAgentEnvironment,
+    Step,
+)
+from mrlm_pl.environment.check import Check, check_environment
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
+
+
+class Sound(SingleAgentEnvironment):
+    """Keeps the contract; the broken ones below differ from it in one point each."""
+
+    name = "sound"
+
+    def tasks(self, split: str) -> DatasetTasks:
+        return DatasetTasks(self.name, split, [{"text": f"{split} {n}", "answer": str(n)} for n in range(10)])
+
+    def begin(self, task: Task) -> str:
+        self.answer = task.data["answer"]
+        return str(task.data["text"])
+
+    def reply(self, message: Message) -> Outcome:
+        right = message.content == self.answer
+        return Outcome({"right": float(right)}, success=right)
+
+    def gold(self, task: Task) -> Mapping[str, list[str]] | None:
+        return {"agent": [task.data["answer"]]}
+
+
+class SharesTasks(Sound):
+    def tasks(self, split: str) -> DatasetTasks:
+        return super().tasks("any")
+
+
+class Draws(Sound):
+    def begin(self, task: Task) -> str:
+        return f"{super().begin(task)} {random.random()}"
+
+
+class DrawsTasks(Sound):
+    def tasks(self, split: str) -> DatasetTasks:
+        return DatasetTasks(self.name, split, [{"text": str(random.random()), "answer": "1"} for _ in range(10)])
+
+
+class Shares(Sound):
+    answers: ClassVar[list[str]] = []
+
+    def begin(self, task: Task) -> str:
+        self.answers.append(task.data["answer"])
+        return f"{super().begin(task)} {len(self.answers)}"
+
+
+class Crashes(Sound):
+    def reply(self, message: Message) -> Outcome:
+        return Outcome({"number": float(message.content)})
+
+
+class PaysTheSilent(Sound):
+    def reply(self, message: Message) -> Outcome:
+        return Outcome({"quiet": 2.0 if message.content != self.answer else 1.0})
+
+
+class GoesOn(Sound):
+    def reply(self, message: Message) -> Outcome:
+        return Outcome(observation="Again")
+
+
+class Unordered(Environment, proxy=True):
+    name = "unordered"
+
+    def tasks(self, split: str) -> DatasetTasks:
+        return DatasetTasks(self.name, split, [{"text": f"{split} {n}", "answer": str(n)} for n in range(10)])
+
+    def reset(self, task: Task) -> Observations:
+        return {"agent": [Message("user", task.data["text"])]}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        return Step(rewards={"agent": 1.0}, done=True, stop_reason="end")
+
+
+class BadSum(Unordered):
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        return Step(rewards={"agent": 1.0}, components={"agent": {"half": 0.5}}, done=True, stop_reason="end")
+
+
+class ForksBadly(Sound):
+    forks = True
+
+    def begin(self, task: Task) -> str:
+        self.source = random.Random(0)
+        self.said = 0
+        return super().begin(task)
+
+    def reply(self, message: Message) -> Outcome:
+        self.said += 1
+        return Outcome({"drawn": self.source.random()}, "Again" if self.said < 3 else None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Environment:
+        made = type(self)()
+        made.__dict__.update(self.__dict__, source=random.Random(1))
+        return made
+
+
+class HoldsALock(Sound):
+    forks = True
+
+    def begin(self, task: Task) -> str:
+        self.lock = threading.Lock()
+        return super().begin(task)
+
+
+class OtherName(Sound):
+    def tasks(self, split: str) -> Any:
+        return SeededTasks("osund", split, lambda rng: {"text": str(rng.random())}, lambda data: data["text"])
+
+
+class ListOfTasks(Sound):
+    def tasks(self, split: str) -> Any:
+        return [{"text": "1"}]
+
+
+class Text(Sound):
+    def reset(self, task: Task) -> Any:
+        return {"agent": "Say it"}
+
+
+class PlainText(Sound):
+    def reset(self, task: Task) -> Any:
+        return "Say it"
+
+
+class ReturnsANumber(Sound):
+    def reply(self, message: Message) -> Any:
+        return 1.0
+
+
+class ComponentsAreANumber(Sound):
+    def reply(self, message: Message) -> Any:
+        return Outcome(1.0)  # type: ignore[arg-type]
+
+
+class RewardIsText(Sound):
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        return Step(rewards={"agent": "much"}, done=True, stop_reason="end")  # type: ignore[dict-item]
+
+
+class StepIsATuple(Sound):
+    def step(self, actions: Mapping[str, Message]) -> Any:
+        return {}, 1.0, True
+
+
+class ClosesOnce(Sound):
+    def close(self) -> None:
+        del self.handle
+
+    def copy(self) -> Environment:
+        copied = super().copy()
+        copied.handle = 1  # type: ignore[attr-defined]
+        return copied
+
+
+class Async(Unordered):
+    async def reset(self, task: Task) -> Observations:  # type: ignore[override]
+        return super().reset(task)
+
+
+@pytest.mark.parametrize(
+    "environment", [Sound(), MathEnvironment(), MathEnvironment(max_attempts=3), CoordinationGame()]
+)
+def test_sound_environments_pass(environment: Environment) -> None:
+    report = check_environment(environment)
+    report.raise_on_failure()
+    assert report.passed
+
+
+@pytest.mark.parametrize(
+    ("environment", "failing", "message"),
+    [
+        (SharesTasks(), "splits are disjoint", "also in split 'train'"),
+        (Draws(), "determinism", "went otherwise"),
+        (DrawsTasks(), "task data", "another task when it is read again"),
+        (Shares(), "copies are independent", "copies share state"),
+        (Crashes(), "hostile replies", "ValueError"),
+        (PaysTheSilent(), "best replies", "the best replies earn 1.0"),
+        (GoesOn(), "determinism", "did not end within 64 turns"),
+        (Unordered(), "order of calls", "step before reset was accepted"),
+        (BadSum(), "determinism", "sum to 0.5"),
+        (ClosesOnce(), "close", "AttributeError"),
+        (ForksBadly(), "copies in mid-episode", "went otherwise on a copy made in mid-episode"),
+        (HoldsALock(), "copies in mid-episode", "its attribute 'lock': TypeError: cannot pickle"),
+        (HoldsALock(), "copies in mid-episode", "set `forks = False` or write a copy method"),
+        (
+            OtherName(),
+            "task data",
+            "its tasks are made for 'osund'; give SeededTasks `self.name` (tests/environment/test_check",
+        ),
+        (
+            ListOfTasks(),
+            "task data",
+            "tasks returned [{'text': '1'}] (list); return a TaskSource, as in `DatasetTasks(",
+        ),
+        (
+            Text(),
+            "splits are disjoint",
+            "the observation of agent 'agent' is 'Say it' (str); return new messages by agent",
+        ),
+        (PlainText(), "splits are disjoint", "the observations are 'Say it' (str); return new messages by agent"),
+        (ReturnsANumber(), "determinism", "reply returned 1.0 (float); return an Outcome"),
+        (ComponentsAreANumber(), "determinism", "the components of the Outcome are 1.0 (float); give numbers by name"),
+        (RewardIsText(), "determinism", "the reward of agent 'agent' is 'much' (str); give a number"),
+        (StepIsATuple(), "determinism", "step returned ({}, 1.0, True) (tuple); return a Step"),
+    ],
+)
+def test_each_check_catches_its_fault(environment: Environment, failing: str, message: str) -> None:
+    report = check_environment(environment)
+    found = {check.name: check.message for check in report.checks if not check.passed}
+    assert failing in found
+    assert message in found[failing]
+    with pytest.raises(EnvironmentContractError, match=environment.name):
+        report.raise_on_failure()
+
+
+@pytest.mark.parametrize("broken", [Text, ReturnsANumber, StepIsATuple, OtherName, Crashes])
+def test_a_fault_is_told_with_the_line_of_the_users_code_and_once(broken: type[Environment]) -> None:
+    messages = [check.message for check in check_environment(broken()).checks if not check.passed]
+    lines, first = inspect.getsourcelines(broken)
+    places = [f"tests/environment/test_check.py:{number}" for number in range(first, first + len(lines))]
+    assert any(place in messages[0] for place in places), messages[0]
+    assert all(len(message.splitlines()) == 1 for message in messages)
+    assert len({message for message in messages if not message.startswith("as in ")}) == len(
+        [message for message in messages if not message.startswith("as in ")]
+    )
+
+
+def test_an_environment_without_a_name_is_told_how_to_get_one() -> None:
+    class GuessTheWord(SingleAgentEnvironment):
+        tasks, begin, reply = Sound.tasks, Sound.begin, Sound.reply  # type: ignore[assignment]
+
+    with pytest.raises(ConfigurationError, match=r'GuessTheWord has no name; write `name = "guess_the_word"` in its'):
+        check_environment(GuessTheWord())
+    assert not hasattr(GuessTheWord, "name"), "introspection sees a missing attribute"
+
+
+class Game(Sound):
+    """Begins with the same words in every task."""
+
+    def tasks(self, split: str) -> Any:
+        return DatasetTasks(self.name, split, [{"secret": f"{split} {n}"} for n in range(8)])
+
+    def begin(self, task: Task) -> str:
+        self.answer = task.data["secret"]
+        return "Your move"
+
+    def gold(self, task: Task) -> None:
+        return None
+
+
+class SecretGame(Game):
+    def identity(self, task: Task) -> str:
+        return str(task.data["secret"])
+
+
+class OpenGame(Game):
+    def tasks(self, split: str) -> Any:
+        return DatasetTasks(self.name, split, [{"secret": "none"}])
+
+    def identity(self, task: Task) -> None:
+        return None
+
+
+class LeakyGame(SecretGame):
+    def identity(self, task: Task) -> str:
+        return str(task.index)
+
+
+def test_a_game_declares_what_tells_its_tasks_apart() -> None:
+    def splits(environment: Environment) -> Check:
+        return next(check for check in check_environment(environment).checks if check.name == "splits are disjoint")
+
+    undeclared = splits(Game())
+    assert not undeclared.passed
+    assert "define `identity(self, task)`, None if nothing tells tasks apart" in undeclared.message
+    assert check_environment(SecretGame()).passed
+    assert check_environment(OpenGame()).passed
+    assert "tasks have no identity" in splits(OpenGame()).message
+    assert not splits(LeakyGame()).passed
+
+
+def test_async_methods_are_accepted() -> None:
+    found = {check.name for check in check_environment(Async()).checks if not check.passed}
+    assert found == {"order of calls"}, "a proxy leaves the order to others, and nothing else is wrong with it"
+
+
+def test_data_that_is_not_json_is_found() -> None:
+    class Sets(Sound):
+        def tasks(self, split: str) -> Any:
+            return DatasetTasks(self.name, split, [{"text": split, "answer": "1", "extra": {1, 2}}])
+
+    found = {check.name: check.message for check in check_environment(Sets()).checks if not check.passed}
+    assert "not JSON serializable" in found["task data"]

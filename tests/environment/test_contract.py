@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, SeededTasks, Step
+from mrlm_pl.environment.contract import TurnOrder
+from mrlm_pl.environment.tasks import split_of
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError
+
+SAID = Message("assistant", "x")
+ASKED = [Message("user", "?")]
+
+
+def order(*due: str) -> TurnOrder:
+    made = TurnOrder("game", ("a", "b"))
+    made.began(dict.fromkeys(due, ASKED))
+    return made
+
+
+def test_who_gets_an_observation_acts_next() -> None:
+    turns = order("b")
+    assert turns.due == ("b",)
+    turns.check_actions({"b": SAID})
+    turns.stepped(Step({"a": ASKED, "b": ASKED}))
+    assert turns.due == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (Step(rewards={"c": 1.0}, done=True, stop_reason="end"), "agent 'c'"),
+        (Step(rewards={"b": 1.0}, done=True, stop_reason="end"), "before its first decision"),
+        (Step(rewards={"a": 1.0}, components={"a": {"x": 0.4}}, done=True, stop_reason="end"), "sum to 0.4"),
+        (Step({"a": ASKED}, done=True, stop_reason="end"), "done but"),
+        (Step(), "nobody received an observation"),
+        (Step(done=True), "without a stop_reason"),
+        (Step({"c": ASKED}), "observation is for agent 'c'"),
+    ],
+)
+def test_a_step_that_breaks_the_contract_is_named(step: Step, message: str) -> None:
+    turns = order("a")
+    turns.check_actions({"a": SAID})
+    with pytest.raises(EnvironmentContractError, match=message):
+        turns.stepped(step)
+
+
+class Counting(Environment):
+    """Two steps; written without a thought to the order of calls."""
+
+    name = "counting"
+
+    def tasks(self, split: str) -> DatasetTasks:
+        return DatasetTasks(self.name, split, [{}])
+
+    def reset(self, task: Task) -> Observations:
+        self.count = 0
+        return {"agent": ASKED}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        self.count += 1
+        return Step({} if self.count == 2 else {"agent": ASKED}, done=self.count == 2, stop_reason="two")
+
+
+class AsyncCounting(Counting):
+    async def reset(self, task: Task) -> Observations:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().reset(task)
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("cls", [Counting, AsyncCounting])
+def test_the_base_class_keeps_the_order_of_calls(cls: type[Counting]) -> None:
+    def finished(value: Any) -> Any:
+        return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+    async def _awaited(value: Any) -> Any:
+        return await value
+
+    environment = cls()
+    (task,) = environment.tasks("train")
+    assert inspect.iscoroutinefunction(environment.step) == (cls is AsyncCounting)
+    with pytest.raises(EnvironmentContractError, match="before reset"):
+        finished(environment.step({"agent": SAID}))
+    finished(environment.reset(task=task))
+    with pytest.raises(EnvironmentContractError, match=r"due are \['agent'\]"):
+        finished(environment.step({"somebody": SAID}))
+    finished(environment.step({"agent": SAID}))
+    forked = environment.copy()
+    assert finished(environment.step(actions={"agent": SAID})).done
+    with pytest.raises(EnvironmentContractError, match="after the episode was done"):
+        finished(environment.step({"agent": SAID}))
+    assert finished(forked.step({"agent": SAID})).done, "the copy goes on from where it was made"
+    finished(environment.reset(task))
+    assert not finished(environment.step({"agent": SAID})).done
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_rewards_must_be_numbers(reward: float) -> None:
+    turns = order("a")
+    turns.check_actions({"a": SAID})
+    with pytest.raises(NonFiniteError, match=r"'game'.*'a'"):
+        turns.stepped(Step(rewards={"a": reward}, done=True, stop_reason="end"))
+
+
+def test_actions_out_of_order_are_refused() -> None:
+    with pytest.raises(EnvironmentContractError, match="before reset"):
+        TurnOrder("game", ("a",)).check_actions({"a": SAID})
+    with pytest.raises(EnvironmentContractError, match=r"due are \['a'\]"):
+        order("a").check_actions({"b": SAID})
+
+
+def test_a_single_agent_environment_sees_plain_values(echo: Any) -> None:
+    environment = echo(turns=2)
+    observations = environment.reset(environment.tasks("train")[3])
+    assert [message.content for message in observations["agent"]] == ["Say t3"]
+    first = environment.step({"agent": Message("assistant", "1a")})
+    assert (first.rewards, first.components, first.done) == ({"agent": 0.5}, {"agent": {"digits": 0.5}}, False)
+    second = environment.step({"agent": Message("assistant", "11")})
+    assert (second.done, second.stop_reason, second.success) == (True, "answered", True)
+    with pytest.raises(EnvironmentContractError, match="after the episode was done"):
+        environment.step({"agent": SAID})
+
+
+def test_components_of_an_outcome_make_its_reward(echo: Any) -> None:
+    class Parts(echo):  # type: ignore[misc, valid-type]
+        def reply(self, message: Message) -> Outcome:
+            return Outcome({"x": 0.1, "y": 0.2, "z": -1.0})
+
+    environment = Parts()
+    environment.reset(environment.tasks("train")[0])
+    assert environment.step({"agent": SAID}).rewards["agent"] == pytest.approx(-0.7)
+
+
+def test_generated_tasks_are_a_function_of_the_index_and_disjoint() -> None:
+    def source(split: str) -> SeededTasks:
+        return SeededTasks("g", split, lambda rng: {"n": rng.randint(0, 99)}, lambda data: str(data["n"]))
+
+    assert [source("train")[n] for n in (4, 2)] == [source("train")[4], source("train")[2]]
+    numbers = {split: {source(split)[n].data["n"] for n in range(200)} for split in ("train", "validation", "test")}
+    assert all(split_of(str(number)) == split for split, found in numbers.items() for number in found)
+    with pytest.raises(ConfigurationError, match="no split 'dev'"):
+        source("dev")
+
+
+def test_a_generator_that_cannot_fill_a_split_says_so() -> None:
+    only = next(str(n) for n in range(100) if split_of(str(n)) == "train")
+    source = SeededTasks("g", "test", lambda rng: {"n": only}, lambda data: data["n"])
+    source.MAX_ATTEMPTS = 50
+    with pytest.raises(ConfigurationError, match="widen the generator's range"):
+        source[0]
+
+
+def test_copies_of_an_environment_share_the_rows_of_its_tasks() -> None:
+    source = DatasetTasks("g", "train", [{"n": 1}])
+    assert copy.deepcopy(source) is source
+    with pytest.raises(IndexError):
+        source[1]
+    with pytest.raises(ConfigurationError, match="no task in split"):
+        DatasetTasks("g", "train", [])

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.environment import Outcome, SingleAgentEnvironment
+from mrlm_pl.environment.hosts import EnvironmentHosts
+from mrlm_pl.episode import Message
+from mrlm_pl.errors import EnvironmentContractError
+from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.rollout.player import EpisodePlayer
+from tests.rollout.test_player import ScriptedEngine, seats
+from tests.support.hosted_environments import Hosted
+
+
+def test_episodes_are_the_same_in_other_processes(tmp_path: Path) -> None:
+    environment = Hosted(str(tmp_path))
+    specs = [EpisodeSpec(f"e{n}", environment.tasks("train")[n], "g", seed=n) for n in range(6)]
+    player = EpisodePlayer({"hosted": environment}, seats("agent"), ScriptedEngine(), processes=2)
+    episodes = player.play_blocking(specs)
+    player.close()
+    player.close()
+    assert [episode.reward for episode in episodes] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    processes = {episode.rows()[0].messages[0].content.split()[1] for episode in episodes}
+    assert len(processes) == 2
+    assert str(os.getpid()) not in processes
+
+
+def test_a_host_that_dies_hangs_or_raises_costs_a_retry_and_no_episode(tmp_path: Path) -> None:
+    environment = Hosted(str(tmp_path), misbehave=True)
+    specs = [EpisodeSpec(f"e{n}", environment.tasks("train")[n], "g", seed=n) for n in range(5)]
+    player = EpisodePlayer(
+        {"hosted": environment}, seats("agent"), ScriptedEngine(), processes=2, step_timeout=2.0, retries=5
+    )
+    episodes = player.play_blocking(specs)
+    player.close()
+    assert [episode.error for episode in episodes] == [None] * 5
+    assert [episode.reward for episode in episodes] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert min(episodes[n].attempts for n in (1, 2, 3)) >= 2
+
+
+def test_an_environment_that_cannot_be_pickled_is_refused() -> None:
+    class Local(SingleAgentEnvironment):
+        name = "local"
+
+        def tasks(self, split: str):
+            raise AssertionError
+
+        def begin(self, task: object) -> str:
+            raise AssertionError
+
+        def reply(self, message: Message) -> Outcome:
+            raise AssertionError
+
+    with pytest.raises(EnvironmentContractError, match=r"data\.processes to 0"):
+        EnvironmentHosts(1, 1.0).host(Local())

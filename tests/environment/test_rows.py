@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrlm_pl.environment import SPLITS
+from mrlm_pl.environment import rows as rows_module
+from mrlm_pl.environment.rows import read_rows, read_split
+from mrlm_pl.environment.tasks import split_of
+from mrlm_pl.errors import ConfigurationError, DataError
+
+ROWS = [{"a": 1, "b": "x"}, {"a": 2, "b": "é"}]
+
+
+def lines(rows: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_every_local_format_gives_the_same_rows(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "d.jsonl").write_text(lines(ROWS))
+    (tmp_path / "d.json").write_text(json.dumps(ROWS))
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(lines(ROWS).encode()))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "d.parquet")
+    for name in ("d.jsonl", "d.json", "d.jsonl.gz", "d.parquet"):
+        assert read_rows(str(tmp_path / name), None, ("a", "b")) == ROWS, name
+
+
+def test_a_missing_field_is_named_with_its_row(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text(lines([*ROWS, {"a": 3, "c": 1}]))
+    with pytest.raises(DataError, match=r"d\.jsonl.*3.*'?b'?"):
+        read_rows(str(tmp_path / "d.jsonl"), None, ("a", "b"))
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text('{"a": 1}\nnonsense\n')
+    with pytest.raises(DataError, match=r"d\.jsonl.*2"):
+        read_rows(str(tmp_path / "d.jsonl"), None, ())
+
+
+def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(lines(ROWS))
+    with pytest.raises(DataError, match=r"trian\.jsonl.*train\.jsonl"):
+        read_rows(str(tmp_path / "trian.jsonl"), None, ())
+
+
+def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("a,b\n")
+    with pytest.raises(DataError, match=r"csv"):
+        read_rows(str(tmp_path / "d.csv"), None, ())
+
+
+def test_a_missing_file_with_no_name_like_it_tells_where_it_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(lines(ROWS))
+    with pytest.raises(DataError, match=rf"zebra\.parquet does not exist; it is looked for in the folder {tmp_path}"):
+        read_rows(str(tmp_path / "zebra.parquet"), None, ())
+
+
+def made(row: Mapping[str, Any], number: int, source: str) -> str:
+    if row["a"] < 0:
+        raise DataError(f"{source}, row {number}: a is {row['a']}")
+    return f"{number}: {row['a']}"
+
+
+def identity(row: Mapping[str, Any]) -> str:
+    return str(row["a"])
+
+
+def test_the_rows_of_a_file_are_divided_by_their_identity(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text("\n" + lines([{"a": n} for n in range(100)]))  # a blank line counts as a line
+    found = {split: read_split(str(path), split, ("a",), identity, made) for split in SPLITS}
+    assert found == {split: [f"{n + 2}: {n}" for n in range(100) if split_of(str(n)) == split] for split in SPLITS}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_row_that_is_refused_is_named_whatever_split_is_asked_for(tmp_path: Path, split: str) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(lines([*({"a": n} for n in range(100)), {"a": -1}]))
+    with pytest.raises(DataError, match=r"d\.jsonl, row 101: a is -1"):
+        read_split(str(path), split, ("a",), identity, made)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_bad_rows_are_skipped_with_their_names(tmp_path: Path, split: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A row that is refused, one without a field, one that is no object, one that is no JSON."""
+    path = tmp_path / "d.jsonl"
+    path.write_text(lines([*({"a": n} for n in range(100)), {"a": -1}, {"b": 1}, 5]) + '{"a": \n')
+    found = read_split(str(path), split, ("a",), identity, made, "skip")
+    assert found == [f"{n + 1}: {n}" for n in range(100) if split_of(str(n)) == split]
+    assert "skipped 4 of 104 rows" in caplog.text
+    for named in ("row 101: a is -1", "row 102: no field 'a'", "row 103: 5 is not an object", "row 104: not JSON"):
+        assert named in caplog.text
+
+
+def test_the_warning_names_a_few_of_many_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(lines([{"a": 1}, *({"a": -n} for n in range(1, 14))]))
+    read_split({"test": str(path)}, "test", ("a",), identity, made, "skip")
+    (record,) = caplog.records
+    assert len(record.getMessage().splitlines()) == 12
+    assert record.getMessage().endswith("row 11: a is -10\nand 3 more")
+
+
+def test_a_file_of_bad_rows_alone_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(lines([{"a": -1}, {"a": -2}]))
+    with pytest.raises(DataError, match="row 1: a is -1"):
+        read_split(str(path), "train", ("a",), identity, made, "skip")
+    with pytest.raises(ConfigurationError, match="bad_rows is 'ignore'; use skip or stop"):
+        read_split(str(path), "train", ("a",), identity, made, "ignore")  # type: ignore[arg-type]
+
+
+def test_a_mapping_names_a_file_for_each_split(tmp_path: Path) -> None:
+    for name, numbers in (("train", range(100)), ("test", range(100, 105))):
+        (tmp_path / f"{name}.jsonl").write_text(lines([{"a": n} for n in numbers]))
+    data = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "test")}
+    found = {split: read_split(data, split, ("a",), identity, made) for split in SPLITS}
+    assert found["test"] == [f"{n + 1}: {100 + n}" for n in range(5)]
+    assert found["validation"] == [f"{n + 1}: {n}" for n in range(100) if split_of(str(n)) == "validation"]
+    assert sorted([*found["train"], *found["validation"]]) == sorted(f"{n + 1}: {n}" for n in range(100))
+
+
+def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    number = next(n for n in range(100) if split_of(str(n)) == "train")
+    path.write_text(lines([{"a": number}]))
+    with pytest.raises(
+        ConfigurationError, match=r"none of the 1 rows of .*'test'; give it more rows or .*\{test: FILE\}"
+    ):
+        read_split(str(path), "test", ("a",), identity, made)
+    with pytest.raises(ConfigurationError, match="no split 'tests'; use train, validation, test"):
+        read_split(str(path), "tests", ("a",), identity, made)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]]:
+    """A hub with a data set of one split and one with splits of other names; the loads that were asked of it."""
+    import datasets
+
+    loads: list[tuple[str, str | None, str]] = []
+    splits = {"owner/single": ["test"], "owner/rounds": ["train_r1", "test_r1"], "owner/usual": ["train", "test"]}
+
+    def load(name: str, configuration: str | None, split: str) -> list[dict[str, Any]]:
+        loads.append((name, configuration, split))
+        return [{"question": f"{split} {number}"} for number in range(100)]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda name, configuration: splits[name])
+    return loads
+
+
+def questions(data: str | Mapping[str, str], split: str) -> set[str]:
+    found = read_split(data, split, ("question",), lambda row: row["question"], lambda row, number, source: row)
+    return {row["question"] for row in found}
+
+
+@pytest.mark.parametrize("data", ["owner/single", "owner/rounds#train_r1", "owner/single:main#test[:33]"])
+def test_a_hub_data_set_of_one_split_is_divided_as_a_file_is(hub: Any, data: str) -> None:
+    found = {split: questions(data, split) for split in SPLITS}
+    assert sum(map(len, found.values())) == len(set.union(*found.values())) == 100
+    assert min(map(len, found.values())) > 3
+    name, _, own = data.partition("#")
+    name, _, configuration = name.partition(":")
+    assert set(hub) == {(name, configuration or None, own or "test")}
+
+
+def test_splits_of_other_names_are_named_in_a_mapping(hub: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"has the splits train_r1, test_r1; name one.*owner/rounds#train_r1"):
+        questions("owner/rounds", "train")
+    rounds = {"train": "owner/rounds#train_r1", "test": "owner/rounds#test_r1"}
+    assert questions(rounds, "test") == {f"test_r1 {number}" for number in range(100)}
+    assert all(question.startswith("train_r1") for question in questions(rounds, "validation"))
+
+
+def test_usual_splits_of_the_hub_are_taken_as_they_are(hub: Any) -> None:
+    assert len(questions("owner/usual", "test")) == 100
+    assert not questions("owner/usual", "train") & questions("owner/usual", "validation")
+
+
+def test_files_that_are_damaged_are_named(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"a": 1}\n' * 100)
+    damaged = {
+        "half.jsonl.gz": whole[: len(whole) // 2],
+        "flipped.jsonl.gz": whole[:12] + b"\xff\x00\xff" + whole[15:],
+        "plain.jsonl.gz": b'{"a": 1}\n',
+        "a.parquet": b"PAR1 and nothing",
+        "latin.jsonl": '{"a": "\xe9"}'.encode("latin-1"),
+    }
+    for name, content in damaged.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"{name} cannot be read: ") as caught:
+            read_rows(str(tmp_path / name), None, ())
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_gzipped_file_is_unpacked_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b'{"a": 1}\n' * 1000
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(content[:4500]) + gzip.compress(content[4500:]))
+    monkeypatch.setattr(rows_module, "MAX_UNPACKED_BYTES", len(content))
+    assert len(read_rows(str(tmp_path / "rows.jsonl.gz"), None, ())) == 1000
+    monkeypatch.setattr(rows_module, "MAX_UNPACKED_BYTES", len(content) - 1)
+    with pytest.raises(DataError, match=r"rows.jsonl.gz cannot be read: .*unpacks to more than 8999 bytes; split it"):
+        read_rows(str(tmp_path / "rows.jsonl.gz"), None, ())
+
+
+@pytest.mark.parametrize("row", ['{"a": "x\\ud83d"}', '{"\\udc00": 1}', '{"a": [{"b": ["\\ud800y"]}]}'])
+def test_half_a_character_is_refused_with_its_row(tmp_path: Path, row: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"a": "\\ud83d\\ude00"}\n' + row + "\n")
+    with pytest.raises(DataError, match=r"row 2: '\\u[a-f0-9]{4}' is half of a character \(a lone surrogate\)"):
+        read_rows(str(file), None, ())

@@ -1,0 +1,101 @@
+"""Expected numbers are arithmetic on two small episodes of two agents and two policies."""
+
+from __future__ import annotations
+
+import pytest
+
+from mrlm_pl.data.rollout.metrics import CollectionSums
+from mrlm_pl.data.rollout.stream import EpisodeBatch
+from mrlm_pl.episode import Episode, Task, Trajectory, Turn
+from mrlm_pl.evaluation.agents import Components, components_by_agent, stop_reasons
+
+
+def trajectory(agent: str, policy: str, *turns: tuple[int, int, dict[str, float], str]) -> Trajectory:
+    """A trajectory with turns (step, tokens, components, finish reason)."""
+    found, position = [], 1
+    for index, tokens, components, finish in turns:
+        reward = sum(components.values())
+        found.append(Turn(agent, index, position, position + tokens, reward, components, finish, policy, 0, "e"))
+        position += tokens
+    mask = (False, *[True] * (position - 1))
+    return Trajectory(agent, policy, (1,) * position, mask, (0.0,) * position, tuple(found))
+
+
+def episode(number: int, stop: str, truncated: bool, *rows: Trajectory) -> Episode:
+    trajectories = {row.agent: (row,) for row in rows}
+    task = Task("duel", "train", number)
+    return Episode(str(number), task, str(number), 0, 0, trajectories, stop, truncated, agents=("pro", "con"))
+
+
+FIRST = episode(
+    0,
+    "judged",
+    False,
+    trajectory("pro", "main", (0, 2, {"style": 0.5}, "stop"), (2, 4, {"won": 1.0}, "length")),
+    trajectory("con", "other", (1, 3, {"won": -1.0}, "stop")),
+)
+SECOND = episode(1, "max_turns", True, trajectory("pro", "main", (0, 6, {}, "length")))
+
+
+def test_every_agent_has_its_own_reward_length_and_turn_order() -> None:
+    found = CollectionSums.of([FIRST, SECOND], 1.0).metrics()
+    assert found["rollout/agent/pro/reward"] == (1.5 + 0) / 2
+    assert found["rollout/agent/con/reward"] == (-1.0 + 0) / 2
+    assert found["rollout/agent/pro/turns"] == (2 + 1) / 2
+    assert found["rollout/agent/con/turns"] == (1 + 0) / 2
+    assert found["rollout/agent/pro/first_turn"] == 0
+    assert found["rollout/agent/con/first_turn"] == 1, "of the episode in which it acted"
+    assert found["rollout/agent/pro/response_tokens"] == (2 + 4 + 6) / 3
+    assert found["rollout/agent/pro/truncated_turns"] == pytest.approx(2 / 3)
+    assert found["rollout/agent/con/truncated_turns"] == 0
+
+
+def test_components_of_an_agent_sum_to_its_reward() -> None:
+    found = CollectionSums.of([FIRST, SECOND], 1.0).metrics()
+    assert found["rollout/agent/pro/components/style"] == 0.5 / 2
+    assert found["rollout/agent/pro/components/won"] == 1.0 / 2
+    assert found["rollout/agent/con/components/won"] == -1.0 / 2
+    parts = components_by_agent([FIRST, SECOND], [1.0, 3.0])
+    assert parts["pro"].means() == {"style": 0.5 / 4, "won": 1.0 / 4}
+
+
+def test_policies_have_the_mean_of_the_agents_that_they_play() -> None:
+    found = CollectionSums.of([FIRST, SECOND], 1.0).metrics()
+    assert found["rollout/policy/main/reward"] == (1.5 + 0) / 2
+    assert found["rollout/policy/other/reward"] == -1.0, "con acted in one episode"
+    assert found["rollout/policy/main/response_tokens"] == 12 / 3
+    assert found["rollout/policy/other/truncated_turns"] == 0
+
+
+def test_stop_reasons_are_shares_of_the_episodes() -> None:
+    found = stop_reasons([FIRST, SECOND], [1.0, 3.0]).means()
+    assert found == {"truncated_episodes": 0.75, "stop/judged": 0.25, "stop/max_turns": 0.75}
+    assert stop_reasons([SECOND], [0.0]).means() == {}
+
+
+def test_one_agent_and_one_policy_repeat_nothing() -> None:
+    row = trajectory("pro", "main", (0, 2, {"won": 1.0}, "stop"))
+    alone = Episode("0", Task("e", "train", 0), "g", 0, 0, {"pro": (row,)}, "end", agents=("pro",))
+    found = CollectionSums.of([alone], 1.0).metrics()
+    assert found["rollout/reward"] == 1.0
+    assert not [name for name in found if "/agent/" in name or "/policy/" in name]
+
+
+def test_parts_of_ranks_add_up_where_one_rank_has_no_such_component() -> None:
+    found = CollectionSums.of([FIRST], 1.0).plus(CollectionSums.of([SECOND], 1.0)).metrics()
+    assert found == {**CollectionSums.of([FIRST, SECOND], 1.0).metrics(), "rollout/tokens_per_second": 15.0}
+    assert found["rollout/agent/pro/components/style"] == 0.25
+
+
+def test_validation_has_every_agent() -> None:
+    means = EpisodeBatch([FIRST, SECOND]).means()
+    assert means["agent/pro/reward"] == (0.75, 2)
+    assert means["agent/con/reward"] == (-0.5, 2)
+    assert means["agent/pro/truncated_turns"] == (pytest.approx(2 / 3), 3)
+
+
+def test_the_whole_is_reported_where_some_turns_have_no_named_component() -> None:
+    parts = Components()
+    parts.add({"reward": 1.0, "right": 2.0}, 1.0)
+    parts.add({"reward": 1.0}, 1.0)
+    assert parts.means() == {"reward": (1 + 2 + 1) / 2, "right": 2 / 2}

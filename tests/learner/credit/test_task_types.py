@@ -1,0 +1,142 @@
+"""Advantages of several task types on one scale, over all ranks and for each policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mrlm_pl.advantages import Moments
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import Outcome
+from mrlm_pl.episode import Episode, Message, Task, Trajectory
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch, collate_rows
+from mrlm_pl.learner.credit.task_types import global_task_moments, label_task_types
+from mrlm_pl.policy import Policy
+from tests.conftest import EchoEnvironment
+from tests.data.rollout.collectors.test_asynchronous import Metrics
+from tests.data.rollout.test_module import fingerprint
+
+
+class Hundredfold(EchoEnvironment):
+    """Pays a hundred times as much; after the first word everybody is paid alike if ``flat``."""
+
+    name = "rich"
+
+    def __init__(self, flat: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.flat = flat
+
+    def reply(self, message: Message) -> Outcome:
+        found = super().reply(message)
+        return Outcome({"digits": 1.0 if self.flat else 100 * found.components["digits"]}, None, success=found.success)
+
+
+def collected(model_folder: Path, trainer: Any, flat: bool = False, **model: Any) -> tuple[GRPO, list[PolicyBatch]]:
+    """The rows of each collection of a run over two environments, as they are learnt from."""
+    seen: list[PolicyBatch] = []
+    algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)}, advantage="group_centered", **model)
+    prepare = algorithm.prepare
+
+    def noting(*arguments: Any) -> Any:
+        tables = prepare(*arguments)
+        seen.append(tables["main"])
+        return tables
+
+    algorithm.prepare = noting  # type: ignore[method-assign]
+    data = RolloutDataModule(
+        [EchoEnvironment(), Hundredfold(flat)],
+        groups=8,
+        group_size=4,
+        iterations=1,
+        sampling=Sampling(max_tokens=8),
+    )
+    trainer.fit(algorithm, data)
+    return algorithm, seen
+
+
+def tokens_of(rows: PolicyBatch, task: int) -> torch.Tensor:
+    assert rows.task_types is not None
+    assert rows.advantages is not None
+    return rows.advantages[rows.action_mask & (rows.task_types == task)[:, None]]
+
+
+def test_each_type_has_the_same_spread(model_folder: Path, quiet_trainer: Any) -> None:
+    found, metrics = {}, Metrics()
+    for word in ("none", "paper", None):
+        _, (rows,) = collected(model_folder, quiet_trainer(callbacks=[metrics]), task_normalization=word)
+        found[word] = [tokens_of(rows, task) for task in (0, 1)]
+    plain = found["none"]
+    assert plain[1].std() / plain[0].std() > 20
+    for scaled, raw in zip(found[None], plain, strict=True):  # with several environments it is the default
+        assert scaled.std() == pytest.approx(1.0, rel=1e-4)
+        assert torch.allclose(scaled, raw / raw.std(), rtol=1e-4), "a sign never changes"
+    for standard, raw in zip(found["paper"], plain, strict=True):
+        assert torch.allclose(standard, (raw - raw.mean()) / raw.std(), rtol=1e-4, atol=1e-5)
+    for seen in metrics.seen:  # told before it is divided by
+        assert seen["rollout/echo/advantage_std"] == pytest.approx(float(plain[0].std()), rel=1e-4)
+        assert seen["rollout/rich/advantage_std"] == pytest.approx(float(plain[1].std()), rel=1e-4)
+
+
+def test_a_type_without_spread_is_left_and_told_of(
+    model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, (rows,) = collected(model_folder, quiet_trainer(), flat=True)
+    assert (tokens_of(rows, 1) == 0).all()
+    assert tokens_of(rows, 0).std() == pytest.approx(1.0, rel=1e-4)
+    assert "the advantages of rich have no spread" in caplog.text
+
+
+def test_a_run_of_one_environment_is_what_it_was(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    prints = []
+    for options in ({}, {"task_normalization": "none"}, {"task_normalization": "scale_only"}):
+        algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)}, **options)
+        data = RolloutDataModule(echo(), groups=4, group_size=4, iterations=1, sampling=Sampling(max_tokens=6))
+        quiet_trainer().fit(algorithm, data)
+        prints.append(fingerprint(algorithm))
+    assert prints[0] == prints[1] != prints[2]
+
+
+def table(advantages: list[float], environments: list[str], names: list[str]) -> PolicyBatch:
+    row = Trajectory("a", "main", (5, 6, 7), (False, True, True), (0.0, -1.0, -2.0), ())
+    count = len(advantages)
+    rows = collate_rows([row] * count, list(range(count)), [0] * count, list(range(count)), advantages=advantages)
+    episodes = [Episode(str(n), Task(name, "train", n), f"g{n}", 0, 0, {}, "") for n, name in enumerate(environments)]
+    label_task_types({"main": rows}, episodes, names)
+    return rows
+
+
+def test_types_are_numbered_by_the_run_and_survive_selection_and_checkpoints() -> None:
+    rows = table([1.0, 2.0, 3.0], ["b", "a", "b"], ["z", "a", "b"])
+    assert rows.task_types is not None
+    assert rows.task_types.tolist() == [2, 1, 2]
+    again = PolicyBatch(**rows.to("cpu").select(torch.tensor([2, 1])).tensors())
+    assert again.task_types is not None
+    assert again.task_types.tolist() == [2, 1]
+
+
+def test_moments_are_those_of_all_ranks() -> None:
+    """Two ranks: each row has two action tokens, so every advantage counts twice."""
+    shares = [table([1.0, 5.0], ["a", "b"], ["a", "b"]), table([3.0], ["a"], ["a", "b"])]
+
+    def with_second(own: torch.Tensor) -> torch.Tensor:
+        assert shares[1].advantages is not None
+        other = Moments(2, 3.0, 0.0).to_tensor()
+        return torch.stack([own, torch.stack([other, torch.zeros(3, dtype=torch.float64)])])
+
+    moments = global_task_moments(shares[0], 2, torch.device("cpu"), with_second)
+    # 1, 1, 3, 3 has mean 2 and squared deviations 4; 5, 5 has none.
+    assert (moments[0].count, moments[0].mean, moments[0].squared_sum) == (4, 2.0, 4.0)
+    assert (moments[1].count, moments[1].mean, moments[1].std) == (2, 5.0, 0.0)
+    nothing = global_task_moments(None, 2, torch.device("cpu"), with_second)
+    assert list(nothing) == [0], "a rank without rows learns of the others'"
+
+
+def test_an_unknown_word_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="task_normalization 'scale'"):
+        GRPO(task_normalization="scale")

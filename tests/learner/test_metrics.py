@@ -1,0 +1,179 @@
+"""The metrics of an update: means over all its tokens, however they are divided into micro-batches and ranks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from mrlm_pl.algorithms import GRPO, PPO, Algorithm
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.data.rollout.minibatches import micro_batch
+from mrlm_pl.engines import Sampling
+from mrlm_pl.learner import metrics as metric_log
+from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.losses import BatchTotals
+from mrlm_pl.policy import Policy
+
+TOTALS = BatchTotals(10.0, 4.0, 4.0)
+
+
+def rows_of(log_ratios: list[list[float]], advantages: list[float], groups: list[int] | None = None) -> PolicyBatch:
+    """Rows of one context token and as many action tokens as there are log-ratios, of old policy over sampler."""
+    width = 1 + max(map(len, log_ratios))
+    mask = torch.tensor([[0 < t <= len(row) for t in range(width)] for row in log_ratios])
+    behavior = torch.zeros(mask.shape)
+    for number, row in enumerate(log_ratios):
+        behavior[number, 1 : 1 + len(row)] = -1.0 - torch.tensor(row)
+    places = torch.tensor(groups or list(range(len(log_ratios))))
+    return PolicyBatch(
+        token_ids=torch.full(mask.shape, 9),
+        lengths=mask.sum(1) + 1,
+        action_mask=mask,
+        behavior_logp=behavior,
+        groups=places,
+        comparisons=places,
+        episode_tokens=mask.sum(1),
+        temperature=torch.ones(len(mask)),
+        advantages=torch.tensor(advantages)[:, None] * mask,
+        proximal_logp=-1.0 * mask,
+        values=torch.zeros(mask.shape),
+        returns=torch.zeros(mask.shape),
+    )
+
+
+def rank(cls: type[Algorithm], model_folder: Path, moved: float) -> Any:
+    """An algorithm whose policy gives every token ``-1 + moved``, where the old policy gave -1."""
+    algorithm: Any = cls({"main": Policy(str(model_folder))}, clip_high=0.05)  # type: ignore[call-arg]
+
+    def forward(action_mask: Tensor, **_: Any) -> Tensor:
+        return ((-1.0 + moved) * action_mask).requires_grad_()
+
+    class Outputs:
+        entropy = None
+
+        def __init__(self, logp: Tensor) -> None:
+            self.logp, self.values = logp, 0.0 * logp
+
+    algorithm.policies["main"].forward = forward
+    algorithm.policies["main"].outputs = lambda with_entropy, **given: Outputs(forward(**given))
+    return algorithm
+
+
+@pytest.mark.parametrize("cls", [GRPO, PPO])
+def test_means_are_over_the_tokens_of_all_micro_batches_and_ranks(
+    cls: type[Algorithm], model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = 0.1
+    first, second = rank(cls, model_folder, moved), rank(cls, model_folder, moved)
+    # Ten tokens in four rows: rank 0 has micro-batches of 5 and 1 tokens, rank 1 one of 4 and an empty one. A ratio of
+    # e^.1 is clipped where the advantage is positive: 5 + 1 of 10 tokens.
+    parts = [
+        (first, rows_of([[1.0] * 2, [0.0] * 3], [1.0, 2.0])),
+        (first, rows_of([[2.0]], [1.0])),
+        (second, rows_of([[0.0, 0.0, 0.0, 1.0]], [-1.0])),
+    ]
+    for algorithm, rows in parts:
+        algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": TOTALS}, pieces=4))
+    shares = [first._noted_here(), second._noted_here()]
+    monkeypatch.setattr(metric_log, "each_share", lambda trainer, own: shares)
+    first._trainer = type("Trainer", (), {"world_size": 2})()
+    found = first.take_noted()
+    k3 = math.exp(moved) - 1 - moved
+    assert found["train/approx_kl"] == pytest.approx(k3, rel=1e-4)
+    assert found["train/clip_fraction"] == pytest.approx(6 / 10)
+    assert found["train/ratio_deviation"] == pytest.approx(math.exp(moved) - 1, rel=1e-4)
+    # log(pi_old / sampler) is 1 for three tokens, 2 for one and 0 for six.
+    assert found["train/mismatch_k1"] == pytest.approx(-5 / 10)
+    mean, square = (3 * math.e + math.e**2 + 6) / 10, (3 * math.e**2 + math.e**4 + 6) / 10
+    assert found["train/mismatch_mean_ratio"] == pytest.approx(mean, rel=1e-5)
+    assert found["train/mismatch_chi_square"] == pytest.approx(square - 1, rel=1e-5)
+    assert found["train/mismatch_effective_share"] == pytest.approx(mean**2 / square, rel=1e-5)
+    assert found["train/mismatch_max_ratio"] == pytest.approx(math.e**2, rel=1e-5)
+    assert first._noted_here() == ({}, {}, {}), "the next update begins anew"
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_rows_without_a_gradient_count(on_policy: bool, model_folder: Path, quiet_trainer: Any) -> None:
+    moved = 0.0 if on_policy else 0.1
+    algorithm = rank(GRPO, model_folder, moved)
+    algorithm.trainer = quiet_trainer()
+    evaluated: list[int] = []
+    forward = algorithm.policies["main"].forward
+    algorithm.policies["main"].forward = lambda **given: evaluated.append(len(given["lengths"])) or forward(**given)
+    # Two tokens are trained on, eight are not: all advantages of their group are 0.
+    rows = rows_of([[1.0, 1.0], [0.0] * 5, [3.0] * 3], [1.0, 0.0, 0.0])
+    every = torch.arange(3)
+    batch = micro_batch(algorithm, {"main": rows}, every, every, lambda size: size)
+    batch.on_policy = on_policy
+    assert [len(batch.policies["main"]), len(batch.without_gradient["main"])] == [1, 2]
+    algorithm.training_step(batch, 0)
+    assert evaluated == ([1] if on_policy else [1, 2]), "the old policy is known where it is the current one"
+    found = algorithm.take_noted()
+    assert found["train/clip_fraction"] == pytest.approx(0.0 if on_policy else 2 / 10)
+    assert found["train/mismatch_k1"] == pytest.approx(-(2 * 1 + 3 * 3) / 10)
+    assert found["train/approx_kl"] == pytest.approx(math.exp(moved) - 1 - moved, rel=1e-4, abs=1e-9)
+    assert found["train/loss"] == pytest.approx(-2 / 10 * (1 if on_policy else 1.05), rel=1e-5)
+
+
+class Logged(Callback):
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, trainer: Any, algorithm: Any, *args: Any) -> None:
+        if (trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self.steps.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+def test_accumulation_does_not_change_what_is_logged(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    found = []
+    for accumulation in (1, 4):
+        logged = Logged()
+        trainer = quiet_trainer(callbacks=[logged], accumulate_grad_batches=accumulation)
+        data = RolloutDataModule(
+            echo(turns=2), groups=4, group_size=4, iterations=2, passes=2, sampling=Sampling(max_tokens=6)
+        )
+        trainer.fit(GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)}), data)
+        found.append(logged.steps)
+    whole, divided = found
+    assert len(whole) == len(divided) == 4
+    for one, other in zip(whole, divided, strict=True):
+        names = [name for name in one if name.startswith("train/")]
+        assert {"train/loss", "train/approx_kl", "train/clip_fraction", "train/mismatch_k3"} <= set(names)
+        for name in names:
+            assert other[name] == pytest.approx(one[name], rel=2e-3, abs=1e-6), name
+
+
+def test_one_gather_an_update(
+    model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered: list[Any] = []
+    monkeypatch.setattr(metric_log, "each_share", lambda trainer, own: gathered.append(own) or [own])
+    trainer = quiet_trainer(accumulate_grad_batches=4)
+    data = RolloutDataModule(echo(), groups=4, group_size=4, iterations=3, sampling=Sampling(max_tokens=6))
+    trainer.fit(GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)}), data)
+    assert len(gathered) == 3, "one for each of three updates of four micro-batches"
+
+
+def test_the_target_is_compared_with_the_logged_divergence(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    logged = Logged()
+    trainer = quiet_trainer(callbacks=[logged], accumulate_grad_batches=2)
+    # Truncated sampling: the sampler's numbers are far from the learner's, the old policy's are not.
+    data = RolloutDataModule(
+        echo(), groups=4, group_size=4, iterations=2, passes=4, sampling=Sampling(max_tokens=6, top_k=5)
+    )
+    target = 1e-3
+    trainer.fit(PPO({"main": Policy(str(model_folder), learning_rate=3e-3)}, target_kl=target), data)
+    assert logged.steps[0]["train/approx_kl"] < 1e-6, "the old policy is the learner's"
+    assert logged.steps[0]["train/mismatch_k3"] > 10 * target
+    # Updates after the one that ends a rollout have no rows and log nothing new of the divergence.
+    ends = [step for step in logged.steps if step["train/early_stop"]]
+    assert ends
+    assert all(step["train/approx_kl"] > target for step in ends)
+    first = next(place for place, step in enumerate(logged.steps) if step["train/early_stop"])
+    assert all(step["train/approx_kl"] <= target for step in logged.steps[:first])

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mrlm_pl.episode import Message
+from mrlm_pl.errors import ConfigurationError, DataError, NonFiniteError, PolicyError
+from mrlm_pl.reward_models import RewardModel, TextScore, TextScorer
+from mrlm_pl.reward_models.model import VALUE_HEAD_FILE, batches
+from mrlm_pl.reward_models.scorer import exchange
+from tests.support.verifier_models import Lengths, hidden, tiny
+
+PAIR = exchange("Say it.", "Yes.")
+
+
+def test_a_sequence_classifier(tmp_path: Path) -> None:
+    model = tiny(tmp_path, "classifier")
+    expected = hidden(model, "<|user|>Say it.<|end|><|assistant|>Yes.<|end|>")[-1, :32].sum().item()
+    found = RewardModel(str(tmp_path)).score(PAIR)
+    assert found.value == pytest.approx(expected, abs=1e-4)
+    assert not found.truncated
+    cut = RewardModel(str(tmp_path), max_tokens=6).score(PAIR)
+    assert cut.truncated
+    assert cut.value == pytest.approx(hidden(model, "<|assistant|>Yes.<|end|>")[-1, :32].sum().item(), abs=1e-4)
+
+
+def test_a_causal_model_with_a_value_head(tmp_path: Path) -> None:
+    model = tiny(tmp_path, "value")
+    expected = hidden(model, "<|user|>Say it.<|end|><|assistant|>Yes.")[-1, :32].sum().item() + 0.5
+    scorer = RewardModel(str(tmp_path))
+    assert scorer.score(PAIR).value == pytest.approx(expected, abs=1e-4), "all of the text was read, the end was not"
+    chance = 1 / (1 + math.exp(-expected))
+    assert scorer.score_texts(["Say it."], ["Yes."]) == pytest.approx([chance], abs=1e-4)
+    assert not scorer.probability
+
+
+@pytest.mark.parametrize("kind", ["classifier", "encoder", "value"])
+@pytest.mark.parametrize("batch_tokens", [1, 100, 8192])
+def test_a_batch_has_the_scores_of_one_by_one_in_order(kind: str, batch_tokens: int, tmp_path: Path) -> None:
+    tiny(tmp_path, kind)
+    draw = random.Random(5)
+    texts = ["".join(draw.choices("0123456789 +=.", k=draw.randrange(60))) for _ in range(40)]
+    asked = [exchange(f"Say {len(text)}.", text) for text in texts]
+    one_by_one = [RewardModel(str(tmp_path)).score(messages).value for messages in asked]
+    together = RewardModel(str(tmp_path), batch_tokens=batch_tokens).score_batch(asked)
+    assert [item.value for item in together] == pytest.approx(one_by_one, abs=1e-5)
+    assert len(set(one_by_one)) > 35, "the order can be told"
+
+
+def test_a_classifier_that_knows_no_padding(tmp_path: Path) -> None:
+    tiny(tmp_path, "classifier")
+    scorer = RewardModel(str(tmp_path))
+    config = scorer.load().network.config  # type: ignore[attr-defined]
+    known = config.pad_token_id
+    expected = [scorer.score(exchange("Say it.", text)).value for text in ("Yes.", "No, never.")]
+    try:
+        config.pad_token_id = None
+        found = scorer.score_batch([exchange("Say it.", text) for text in ("Yes.", "No, never.")])
+    finally:
+        config.pad_token_id = known
+    assert [item.value for item in found] == pytest.approx(expected, abs=1e-5)
+
+
+def test_rows_of_one_pass_are_within_the_budget() -> None:
+    draw = random.Random(1)
+    for _ in range(100):
+        lengths = [draw.randrange(1, 50) for _ in range(draw.randrange(20))]
+        found = list(batches(lengths, 60))
+        assert sorted(number for batch in found for number in batch) == list(range(len(lengths)))
+        assert all(len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= 60 for batch in found)
+
+
+def test_weights_that_give_no_number_are_refused(tmp_path: Path) -> None:
+    tiny(tmp_path, "value")
+    head = load_file(tmp_path / VALUE_HEAD_FILE)
+    save_file({name: weight * math.nan for name, weight in head.items()}, tmp_path / VALUE_HEAD_FILE)
+    with pytest.raises(NonFiniteError, match=r"gave nan for a text of \d+ tokens"):
+        RewardModel(str(tmp_path)).score(PAIR)
+
+
+def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
+    tiny(tmp_path, "value")
+    save_file({"linear.weight": torch.zeros(1, 9), "linear.bias": torch.zeros(1)}, tmp_path / VALUE_HEAD_FILE)
+    with pytest.raises(PolicyError, match="does not fit the model"):
+        RewardModel(str(tmp_path)).score(PAIR)
+
+
+def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
+    tiny(tmp_path, "none")
+    with pytest.raises(PolicyError, match=r"lacks 'score\.weight'"):
+        RewardModel(str(tmp_path)).score(PAIR)
+
+
+def test_no_model_and_wrong_settings(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="cannot be read"):
+        RewardModel(str(tmp_path / "nothing")).score(PAIR)
+    with pytest.raises(ConfigurationError, match="max_tokens is 1"):
+        RewardModel("x", max_tokens=1)
+    with pytest.raises(ConfigurationError, match="batch_tokens is 0"):
+        RewardModel("x", batch_tokens=0)
+
+
+def test_copies_score_alike(tmp_path: Path) -> None:
+    tiny(tmp_path, "value")
+    scorer = RewardModel(str(tmp_path))
+    copies = [pickle.loads(pickle.dumps(scorer)), copy.deepcopy(scorer)]
+    assert {copied.score(PAIR) for copied in copies} == {scorer.score(PAIR)}
+
+
+class Chances(TextScorer):
+    """Says whatever the reply says."""
+
+    probability = True
+
+    def score(self, messages: object) -> TextScore:
+        return TextScore(float(messages[-1].content))  # type: ignore[index]
+
+
+def test_numbers_become_probabilities_once() -> None:
+    assert Lengths().score_texts(["a", "b"], ["", "xx"]) == pytest.approx([0.5, 1 / (1 + math.exp(-2))])
+    assert Chances().score_texts(["a", "b"], ["0.25", "1"]) == [0.25, 1.0]
+    assert [item.value for item in Lengths().score_batch([exchange("", "abc"), exchange("", "a")])] == [3.0, 1.0]
+    for text in ("nan", "inf", "-0.001", "1.001"):
+        with pytest.raises(NonFiniteError, match="probability in"):
+            Chances().score_texts(["a"], [text])
+    with pytest.raises(DataError, match="2 questions and 1 answers"):
+        Chances().score_texts(["a", "b"], ["1"])
+
+
+def test_a_conversation_may_have_many_messages(tmp_path: Path) -> None:
+    tiny(tmp_path, "value")
+    longer = [Message("user", "Say it."), Message("assistant", "No."), Message("user", "Say it."), *PAIR[1:]]
+    assert RewardModel(str(tmp_path)).score(longer) != RewardModel(str(tmp_path)).score(PAIR)

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
+from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
+from mrlm_pl.episode import Episode, Message, Task
+from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.policy.chat import ChatFormat
+from mrlm_pl.policy.tiny import build_tokenizer
+from mrlm_pl.rollout.play import EpisodeSpec, Seat
+from mrlm_pl.rollout.player import EpisodePlayer
+
+TOKENIZER = build_tokenizer()
+CHAT = ChatFormat(TOKENIZER)
+
+
+class ScriptedEngine(Engine):
+    """Answers with a digit that is a function of the request's seed, and remembers its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[SampleRequest]] = []
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        self.calls.append(list(requests))
+        return [self._sample(request) for request in requests]
+
+    def _sample(self, request: SampleRequest) -> Sample:
+        ids = (*TOKENIZER.encode(str(request.seed % 10), add_special_tokens=False), TOKENIZER.eos_token_id)
+        return Sample(ids, (-0.5, -0.1), "stop", 3, "scripted")
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        raise AssertionError("the player loads no weights")
+
+
+class Relay(Environment):
+    """``a`` speaks, then ``b`` hears it and speaks; ``b``'s word pays both of them."""
+
+    name = "relay"
+    agents = ("a", "b")
+
+    def tasks(self, split: str) -> TaskSource:
+        return DatasetTasks(self.name, split, [{}])
+
+    def reset(self, task: Task) -> Observations:
+        return {"a": [Message("user", "Begin")]}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        if "a" in actions:
+            return Step({"b": [Message("user", f"a said {actions['a'].content}")]}, {"a": 0.25})
+        return Step(rewards={"a": 1.0, "b": 2.0}, components={"b": {"x": 1.5, "y": 0.5}}, done=True, stop_reason="end")
+
+
+def seats(*agents: str, window: int = 2048) -> dict[str, Seat]:
+    return {agent: Seat("main", CHAT, Sampling(), window) for agent in agents}
+
+
+def play(environment: Environment, specs: int = 1, seat: dict[str, Seat] | None = None, **options: Any):
+    engine = ScriptedEngine()
+    player = EpisodePlayer({environment.name: environment}, seat or seats(*environment.agents), engine, **options)
+    source = environment.tasks("train")
+    todo = [EpisodeSpec(f"e{n}", source[n % source.size], f"g{n}", seed=n) for n in range(specs)]
+    try:
+        return player.play_blocking(todo), engine
+    finally:
+        player.close()
+
+
+def test_turns_rewards_and_tokens_of_two_agents() -> None:
+    (episode,), engine = play(Relay())
+    assert [request.session for call in engine.calls for request in call] == ["e0/a", "e0/b"]
+    (a,), (b,) = episode.trajectories["a"], episode.trajectories["b"]
+    assert a.turns[0].reward == 1.25, "a late reward belongs to the agent's latest turn"
+    assert b.turns[0].components == {"x": 1.5, "y": 0.5}
+    assert (a.turns[0].index, b.turns[0].index) == (0, 1)
+    assert episode.reward == pytest.approx((1.25 + 2.0) / 2)
+    said = TOKENIZER.decode(a.token_ids[a.turns[0].start : a.turns[0].stop - 1])
+    assert b.messages[0].content == f"a said {said}"
+    assert a.action_mask.count(True) == 2
+    assert a.logprobs[-2:] == (-0.5, -0.1)
+    assert (a.turns[0].version, a.turns[0].engine) == (3, "scripted")
+    assert Episode.from_json(episode.to_json()) == episode
+
+
+def test_all_waiting_episodes_are_sampled_in_one_call(echo: Any) -> None:
+    episodes, engine = play(echo(turns=3), specs=5)
+    assert [len(call) for call in engine.calls] == [5, 5, 5]
+    assert all(len(episode.trajectories["agent"][0].turns) == 3 for episode in episodes)
+
+
+def test_an_episode_does_not_depend_on_its_neighbours(echo: Any) -> None:
+    together, _ = play(echo(turns=2), specs=4)
+    alone = play(echo(turns=2), specs=1)[0][0]
+    assert alone.trajectories == together[0].trajectories
+
+
+def test_a_failing_environment_is_a_record_and_not_a_reward(echo: Any) -> None:
+    episodes, _ = play(echo(fail_every=2), specs=4, retries=1)
+    assert [episode.failed for episode in episodes] == [True, False, True, False]
+    assert episodes[0].attempts == 2
+    assert "the back end is away" in (episodes[0].error or "")
+    assert episodes[0].stop_reason == "error"
+    assert not episodes[0].trajectories
+
+
+def test_a_fault_that_passes_is_retried(echo: Any) -> None:
+    tries: list[int] = []
+
+    class Flaky(echo):  # type: ignore[misc, valid-type]
+        def begin(self, task: Task) -> str:
+            tries.append(task.index)
+            if len(tries) == 1:
+                raise OSError("once")
+            return super().begin(task)
+
+    (episode,), _ = play(Flaky())
+    assert (episode.failed, episode.attempts, len(tries)) == (False, 2, 2)
+
+
+def test_a_reward_that_is_not_a_number_stops_the_run(echo: Any) -> None:
+    with pytest.raises(NonFiniteError, match=r"echo.*nan"):
+        play(echo(reward=float("nan")))
+
+
+def test_an_endless_episode_is_cut(echo: Any) -> None:
+    (episode,), _ = play(echo(turns=1000), max_turns=4)
+    assert (episode.stop_reason, episode.truncated) == ("turn_limit", True)
+    assert len(episode.trajectories["agent"][0].turns) == 4
+
+
+def test_a_full_context_window_cuts_the_episode(echo: Any) -> None:
+    (episode,), _ = play(echo(turns=1000), seat=seats("agent", window=40))
+    assert (episode.stop_reason, episode.truncated) == ("context_window", True)
+
+
+def test_an_environment_that_hangs_is_given_up() -> None:
+    class Stuck(Relay):
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    (episode,), _ = play(Stuck(), step_timeout=0.1, retries=0)
+    assert "TimeoutError in step of relay/train/0" in (episode.error or "")
+
+
+def test_an_agent_without_a_seat_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"agent 'b'.*no seat"):
+        play(Relay(), seat=seats("a"))
+
+
+def test_sampling_settings_are_checked() -> None:
+    with pytest.raises(ConfigurationError, match=r"top_p is 0"):
+        Sampling(top_p=0)
+
+
+def test_decisions_that_are_not_due_never_reach_the_environment() -> None:
+    stepped: list[Mapping[str, Message]] = []
+
+    class Watched(Relay):
+        def step(self, actions: Mapping[str, Message]) -> Step:
+            stepped.append(actions)
+            return super().step(actions)
+
+    player = EpisodePlayer({"relay": Watched()}, seats("a", "b"), ScriptedEngine())
+    wrong, right = (
+        player.start(EpisodeSpec(name, Watched().tasks("train")[0], name, seed=0), 1) for name in ("wrong", "right")
+    )
+
+    async def step() -> None:
+        await player.reset([wrong, right])
+        wrong.actions = {"b": Message("assistant", "1")}
+        right.actions = {"a": Message("assistant", "1")}
+        await player.step([wrong, right])
+
+    try:
+        asyncio.run(step())
+    finally:
+        player.close()
+    assert "step received actions of ['b'], but due are ['a']" in (wrong.error or "")
+    assert right.error is None
+    assert stepped == [{"a": Message("assistant", "1")}]

@@ -1,0 +1,416 @@
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from mrlm_pl.data.rollout.metrics import CollectionSums, distinct_turns
+from mrlm_pl.engines.base import SampleRequest
+from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
+from mrlm_pl.episode import Episode, Message, Task
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
+from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.rollout.player import EpisodePlayer
+from mrlm_pl.rollout.turn_tree import THRESHOLD_STOP, UNEXPANDED_STOP, TreePlayer, TurnTree, path_weights
+from tests.rollout.test_player import TOKENIZER, ScriptedEngine, seats
+
+
+class Sums(Environment):
+    """Both players say a digit at once, for some turns; each earns both digits together. Everybody hears everything."""
+
+    name = "sums"
+    agents = ("a", "b")
+
+    def __init__(self, turns: int = 2, forks: bool = True) -> None:
+        self.turns, self.forks = turns, forks
+        self.said: list[str] = []
+        self.resets = 0
+
+    def tasks(self, split: str) -> TaskSource:
+        return DatasetTasks(self.name, split, [{}])
+
+    def reset(self, task: Task) -> Observations:
+        self.said = []
+        self.resets += 1
+        return {agent: [Message("user", "Digit?")] for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        digits = "".join(actions[agent].content for agent in self.agents)
+        self.said.append(digits)
+        rewards = dict.fromkeys(self.agents, float(sum(int(digit) for digit in digits)))
+        if len(self.said) == self.turns:
+            return Step(rewards=rewards, done=True, stop_reason="end", metrics={"turns": float(self.turns)})
+        return Step({agent: [Message("user", " ".join(self.said))] for agent in self.agents}, rewards)
+
+
+class Flaky(Sums):
+    """Its first steps fail, whoever asks."""
+
+    name = "flaky"
+
+    def __init__(self, failures: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.left = [failures]  # shared by all copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Flaky:
+        made = Flaky(0, turns=self.turns, forks=self.forks)
+        made.left, made.said = self.left, list(self.said)
+        return made
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        if self.left[0]:
+            self.left[0] -= 1
+            raise OSError("the connection broke")
+        return super().step(actions)
+
+
+class Moody(Sums):
+    """Says something else each time it is played."""
+
+    name = "moody"
+    count = 0
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        step = super().step(actions)
+        Moody.count += 1
+        return step if step.done else Step({agent: [Message("user", str(Moody.count))] for agent in self.agents})
+
+
+class TakesTurns(Sums):
+    """``a`` decides, then ``b``."""
+
+    name = "takes_turns"
+
+    def reset(self, task: Task) -> Observations:
+        return {"a": [Message("user", "Digit?")]}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        if "a" in actions:
+            return Step({"b": [Message("user", actions["a"].content)]})
+        return Step(rewards={"a": 1.0, "b": 1.0}, done=True, stop_reason="end")
+
+
+def grow(
+    environment: Environment, tree: TurnTree, branches: int = 2, trees: int = 1, **options: Any
+) -> tuple[list[list[Episode]], ScriptedEngine]:
+    engine = ScriptedEngine()
+    player = EpisodePlayer({environment.name: environment}, seats(*environment.agents), engine, **options)
+    task = environment.tasks("train")[0]
+    try:
+        specs = [EpisodeSpec(f"t{n}", task, f"t{n}", seed=n) for n in range(trees)]
+        return TreePlayer(player, tree, branches).play_blocking(specs), engine
+    finally:
+        player.close()
+
+
+def said(episode: Episode, agent: str) -> list[str]:
+    (row,) = episode.trajectories[agent]
+    return [message.content for message in row.messages if message.role == "assistant"]
+
+
+@pytest.mark.parametrize(("mode", "paths"), [("align", 9), ("cross", 81), ("counterfactual", 81)])
+@pytest.mark.parametrize("forks", [True, False])
+def test_every_path_is_an_episode_of_its_own_decisions(mode: Any, paths: int, forks: bool) -> None:
+    (episodes,), _ = grow(Sums(forks=forks), TurnTree(mode), branches=3)
+    assert len(episodes) == paths == len({episode.id for episode in episodes})
+    for episode in episodes:
+        assert episode.error is None
+        assert episode.stop_reason == "end"
+        assert episode.metrics == {"turns": 2.0}
+        digits = [int(digit) for agent in "ab" for digit in said(episode, agent)]
+        assert episode.rewards() == {"a": sum(digits), "b": sum(digits)}
+        first, second = (int(x) + int(y) for x, y in zip(said(episode, "a"), said(episode, "b"), strict=True))
+        assert episode.step_rewards == ({"a": first, "b": first}, {"a": second, "b": second})
+        assert Episode.from_json(episode.to_json()) == episode
+
+
+def test_forked_and_replayed_environments_give_the_same_records() -> None:
+    (forked,), _ = grow(Sums(turns=3), TurnTree("cross"))
+    (replayed,), _ = grow(Sums(turns=3, forks=False), TurnTree("cross"))
+    assert [said(e, "a") + said(e, "b") for e in forked] == [said(e, "a") + said(e, "b") for e in replayed]
+    assert [e.trajectories for e in forked] == [e.trajectories for e in replayed]
+
+
+def test_turns_name_their_state_and_decision() -> None:
+    (episodes,), _ = grow(Sums(), TurnTree("align"))
+    keys = [[(turn.node, turn.sample) for turn in e.trajectories["a"][0].turns] for e in episodes]
+    assert [e.id for e in episodes] == ["t0-0-0", "t0-0-1", "t0-1-0", "t0-1-1"]
+    assert keys == [
+        [("t0", 0), ("t0-0", 0)],
+        [("t0", 0), ("t0-0", 1)],
+        [("t0", 1), ("t0-1", 0)],
+        [("t0", 1), ("t0-1", 1)],
+    ]
+    shared = {(said(e, "a")[0], said(e, "b")[0]) for e in episodes[:2]}
+    assert len(shared) == 1, "paths of one state share the decisions that led to it"
+
+
+def test_a_level_of_all_trees_and_agents_is_one_engine_call() -> None:
+    _, engine = grow(Sums(turns=3), TurnTree("align"), branches=2, trees=3)
+    assert [len(call) for call in engine.calls] == [3 * 2 * 2, 3 * 2 * 4, 3 * 2 * 8]
+    seeds = [request.seed for call in engine.calls for request in call]
+    assert len(set(seeds)) == len(seeds)
+    contexts = Counter(request.token_ids for request in engine.calls[0])
+    assert list(contexts.values()) == [12], "decisions in one state are asked for with the same prompt"
+
+
+def test_agents_that_take_turns_branch_one_after_the_other() -> None:
+    (episodes,), _ = grow(TakesTurns(), TurnTree("cross"), branches=3)
+    assert len(episodes) == 9
+    assert Counter(e.trajectories["a"][0].turns[0].sample for e in episodes) == {0: 3, 1: 3, 2: 3}
+
+
+def test_paths_are_paid_apart_for_an_earlier_decision_that_they_share() -> None:
+    (episodes,), _ = grow(TakesTurns(), TurnTree("align"), branches=3)
+    assert [episode.rewards() for episode in episodes] == [{"a": 1.0, "b": 1.0}] * 9
+    assert all(episode.components() == {"reward": 1.0} for episode in episodes)
+
+
+def test_a_shared_decision_is_measured_once() -> None:
+    (episodes,), engine = grow(Sums(), TurnTree("cross"), branches=2)
+    assert len(episodes) == 16
+    made = sum(len(call) for call in engine.calls)
+    assert made == 2 * 2 + 4 * 2 * 2
+    assert len(distinct_turns(episodes)) == made
+    sums = CollectionSums.of(episodes, seconds=2.0)
+    assert sums.sums["rollout/tokens_per_second"] == made * 2 / 2.0  # a digit and the end of the turn
+    assert len(distinct_turns(plain_episodes())) == 2 * 2 * 2
+
+
+def test_only_the_best_is_played_on() -> None:
+    (episodes,), _ = grow(Sums(), TurnTree("align", expand="best"), branches=4)
+    stops = Counter(episode.stop_reason for episode in episodes)
+    assert stops == {UNEXPANDED_STOP: 3, "end": 4}
+    firsts = {e.step_rewards[0]["a"] for e in episodes if e.stop_reason == UNEXPANDED_STOP}
+    (best,) = {e.step_rewards[0]["a"] for e in episodes if e.stop_reason == "end"}
+    assert best >= max(firsts)
+    assert all(episode.truncated == (episode.stop_reason == UNEXPANDED_STOP) for episode in episodes)
+
+
+class Ones(ScriptedEngine):
+    """The first decision of each request group is worth 1, the second 2."""
+
+    def _sample(self, request: SampleRequest) -> Any:
+        sample = super()._sample(request)
+        digit = "12"[self.calls[-1].index(request) % 2]
+        ids = (*TOKENIZER.encode(digit, add_special_tokens=False), TOKENIZER.eos_token_id)
+        return type(sample)(ids, sample.logprobs, "stop", 3, "scripted")
+
+
+@pytest.mark.parametrize(("threshold", "paths"), [(2.9, 2), (3.0, 4)])
+def test_a_state_whose_mean_reward_is_above_the_threshold_ends(threshold: float, paths: int) -> None:
+    # Joint rewards 1 + 1 and 2 + 2: their mean is 3, which has to be above the threshold, not at it.
+    environment = Sums()
+    player = EpisodePlayer({"sums": environment}, seats("a", "b"), Ones())
+    spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
+    (episodes,) = TreePlayer(player, TurnTree("align", stop_above=threshold), 2).play_blocking([spec])
+    player.close()
+    assert [e.step_rewards[0]["a"] for e in episodes][:: paths // 2] == [2.0, 4.0]
+    assert len(episodes) == paths
+    assert {e.stop_reason for e in episodes} == ({THRESHOLD_STOP} if paths == 2 else {"end"})
+    assert not any(episode.truncated for episode in episodes)
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_step_that_fails_is_tried_again(forks: bool) -> None:
+    (episodes,), _ = grow(Flaky(2, forks=forks), TurnTree("align"), retries=2, workers=1)
+    assert len(episodes) == 4
+    assert not any(episode.failed for episode in episodes)
+    (steady,), _ = grow(Sums(), TurnTree("align"))
+    assert [e.step_rewards for e in episodes] == [e.step_rewards for e in steady]
+
+
+def test_a_path_that_keeps_failing_is_a_record_and_the_others_go_on() -> None:
+    (episodes,), _ = grow(Flaky(1), TurnTree("align"), retries=0, workers=1)
+    failed = [episode for episode in episodes if episode.failed]
+    assert [(e.id, e.stop_reason) for e in failed] == [("t0-0", "error")]
+    assert "the connection broke" in str(failed[0].error)
+    assert len(episodes) == 3
+    assert sum(e.stop_reason == "end" for e in episodes) == 2
+
+
+def test_an_environment_that_does_not_repeat_itself_is_refused() -> None:
+    with pytest.raises(EnvironmentContractError, match=r"moody.*deterministic"):
+        grow(Moody(forks=False, turns=2), TurnTree("align"))
+
+
+class Brittle(Sums):
+    """Its tools cannot be told at the first try, after the step was judged."""
+
+    name = "brittle"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = [1]  # shared by all copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Brittle:
+        made = Brittle()
+        made.left = self.left
+        return made
+
+    def reset(self, task: Task) -> Observations:
+        return {"a": [Message("user", "Digit?")]}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        if "a" in actions:
+            return Step({"b": [Message("user", actions["a"].content)]}, {"a": 1.0})
+        return Step(rewards={"b": 1.0}, done=True, stop_reason="end")
+
+    def tools(self, agent: str) -> Sequence[Any]:
+        if agent == "b" and self.left:
+            self.left.pop()
+            raise OSError("the schema is away")
+        return ()
+
+
+def test_a_fault_after_the_judgement_is_tried_again_from_the_state_before() -> None:
+    (episodes,), _ = grow(Brittle(), TurnTree("align"), retries=1, workers=1)
+    assert [episode.error for episode in episodes] == [None] * 4
+    assert all(episode.step_rewards == ({"a": 1.0}, {"b": 1.0}) for episode in episodes)
+    assert sorted(episode.attempts for episode in episodes) == [1, 1, 2, 2]
+
+
+class Counted(Sums):
+    """Counts the instances that are open."""
+
+    name = "counted"
+    forks = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.open_instances: list[int] = []  # shared by all copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Counted:
+        made = Counted(self.turns, self.forks)
+        made.open_instances, made.said = self.open_instances, list(self.said)
+        made.open_instances.append(id(made))
+        return made
+
+    def close(self) -> None:
+        if id(self) in self.open_instances:
+            self.open_instances.remove(id(self))
+
+
+class CountedAsync(Counted):
+    """The same with methods that wait."""
+
+    name = "counted_async"
+
+    async def close(self) -> None:  # type: ignore[override]
+        super().close()
+
+
+@pytest.mark.parametrize("forks", [True, False])
+@pytest.mark.parametrize("cls", [Counted, CountedAsync])
+def test_all_instances_are_closed_with_the_player(cls: type[Counted], forks: bool) -> None:
+    environment = cls(3, forks)
+    grow(environment, TurnTree("align"), branches=2, trees=2)
+    assert environment.open_instances == []
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_instances_of_a_run_that_breaks_are_closed_too(forks: bool) -> None:
+    environment = Counted(3, forks)
+
+    class Breaks(ScriptedEngine):
+        async def sample(self, requests: Sequence[SampleRequest]) -> Any:
+            if len(self.calls) == 2:
+                raise RuntimeError("the engine broke")
+            return await super().sample(requests)
+
+    player = EpisodePlayer({"counted": environment}, seats("a", "b"), Breaks())
+    spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
+    with pytest.raises(RuntimeError, match="the engine broke"):
+        TreePlayer(player, TurnTree("align"), 3).play_blocking([spec])
+    assert len(environment.open_instances) >= 9
+    player.close()
+    assert environment.open_instances == []
+
+
+def test_paths_that_are_over_give_their_instances_back_at_once() -> None:
+    environment = Counted(4, forks=False)
+    player = EpisodePlayer({"counted": environment}, seats("a", "b"), ScriptedEngine())
+    spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
+    TreePlayer(player, TurnTree("align", expand="best"), 8).play_blocking([spec])
+    kept = len(environment.open_instances)
+    player.close()
+    assert kept <= 16, "eight at a level, and those of the level before"
+
+
+def test_a_replay_has_the_deadline_of_a_step_for_each_step() -> None:
+    class Slow(Sums):
+        name = "slow"
+
+        def step(self, actions: Mapping[str, Message]) -> Step:
+            time.sleep(0.3)
+            return super().step(actions)
+
+    (episodes,), _ = grow(Slow(4, forks=False), TurnTree("align"), branches=1, step_timeout=1.1)
+    assert not any(episode.failed for episode in episodes)
+    (episodes,), _ = grow(Slow(4, forks=False), TurnTree("align", expand="best"), step_timeout=1.1, retries=0)
+    assert not any(episode.failed for episode in episodes)
+
+
+def test_the_level_beyond_the_last_turn_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrlm_pl.rollout.turn_tree.MOST_JOINT_ACTIONS", 4)
+    (episodes,), _ = grow(Sums(5), TurnTree("align"), branches=2, max_turns=2)
+    assert len(episodes) == 4
+
+
+def test_limits_cut_all_paths() -> None:
+    (episodes,), _ = grow(Sums(turns=5), TurnTree("align"), max_turns=2)
+    assert len(episodes) == 4
+    assert {(e.stop_reason, e.truncated) for e in episodes} == {("turn_limit", True)}
+
+
+def test_too_many_joint_actions_are_refused_before_they_are_sampled() -> None:
+    with pytest.raises(ConfigurationError, match=r"1000000 joint actions.*group_size"):
+        grow(Sums(), TurnTree("cross"), branches=1000)
+
+
+@pytest.mark.parametrize("options", [{"joint_mode": "diagonal"}, {"expand": "some"}])
+def test_unknown_words_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options.values()))):
+        TurnTree(**options)
+
+
+@pytest.mark.parametrize("mode", ["align", "cross", "counterfactual"])
+@pytest.mark.parametrize("agents", [1, 2, 3, 4])
+def test_joint_actions_are_counted_without_making_them(mode: Any, agents: int) -> None:
+    for branches in (1, 2, 3):
+        made = TurnTree(mode).joint_actions(agents, branches)
+        assert len(made) == len(set(made)) == TurnTree(mode).count(agents, branches)
+
+
+def test_paths_count_by_the_probability_with_which_they_are_taken() -> None:
+    (episodes,), _ = grow(Sums(), TurnTree("align", expand="best"), branches=4)
+    weights = dict(zip((e.stop_reason for e in episodes), path_weights(episodes), strict=True))
+    assert weights == {UNEXPANDED_STOP: 0.0, "end": 1 / 4}
+    (all_paths,), _ = grow(Sums(turns=3), TurnTree("align"), branches=2)
+    assert path_weights(all_paths) == [1 / 8] * 8
+    assert path_weights(plain_episodes()) == [1.0, 1.0]
+
+
+def plain_episodes() -> Sequence[Episode]:
+    environment = Sums()
+    player = EpisodePlayer({"sums": environment}, seats("a", "b"), ScriptedEngine())
+    task = environment.tasks("train")[0]
+    episodes = player.play_blocking([EpisodeSpec(f"e{n}", task, "g", seed=n) for n in range(2)])
+    player.close()
+    return episodes
+
+
+def test_instances_do_not_pile_up_over_collections() -> None:
+    environment = Sums()
+    player = EpisodePlayer({"sums": environment}, seats("a", "b"), ScriptedEngine())
+    trees = TreePlayer(player, TurnTree("align"), 3)
+    spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
+    kept = []
+    for _ in range(3):
+        trees.play_blocking([spec])
+        kept.append(len(player._idle["sums"]))
+    player.close()
+    assert kept == [1, 1, 1]

@@ -1,0 +1,171 @@
+"""Where a run writes, decided without a trainer."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs.folder import RUN_VARIABLE, FolderRequest, RunFolder, agree_on_run_folder, discard_if_empty
+
+
+def request(**changes) -> FolderRequest:
+    return FolderRequest(**{"stage": "fit", "root": None, "stem": "toy", **changes})
+
+
+def hold_run(folder: str, *, checkpoint: bool = True) -> Path:
+    """Write what a run leaves; gives its checkpoint."""
+    path = Path(folder, "checkpoints", "last.ckpt")
+    path.parent.mkdir(parents=True)
+    if checkpoint:
+        path.write_bytes(b"PK\x05\x06" + bytes(18))  # an archive without members, but a whole one
+    return path
+
+
+def agree(**changes) -> RunFolder:
+    folder = agree_on_run_folder(request(**changes))
+    os.environ.pop(RUN_VARIABLE, None)
+    return folder
+
+
+def test_derived_folder_is_named_after_the_file_and_numbered():
+    assert agree() == RunFolder("runs/toy")
+    hold_run("runs/toy")
+    assert agree() == RunFolder("runs/toy-2")
+    hold_run("runs/toy-2")
+    assert agree() == RunFolder("runs/toy-3")
+
+
+def test_two_runs_that_start_at_once_get_two_folders():
+    assert [agree().path, agree().path] == ["runs/toy", "runs/toy-2"]  # neither has written yet
+
+
+def test_named_folder_is_used_when_free_and_numbered_when_not():
+    Path("mine").mkdir()
+    assert agree(root="mine") == RunFolder("mine")
+    hold_run("mine")
+    numbered = agree(root="mine")
+    assert numbered == RunFolder("mine-2")
+    assert numbered.notice == "mine holds an earlier run, so this one writes to mine-2"
+
+
+def test_last_continues_the_latest_run_of_a_file():
+    hold_run("runs/toy")
+    hold_run("runs/toy-2")
+    hold_run("runs/toy-10")
+    hold_run("runs/toy-11", checkpoint=False)
+    hold_run("runs/toy-other-12")
+    assert agree(checkpoint="last") == RunFolder("runs/toy-10", "runs/toy-10/checkpoints/last.ckpt")
+
+
+def test_last_of_a_named_folder_is_of_that_folder():
+    hold_run("mine")
+    hold_run("mine-2")
+    assert agree(root="mine", checkpoint="last") == RunFolder("mine", "mine/checkpoints/last.ckpt")
+    with pytest.raises(ConfigurationError, match=r"runs/toy has no checkpoints/last.ckpt"):
+        agree(checkpoint="last")
+
+
+def test_checkpoint_of_another_run_begins_a_new_run():
+    other = str(hold_run("runs/other"))
+    hold_run("runs/toy")
+    assert agree(checkpoint=other) == RunFolder("runs/toy-2", other)
+    assert agree(root="new", checkpoint=other) == RunFolder("new", other)
+    assert agree(root="runs/other", checkpoint=other) == RunFolder("runs/other", other)
+
+
+def test_stage_without_training_writes_below_the_run():
+    checkpoint = str(hold_run("runs/toy"))
+    assert agree(stage="validate", checkpoint="last") == RunFolder("runs/toy/validate", checkpoint)
+    hold_run("runs/toy/validate")
+    assert agree(stage="validate", checkpoint=checkpoint) == RunFolder("runs/toy/validate-2", checkpoint)
+    assert agree(stage="test", root="elsewhere", checkpoint=checkpoint) == RunFolder("elsewhere/test", checkpoint)
+
+
+def test_validation_first_leaves_the_folder_free_for_the_run():
+    assert agree(stage="validate") == RunFolder("runs/toy/validate")
+    assert agree() == RunFolder("runs/toy")
+
+
+def test_train_refuses_continues_or_starts():
+    assert agree(root="mine", resume=False) == RunFolder("mine")
+    assert agree(root="mine", resume=True) == RunFolder("mine")
+    checkpoint = hold_run("mine")
+    assert agree(root="mine", resume=True) == RunFolder("mine", str(checkpoint))
+    with pytest.raises(ConfigurationError, match=r"mine holds a run; add `--resume`"):
+        agree(root="mine", resume=False)
+    checkpoint.unlink()
+    assert agree(root="mine", resume=True) == RunFolder("mine")
+
+
+def test_processes_started_by_the_first_one_follow_it(monkeypatch):
+    folder = agree_on_run_folder(request())
+    hold_run(folder.path)  # the first process goes on while the others start
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert agree_on_run_folder(request()) == folder
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    discard_if_empty(folder)
+    assert RUN_VARIABLE not in os.environ
+    assert Path(folder.path).is_dir()
+
+
+def test_folder_in_which_nothing_was_written_disappears():
+    folder = agree_on_run_folder(request())
+    assert json.loads(os.environ[RUN_VARIABLE]) == {"path": "runs/toy", "checkpoint": None, "notice": None}
+    discard_if_empty(folder)
+    assert not Path("runs/toy").exists()
+
+
+def test_a_run_that_did_not_begin_leaves_no_folder_and_one_that_did_keeps_all():
+    """A logger opens its file before a mistake in the data is found; the configuration is saved after that."""
+    for begun in (False, True):
+        folder = agree_on_run_folder(request())
+        events = Path(folder.path) / "tensorboard" / "events.out.tfevents.0"
+        events.parent.mkdir()
+        events.write_text("")
+        if begun:
+            hold_run(folder.path)
+        discard_if_empty(folder)
+        assert (Path("runs/toy").exists(), events.exists()) == (begun, begun)
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "0", "WORLD_SIZE": "2"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}])
+def test_outside_launcher_may_not_be_given_a_used_folder(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert agree() == RunFolder("runs/toy")
+    hold_run("runs/toy")
+    with pytest.raises(ConfigurationError, match="name a new one"):
+        agree()
+    rank = next(iter(variables))
+    monkeypatch.setenv(rank, "1")
+    assert agree() == RunFolder("runs/toy")  # the first process decides, and ends the job if it must
+
+
+def test_torchrun_processes_agree_through_its_store(monkeypatch):
+    from torch.distributed import TCPStore
+
+    hold_run("runs/toy")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in {**variables, "WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    first = agree()
+    hold_run(first.path)
+    monkeypatch.setenv("RANK", "1")
+    assert first == agree() == RunFolder("runs/toy-2")
+
+
+def test_sharded_checkpoint_must_have_all_its_tables_and_leaves_the_former_one_until_it_has_its_name():
+    path = hold_run("runs/toy", checkpoint=False)
+    path.mkdir()
+    (path / "__0_0.distcp").touch()
+    (path / ".metadata").touch()
+    with pytest.raises(ConfigurationError, match=r"last\.ckpt' is no whole checkpoint"):
+        agree(checkpoint="last")
+    (path / "meta.pt").touch()
+    assert agree(checkpoint="last") == RunFolder("runs/toy", str(path))
+    former = path.rename(path.with_name("last.ckpt.old"))
+    assert agree(checkpoint="last") == RunFolder("runs/toy", str(former))
+    assert agree(root="runs/toy", resume=True) == RunFolder("runs/toy", str(former))

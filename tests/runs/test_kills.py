@@ -1,0 +1,396 @@
+"""A run that is killed at any moment and resumed ends in the weights of a run that was left alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from transformers.utils.logging import disable_progress_bar
+
+from mrlm_pl.algorithms import DPO, GRPO, MADPO, SFT, Algorithm, CorrectnessModel
+from mrlm_pl.data import (
+    AnswerDataModule,
+    JointPreferenceDataModule,
+    PreferenceDataModule,
+    RolloutDataModule,
+    TrajectoryDataModule,
+)
+from mrlm_pl.data.files.base import FixedDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Trajectory
+from mrlm_pl.learner.batch import collate_rows
+from mrlm_pl.losses import BatchTotals
+from mrlm_pl.policy import Policy
+from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint, place_checkpoints
+from mrlm_pl.runs.folder import LAST_CHECKPOINT
+from mrlm_pl.runs.metrics_file import MetricsFile
+from mrlm_pl.trainer.termination import EndTogether
+from tests.conftest import EchoEnvironment
+from tests.data.rollout.test_module import fingerprint
+from tests.support.kill_moments import DiskStates, at_each_moment
+
+Parts = Callable[[Path, Path], tuple[Any, Any]]
+
+
+def rows_of(folder: Path, rows: list[dict[str, Any]]) -> str:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def policy(model: Path) -> Policy:
+    return Policy(str(model), learning_rate=1e-3)
+
+
+class Mover(Algorithm):
+    """Moves one weight towards the mean of each batch: a run of it takes a moment."""
+
+    def __init__(self) -> None:
+        super(Algorithm, self).__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    @property
+    def policies(self) -> torch.nn.Module:
+        return self
+
+    def configure_model(self) -> None:
+        """There is none."""
+
+    def policy_loss(self, name: str, rows: Any, batch: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = (self.weight - batch.policies["main"].token_ids.float().mean()).square()
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Nothing is measured."""
+
+    on_before_optimizer_step = LightningModule.on_before_optimizer_step
+    on_validation_epoch_end = LightningModule.on_validation_epoch_end
+    configure_gradient_clipping = LightningModule.configure_gradient_clipping
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Nothing beside the weight."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Nothing beside the weight."""
+
+    def on_train_end(self) -> None:
+        folder = Path(self.trainer.default_root_dir) / "policies" / "main"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(str(self.weight.item()))
+
+
+class Numbers(FixedDataModule):
+    """Examples that are their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__({"train": "t", "validation": "v"}, 2, seed=0)
+
+    def count(self, split: Any) -> int:
+        return 8
+
+    def collate(self, split: Any, chosen: Any) -> Any:
+        rows = [Trajectory("a", "main", (number,), (True,), (0.0,), ()) for number in chosen]
+        places = list(range(len(rows)))
+        return {"main": collate_rows(rows, places, places, places)}
+
+    def totals(self, split: Any, update: Any) -> dict[str, BatchTotals]:
+        return {"main": BatchTotals(0.0, float(len(update)), 0.0)}
+
+
+def numbers(model: Path, folder: Path) -> tuple[Any, Any]:
+    return Mover(), Numbers()
+
+
+def rollouts(model: Path, folder: Path) -> tuple[Any, Any]:
+    data = RolloutDataModule(
+        EchoEnvironment(), groups=2, group_size=2, iterations=2, minibatches=2, sampling=Sampling(max_tokens=3)
+    )
+    data.validation_episodes = 2
+    return GRPO({"main": policy(model)}), data
+
+
+def demonstrations(model: Path, folder: Path) -> tuple[Any, Any]:
+    chats = [{"prompt": f"{letter}?", "completion": "x" * number} for number, letter in enumerate("abcdefgh", start=1)]
+    source = rows_of(folder, chats)
+    return SFT({"main": policy(model)}), TrajectoryDataModule(source, source, batch_size=2)
+
+
+def pairs(model: Path, folder: Path) -> tuple[Any, Any]:
+    source = rows_of(folder, [{"prompt": f"{n}=", "chosen": str(n), "rejected": "x"} for n in range(8)])
+    return DPO({"main": policy(model)}), PreferenceDataModule(source, source, batch_size=2)
+
+
+def joint_pairs(model: Path, folder: Path) -> tuple[Any, Any]:
+    rows = [
+        {"agents": {agent: {"prompt": f"{agent}{n}", "chosen": "y", "rejected": "n"} for agent in "ab"}}
+        for n in range(8)
+    ]
+    source = rows_of(folder, rows)
+    both = {"one": policy(model), "two": Policy(str(model), learning_rate=1e-3, random_init_seed=5)}
+    return MADPO(both, {"a": "one", "b": "two"}), JointPreferenceDataModule(source, source, batch_size=2)
+
+
+def answers(model: Path, folder: Path) -> tuple[Any, Any]:
+    rows = [{"question": f"{n}?", "answer": str(n), "correct": n % 2} for n in range(8)]
+    source = rows_of(folder, rows)
+    return CorrectnessModel({"main": policy(model)}), AnswerDataModule(source, source, batch_size=2)
+
+
+MODULES: dict[str, Parts] = {
+    "numbers": numbers,
+    "rollouts": rollouts,
+    "demonstrations": demonstrations,
+    "pairs": pairs,
+    "joint pairs": joint_pairs,
+    "answers": answers,
+}
+
+# An epoch is 4 batches.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {"max_epochs": 3},
+    "validated inside an epoch": {"max_epochs": 3, "limit_val_batches": 1.0, "val_check_interval": 2},
+    "accumulated": {"max_epochs": 2, "accumulate_grad_batches": 2},
+    "a number of steps": {"max_epochs": -1, "max_steps": 7},
+    "epochs amid the data": {"max_epochs": 3, "limit_train_batches": 3},
+    "validated at the end of an epoch": {"max_epochs": 2, "limit_val_batches": 1.0},
+}
+CHECKPOINTS: dict[str, dict[str, int]] = {
+    "every step": {"every_n_train_steps": 1},
+    "every third step": {"every_n_train_steps": 3},
+    "every epoch": {"every_n_epochs": 1},
+}
+
+
+class Served(Callback):
+    """The tokens of each batch, by how many updates came before, and which validations ended."""
+
+    def __init__(self) -> None:
+        self.batches: dict[tuple[int, int], list[Any]] = {}
+        self.epochs: list[int] = []
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.epochs.append(trainer.current_epoch)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        rows = {name: item.token_ids.tolist() for name, item in batch.policies.items()}
+        self.batches[trainer.global_step, batch_idx] = [rows, {key: vars(size) for key, size in batch.totals.items()}]
+
+
+@dataclass
+class Outcome:
+    weights: str
+    steps: int
+    position: tuple[int, int]
+    epoch: int
+    metrics: Counter[int] = field(default_factory=Counter)
+    exported: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
+
+
+class Case:
+    """A run that can be started again and again in the same folder."""
+
+    def __init__(self, parts: Parts, settings: dict[str, Any], saved: dict[str, int], model: Path, below: Path) -> None:
+        self.parts, self.settings, self.saved, self.model, self.below = parts, settings, saved, model, below
+        self.folder = below / "run"
+
+    def run(self, look: Callable[[str], None] | None = None) -> tuple[Outcome, Served]:
+        """Run, or go on from the last checkpoint of the folder, to the end."""
+        algorithm, data = self.parts(self.model, self.below)
+        served = Served()
+        callbacks = [served, LastCheckpoint(**self.saved), EndTogether()]
+        place_checkpoints(callbacks, str(self.folder))
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            logger=MetricsFile(self.folder),
+            log_every_n_steps=1,
+            callbacks=callbacks,
+            plugins=[DurableCheckpointIO()],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            default_root_dir=self.folder,
+            **{"limit_val_batches": 0, **self.settings},
+        )
+        last = self.folder / LAST_CHECKPOINT
+        with at_each_moment(self.folder, look or (lambda moment: None)):
+            trainer.fit(algorithm, data, ckpt_path=last if last.exists() else None)
+        position = (data.iteration if isinstance(data, RolloutDataModule) else data.epoch, data.position)
+        return Outcome(
+            fingerprint(algorithm),
+            trainer.global_step,
+            position,
+            trainer.current_epoch,
+            self._steps(),
+            tuple(sorted(path.parent.name for path in self.folder.glob("policies/*/config.json"))),
+            tuple(sorted(path.name for path in self.folder.rglob("*.part*"))),
+        ), served
+
+    def _steps(self) -> Counter[int]:
+        with (self.folder / "metrics.csv").open(newline="") as file:
+            return Counter(int(row["step"]) for row in csv.DictReader(file) if row["train/loss"])
+
+    def put(self, state: Path | None) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if state is not None and state.is_dir():
+            shutil.copytree(state, self.folder)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    disable_progress_bar()
+
+
+def differences(whole: tuple[Outcome, Served], found: tuple[Outcome, Served]) -> list[str]:
+    """What a run that was resumed has otherwise than one that was left alone."""
+    (expected, all_served), (outcome, served) = whole, found
+    wrong = [
+        name
+        for name in ("weights", "steps", "position", "epoch", "exported", "leftovers")
+        if getattr(outcome, name) != getattr(expected, name)
+    ]
+    wrong += [f"batch {key}" for key, batch in served.batches.items() if all_served.batches.get(key) != batch]
+    # The row of the step whose checkpoint was just complete is lost when the kill comes before the logger.
+    wrong += [f"step {step} logged {count} times" for step, count in outcome.metrics.items() if count > 1]
+    return wrong
+
+
+def killed_everywhere(case: Case, below: Path, every: int) -> tuple[int, int, dict[str, list[str]]]:
+    """Moments, states of the disk, and what went wrong by moment; also of runs that are killed after a resume."""
+    states = DiskStates(below)
+    whole = case.run(lambda moment: states.look(case.folder, moment))
+    wrong: dict[str, list[str]] = {}
+    tried = 0
+    while tried < len(states.found):
+        folder, moment = list(states.found.values())[tried]
+        case.put(folder)
+
+        def look(later: str, moment: str = moment) -> None:
+            states.look(case.folder, f"{moment}; then {later}")
+
+        found = differences(whole, case.run(look if every == 1 else None))
+        if found:
+            wrong[moment] = found
+        tried += every
+    return states.moments, len(states.found), wrong
+
+
+def interrupted_everywhere(case: Case, every: int) -> tuple[int, dict[str, list[str]]]:
+    """Moments, and what went wrong when SIGTERM came at one of them, by moment."""
+    names: list[str] = []
+    whole = case.run(names.append)
+    wrong: dict[str, list[str]] = {}
+    for number in range(every // 2, len(names), every):
+        case.put(None)
+        count = iter(range(len(names)))
+
+        def end(moment: str, count: Any = count, number: int = number) -> None:
+            if next(count, None) == number:
+                signal.raise_signal(signal.SIGTERM)
+
+        before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+        try:
+            case.run(end)
+        except SIGTERMException:
+            pass
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        found = differences(whole, case.run())
+        if found:
+            wrong[f"{number}: {names[number]}"] = found
+    return len(names), wrong
+
+
+@pytest.mark.parametrize("name", ["validated inside an epoch", "epochs amid the data"])
+def test_a_kill_at_any_moment_changes_nothing(name: str, model_folder: Path, tmp_path: Path) -> None:
+    case = Case(numbers, SETTINGS[name], CHECKPOINTS["every epoch"], model_folder, tmp_path)
+    moments, states, wrong = killed_everywhere(case, tmp_path, every=5)
+    assert wrong == {}
+    assert moments > 400
+    assert states > 20
+
+
+class Killed(BaseException):
+    """Ends a run between two files."""
+
+
+@pytest.mark.parametrize("kills", [(4, 5), (4, 8), (2, 4, 6, 8, 10)])
+@pytest.mark.parametrize(
+    "module", [pytest.param(name, marks=() if name == "numbers" else pytest.mark.slow) for name in MODULES]
+)
+def test_kills_around_the_ends_of_epochs_add_no_batch(
+    module: str, kills: tuple[int, ...], model_folder: Path, tmp_path: Path
+) -> None:
+    """Each run is killed when its checkpoint has reached that number of updates; an epoch has 4."""
+    case = Case(
+        MODULES[module], SETTINGS["validated inside an epoch"], CHECKPOINTS["every step"], model_folder, tmp_path
+    )
+    whole = case.run()
+    case.put(None)
+    last = case.folder / LAST_CHECKPOINT
+    for updates in kills:
+
+        def look(moment: str, updates: int = updates) -> None:
+            between = moment in ("before on_train_batch_start", "before on_train_epoch_end") and last.exists()
+            if between and torch.load(last, weights_only=False)["global_step"] >= updates:
+                raise Killed
+
+        with pytest.raises(Killed):
+            case.run(look)
+    assert differences(whole, case.run()) == []
+
+
+def test_a_signal_at_any_moment_changes_nothing(model_folder: Path, tmp_path: Path) -> None:
+    case = Case(numbers, SETTINGS["validated inside an epoch"], CHECKPOINTS["every epoch"], model_folder, tmp_path)
+    moments, wrong = interrupted_everywhere(case, every=97)
+    assert wrong == {}
+    assert moments > 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_kills_and_signals_exhaustively(name: str, checkpoint: str, model_folder: Path, tmp_path: Path) -> None:
+    case = Case(numbers, SETTINGS[name], CHECKPOINTS[checkpoint], model_folder, tmp_path)
+    moments, states, wrong = killed_everywhere(case, tmp_path, every=1)
+    print(f"{name}, saved {checkpoint}: {moments} moments, {states} states of the disk")
+    assert wrong == {}
+    case.put(None)
+    moments, wrong = interrupted_everywhere(case, every=7)
+    print(f"{name}, saved {checkpoint}: {moments} moments for a signal, each seventh")
+    assert wrong == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "numbers"])
+def test_kills_and_signals_of_each_data_module(module: str, model_folder: Path, tmp_path: Path) -> None:
+    settings = {"max_epochs": 2, "limit_val_batches": 1.0, "val_check_interval": 2}
+    case = Case(MODULES[module], settings, CHECKPOINTS["every third step"], model_folder, tmp_path)
+    moments, states, wrong = killed_everywhere(case, tmp_path, every=1)
+    print(f"{module}: {moments} moments, {states} states of the disk")
+    assert wrong == {}
+    case.put(None)
+    moments, wrong = interrupted_everywhere(case, every=61)
+    print(f"{module}: {moments} moments for a signal, each 61st")
+    assert wrong == {}

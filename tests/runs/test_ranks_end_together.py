@@ -1,0 +1,88 @@
+"""SIGTERM to a run of two processes: both end after the same update, with a checkpoint from which they go on."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engines.ray.test_real_ray import alive, eventually, weights
+from tests.support.short_runs import ShortRuns
+
+SHORT = {
+    "--data.groups": "4",
+    "--data.group_size": "4",
+    "--data.iterations": "24",
+    "--data.validation_episodes": "8",
+    "--trainer.devices": "2",
+    "--trainer.log_every_n_steps": "1",
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts short runs of two processes; all are ended with the test."""
+    runs = ShortRuns(tmp_path, "configs/quickstart.yaml", SHORT)
+    yield runs.start
+    runs.end()
+
+
+def ended(process: subprocess.Popen[str]) -> int:
+    output, _ = process.communicate(timeout=180)
+    print(output[-3000:])
+    return process.returncode
+
+
+def second_of(process: subprocess.Popen[str]) -> int:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return next(int(child) for child in children if b"mrlm_pl.cli.main" in Path(f"/proc/{child}/cmdline").read_bytes())
+
+
+def collections(folder: Path) -> int:
+    path = folder / "metrics.csv"
+    if not path.exists():
+        return 0
+    with path.open() as file:
+        return sum(bool(row.get("rollout/reward")) for row in csv.DictReader(file))
+
+
+VALIDATED = ("--trainer.limit_val_batches", "1.0", "--trainer.val_check_interval", "1")  # after each batch
+PIECES = ("--trainer.accumulate_grad_batches", "2")
+
+
+@pytest.mark.parametrize(
+    ("told", "options"),
+    [
+        ("the first", ("ddp",)),
+        ("the second", ("ddp", *VALIDATED)),
+        ("both", ("ddp", *PIECES)),
+        ("the second", ("fsdp",)),
+    ],
+    ids=["first", "second, validated", "both, in pieces", "second, sharded"],
+)
+def test_both_end_and_go_on(told: str, options: tuple[str, ...], fit: Any, tmp_path: Path) -> None:
+    options = ("--trainer.strategy", *options)
+    assert ended(fit("whole", *options)) == 0
+    process = fit("run", *options)
+    eventually(lambda: collections(tmp_path / "run") >= 3, 120)
+    second = second_of(process)
+    processes = {"the first": [process.pid], "the second": [second]}
+    processes["both"] = processes["the first"] + processes["the second"]
+    for pid in processes[told]:
+        os.kill(pid, signal.SIGTERM)
+    assert ended(process) == 143
+    eventually(lambda: not alive(second), 60)
+    checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    assert 1 <= torch.load(checkpoint, weights_only=False)["global_step"] < 24
+    assert ended(fit("run", *options, "--ckpt_path", "last")) == 0
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    assert collections(tmp_path / "run") == collections(tmp_path / "whole") == 24

@@ -1,0 +1,69 @@
+"""Servers for the tests of remote environments."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.serving.environments.service import Limits
+from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from mrlm_pl.serving.transport import addresses, connection
+from tests.support.environment_servers import Scripted, Served, ServerProcess, offer
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
+    """Starts servers: options are those of ``EnvironmentServer``, ``Limits`` and ``Endpoint``, and ``offer``."""
+    monkeypatch.delenv("MRLM_TOKEN", raising=False)
+    addresses._gone.clear()  # a port may come again
+    Scripted.gate = threading.Event()
+    Scripted.steps, Scripted.closed, Scripted.made = [], [], 0
+    started: list[Served] = []
+
+    def start(**options: Any) -> Served:
+        fresh = "port" not in options
+        endpoint = Endpoint(
+            **{key: options.pop(key) for key in ("host", "port", "token", "identity") if key in options}
+        )
+        names = ("lease_seconds", "step_seconds", "sessions", "message_mb")
+        limits = Limits(**{"step_seconds": 20.0, **{key: options.pop(key) for key in names if key in options}})
+        server = EnvironmentServer(options.pop("offer", None) or offer(), endpoint, limits, **options)
+        loop = EventLoopThread()
+        loop.submit(server.start()).result(20)
+        started.append(Served(server, loop))
+        if fresh and connection._process is not None:  # a connection knows the token of the server that it was made for
+            known = connection._process.connections
+            for address in [item for item in known if item.target == started[-1].target]:
+                del known[address]
+        return started[-1]
+
+    yield start
+    Scripted.gate.set()
+    stopping = [served.loop.submit(served.server.stop()) for served in started]
+    for served, stopped in zip(started, stopping, strict=True):
+        stopped.result(30)
+        served.stop()
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served]) -> Served:
+    """A server with the environments of this file."""
+    return serve()
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers in processes."""
+    started: list[ServerProcess] = []
+
+    def start(*arguments: Any, **options: Any) -> ServerProcess:
+        started.append(ServerProcess(*arguments, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.end()

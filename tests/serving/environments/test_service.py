@@ -1,0 +1,463 @@
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from mrlm_pl.episode import Message
+from mrlm_pl.serving.environments import service
+from mrlm_pl.serving.environments.hosted import Offer
+from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport.codec import from_observations, from_step, from_tools
+from tests.support.environment_servers import (
+    TASK,
+    Scripted,
+    Served,
+    attempt,
+    eventually,
+    offer,
+    operations,
+    refusal,
+    step_request,
+)
+
+Code = grpc.StatusCode
+
+
+def test_an_episode(served: Served) -> None:
+    opened = served.open()
+    (message,) = from_observations(opened.observations)["agent"]
+    assert message == Message(
+        "user", "task {'flag': True, 'one': 1, 'share': 1.0, 'bytes': b'\\x00\\xff'} 18446744073709551617"
+    )
+    assert from_tools(opened.tools[0].tools) == Scripted.tools_offered
+    assert opened.lease_seconds == 120
+    reply = served.step(opened.session, 0, "hello")
+    assert (reply.session, reply.turn) == (opened.session, 0)
+    step = from_step(reply)
+    assert step.observations["agent"] == (Message("user", "1 hello"),)
+    assert repr(step.rewards) == "{'agent': 1.0}"
+    end = from_step(served.step(opened.session, 1, "end"))
+    assert (end.done, end.stop_reason, end.success, end.components) == (True, "answered", True, {"agent": {"count": 2}})
+
+
+def test_a_turn_is_made_once_however_often_it_is_asked_for(served: Served) -> None:
+    session = served.open().session
+    first = served.step(session, 0, "a")
+    assert served.step(session, 0, "a") == first
+    assert served.step(session, 0, "something else") == first
+    second = served.step(session, 1, "b")
+    assert served.step(session, 1, "b") == second
+    assert [text for _, text in Scripted.steps] == ["a", "b"]
+
+
+def test_the_same_turn_at_the_same_time_is_made_once(served: Served) -> None:
+    session = served.open().session
+    with ThreadPoolExecutor(20) as pool:
+        replies = list(pool.map(lambda _: served.step(session, 0, "sleep 0.2"), range(20)))
+    assert all(reply == replies[0] for reply in replies)
+    assert len(Scripted.steps) == 1
+
+
+def test_turns_out_of_order_are_refused_and_change_nothing(served: Served) -> None:
+    session = served.open().session
+    for turn in (0, 1, 2):
+        served.step(session, turn)
+    for turn in (0, 1, 4, 99, -1, 2**62):
+        code, text = refusal(served.step, session, turn)
+        assert code is Code.FAILED_PRECONDITION
+        assert text == f"the session is at turn 3, and the request is of {turn}"
+    assert from_step(served.step(session, 3)).rewards == {"agent": 4.0}
+
+
+def test_another_turn_while_one_is_made_is_refused(served: Served) -> None:
+    session = served.open().session
+    call = served.stub.Step.future(step_request(session, 0, "hang"))
+    eventually(lambda: Scripted.steps)
+    assert refusal(served.step, session, 1)[0] is Code.FAILED_PRECONDITION
+    Scripted.gate.set()
+    assert call.result(10).turn == 0
+
+
+def test_a_turn_whose_caller_went_away_is_there_for_its_retry(served: Served) -> None:
+    session = served.open().session
+    call = served.stub.Step.future(step_request(session, 0, "hang"))
+    eventually(lambda: Scripted.steps)
+    call.cancel()
+    Scripted.gate.set()
+    assert served.step(session, 0, "hang").turn == 0
+    assert len(Scripted.steps) == 1
+
+
+def test_a_turn_that_failed_is_not_made_again(served: Served) -> None:
+    session = served.open().session
+    for _ in range(3):
+        assert refusal(served.step, session, 0, "raise") == (Code.ABORTED, "OSError: the back end is away")
+    assert len(Scripted.steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "text"),
+    [
+        ("late", Code.DEADLINE_EXCEEDED, "TimeoutError: a tool of mine was late"),
+        ("exit", Code.ABORTED, "RuntimeError: SystemExit: 3"),
+    ],
+)
+def test_errors_of_an_environment_are_told_by_their_class(served: Served, word: str, code: Any, text: str) -> None:
+    session = served.open().session
+    assert refusal(served.step, session, 0, word) == (code, text)
+    assert served.live == 1
+    assert served.step(served.open().session, 0).turn == 0
+
+
+def test_an_episode_that_cannot_begin_is_no_session(served: Served) -> None:
+    task = type(TASK)("scripted", "train", 0, 0, {"fail": True})
+    assert refusal(served.open, task=task, key="k") == (Code.ABORTED, "OSError: the back end is away")
+    assert served.live == 0
+    eventually(lambda: len(Scripted.closed) == 1)
+    assert refusal(served.open, task=task, key="k")[0] is Code.ABORTED, "and may be asked for again"
+
+
+def test_a_step_after_the_end_and_one_of_the_wrong_agents(served: Served) -> None:
+    session = served.open().session
+    code, text = refusal(served.step, session, 0, left="a")
+    assert code is Code.FAILED_PRECONDITION
+    assert "EnvironmentContractError" in text
+    assert "['left']" in text
+    assert "['agent']" in text
+    assert refusal(served.stub.Step, pb.StepRequest(session=session))[0] is Code.FAILED_PRECONDITION
+    assert served.step(session, 0, "end").done, "nothing was done, so the turn is still due"
+    code, text = refusal(served.step, session, 1)
+    assert code is Code.FAILED_PRECONDITION
+    assert "after the episode was done" in text
+
+
+def test_several_agents_and_async_environments(serve: Any) -> None:
+    served = serve(step_seconds=0.5)
+    session = served.open("duo").session
+    step = from_step(served.step(session, 0, left="0", right="x"))
+    assert repr(step.rewards) == "{'left': 0.5, 'right': True}"
+    code, text = refusal(served.step, session, 1, left="30", right="x")
+    assert code is Code.DEADLINE_EXCEEDED
+    assert "0.5 s" in text
+    code, text = refusal(served.step, session, 1, left="0", right="x")
+    assert code is Code.NOT_FOUND
+    assert "turn 1 took longer than 0.5 s" in text
+
+
+def test_opening_with_the_same_key_opens_one_session(served: Served) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(lambda _: served.open(key="same"), range(16)))
+    assert len({reply.session for reply in opened}) == 1
+    assert served.live == 1
+    assert served.open(key="other").session != opened[0].session
+    assert served.open().session != served.open().session
+
+
+def test_a_lease_runs_out_with_the_reason(serve: Any) -> None:
+    served = serve(lease_seconds=0.6)
+    kept, lost = served.open().session, served.open().session
+    longer = served.open(lease_seconds=30)
+    assert longer.lease_seconds == 0.6, "a client may ask for less only"
+    served.stub.Close(pb.CloseRequest(session=longer.session))
+    for _ in range(8):
+        time.sleep(0.2)
+        assert not served.stub.KeepAlive(pb.KeepAliveRequest(sessions=[kept])).unknown
+    code, text = refusal(served.step, lost, 0)
+    assert code is Code.NOT_FOUND
+    assert text == f"session {lost!r} is unknown: its lease of 0.6 s ran out without a call"
+    assert served.step(kept, 0).turn == 0
+    assert list(served.stub.KeepAlive(pb.KeepAliveRequest(sessions=[kept, lost, "x"])).unknown) == [lost, "x"]
+    assert len(Scripted.closed) == 2
+    assert served.server.service.expired_total == 1
+
+
+@pytest.mark.parametrize("lease", [-1.0, float("nan"), float("inf")])
+def test_a_lease_that_would_never_or_always_end_is_refused(served: Served, lease: float) -> None:
+    code, text = refusal(served.open, lease_seconds=lease)
+    assert code is Code.INVALID_ARGUMENT
+    assert text.startswith("lease_seconds is ")
+    assert served.open(lease_seconds=1e9).lease_seconds == 120
+    assert served.open(lease_seconds=7).lease_seconds == 7
+
+
+def test_a_step_that_takes_long_keeps_its_lease(serve: Any) -> None:
+    served = serve(lease_seconds=0.3)
+    session = served.open().session
+    assert served.step(session, 0, "sleep 1.2").turn == 0
+
+
+def test_closing_twice(served: Served) -> None:
+    session = served.open().session
+    served.stub.Close(pb.CloseRequest(session=session))
+    served.stub.Close(pb.CloseRequest(session=session))
+    assert refusal(served.step, session, 0) == (Code.NOT_FOUND, f"session {session!r} is unknown: it was closed")
+    assert eventually(lambda: len(Scripted.closed)) == 1
+    assert served.live == 0
+
+
+def test_closing_stops_what_waits(serve: Any) -> None:
+    served = serve(threads=1)
+    first, second = served.open().session, served.open().session
+    hung = served.stub.Step.future(step_request(first, 0, "hang"))
+    eventually(lambda: Scripted.steps)
+    waiting = served.stub.Step.future(step_request(second, 0, "never made"))
+    eventually(lambda: served.server.workers.waiting == 1)
+    served.stub.Close(pb.CloseRequest(session=second))
+    assert waiting.code() is Code.ABORTED
+    assert waiting.details() == "the session was ended while its turn was made"
+    Scripted.gate.set()
+    hung.result(10)
+    eventually(lambda: len(Scripted.closed) == 1)
+    assert [text for _, text in Scripted.steps] == ["hang"]
+
+
+def test_a_hung_step_ends_its_session_and_no_other(serve: Any) -> None:
+    served = serve(threads=2, step_seconds=0.4)
+    sessions = [served.open().session for _ in range(3)]
+    for session in sessions[:2]:
+        code, text = refusal(served.step, session, 0, "hang")
+        assert code is Code.DEADLINE_EXCEEDED
+        assert "0.4 s" in text
+        assert "turn 0 took longer than 0.4 s" in refusal(served.step, session, 0)[1]
+    assert served.step(sessions[2], 0).turn == 0
+    assert served.live == 1
+
+
+def test_a_full_queue_and_a_full_server(serve: Any) -> None:
+    served = serve(threads=1, queue=1, sessions=3)
+    sessions = [served.open().session for _ in range(3)]
+    code, text = refusal(served.open)
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert text == "3 sessions are live, as many as the server allows"
+    first = served.stub.Step.future(step_request(sessions[0], 0, "hang"))
+    eventually(lambda: Scripted.steps)
+    second = served.stub.Step.future(step_request(sessions[1], 0))
+    eventually(lambda: served.server.workers.waiting == 1)
+    code, text = refusal(served.step, sessions[2], 0)
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert text == "1 calls are waiting, as many as the queue holds"
+    served.stub.Close(pb.CloseRequest(session=sessions[2]))
+    Scripted.gate.set()
+    assert (first.result(10).turn, second.result(10).turn) == (0, 0)
+    assert eventually(lambda: len(Scripted.closed)) == 1, "environments are closed although the queue was full"
+    assert served.open().session
+
+
+def test_the_bound_on_sessions_holds_when_many_open_at_once(serve: Any) -> None:
+    served = serve(sessions=5)
+    with ThreadPoolExecutor(16) as pool:
+        codes = list(pool.map(lambda _: attempt(served.open), range(40)))
+    assert served.live == 5
+    assert codes.count(None) == 5
+    assert codes.count(Code.RESOURCE_EXHAUSTED) == 35
+
+
+def check_results(results: dict[int, pb.Result]) -> None:
+    statuses = {number: (result.code, result.WhichOneof("reply")) for number, result in results.items()}
+    assert statuses == {
+        1: (0, "step"),
+        2: (Code.NOT_FOUND.value[0], None),
+        3: (Code.FAILED_PRECONDITION.value[0], None),
+        4: (0, "open"),
+        5: (Code.NOT_FOUND.value[0], None),
+        6: (0, "keep_alive"),
+        7: (0, "close"),
+        8: (Code.INVALID_ARGUMENT.value[0], None),
+        9: (0, "step"),
+    }
+    assert results[1].step == results[9].step
+    assert "'nothing'" in results[5].message
+    assert "duo, scripted" in results[5].message
+
+
+def test_a_batch_has_a_status_for_each_item(served: Served) -> None:
+    reply = served.stub.Batch(pb.BatchRequest(operations=operations(served)))
+    assert [result.id for result in reply.results] == list(range(1, 10))
+    check_results({result.id: result for result in reply.results})
+    assert len(Scripted.steps) == 1
+    many = pb.BatchRequest(operations=[pb.Operation(id=n) for n in range(5000)])
+    assert refusal(served.stub.Batch, many)[0] is Code.INVALID_ARGUMENT
+
+
+def test_a_stream_answers_each_operation_when_it_is_done(served: Served) -> None:
+    slow, quick = served.open().session, served.open().session
+    first = [
+        pb.Operation(id=1, step=step_request(slow, 0, "hang")),
+        pb.Operation(id=2, step=step_request(quick, 0)),
+    ]
+    replies = served.stub.Exchange(iter([pb.BatchRequest(operations=first)]))
+    assert [result.id for result in next(replies).results] == [2]
+    Scripted.gate.set()
+    assert [result.id for reply in replies for result in reply.results] == [1]
+    batches = [pb.BatchRequest(operations=[operation]) for operation in operations(served)]
+    results = [result for reply in served.stub.Exchange(iter(batches)) for result in reply.results]
+    check_results({result.id: result for result in results})
+
+
+def test_many_large_answers_go_through_a_stream(served: Served) -> None:
+    sessions = [served.open().session for _ in range(30)]
+    batch = pb.BatchRequest(
+        operations=[pb.Operation(id=n, step=step_request(s, 0, "big 1000000")) for n, s in enumerate(sessions)]
+    )
+    found = {}
+    for reply in served.stub.Exchange(iter([batch])):
+        assert reply.ByteSize() < 3_000_000
+        found.update({result.id: len(result.step.observations[0].messages[0].content) for result in reply.results})
+    assert found == dict.fromkeys(range(30), 1_000_000)
+
+
+def test_health_and_draining(served: Served) -> None:
+    health = health_pb2_grpc.HealthStub(served.channel)
+
+    def status(name: str = "mrlm.remote.v1.EnvironmentService") -> int:
+        return health.Check(health_pb2.HealthCheckRequest(service=name)).status
+
+    assert status() == status("") == health_pb2.HealthCheckResponse.SERVING
+    session = served.open(key="k").session
+    draining = served.loop.submit(served.server.drain(20))
+    eventually(lambda: status() == health_pb2.HealthCheckResponse.NOT_SERVING)
+    code, text = refusal(served.open)
+    assert code is Code.UNAVAILABLE
+    assert "going down" in text
+    assert served.step(session, 0).turn == 0, "what is under way goes on"
+    assert not draining.done()
+    served.stub.Close(pb.CloseRequest(session=session))
+    draining.result(10)
+    assert len(Scripted.closed) == 2, "the session's and the one that it is a copy of"
+
+
+def test_stopping_closes_every_environment(serve: Any) -> None:
+    served = serve(threads=1)
+    for _ in range(20):
+        served.open()
+    served.run(served.server.drain(0.1))
+    assert len(Scripted.closed) == 20 + 1, "and the one that they are copies of"
+    served.run(served.server.stop())
+
+
+def test_reflection_lists_the_service(served: Served) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    (reply,) = stub.ServerReflectionInfo(iter([request]))
+    names = {service.name for service in reply.list_services_response.service}
+    assert {"mrlm.remote.v1.EnvironmentService", "grpc.health.v1.Health"} <= names
+
+
+def test_environments_and_tasks_are_listed(served: Served) -> None:
+    reply = served.stub.Describe(pb.DescribeRequest())
+    assert [(item.name, list(item.agents)) for item in reply.environments] == [
+        ("duo", ["left", "right"]),
+        ("scripted", ["agent"]),
+    ]
+    assert reply.environments[0].summary == "Two agents act at the same time, three times; ``async``."
+    tasks = served.stub.GetTasks(pb.TasksRequest(environment="scripted", split="train", start=198, count=10))
+    assert [(task.index, tasks.size) for task in tasks.tasks] == [(198, 200), (199, 200)]
+    for fields in ({"start": -1, "count": 1}, {"count": -1}, {"count": 10**6}):
+        request = pb.TasksRequest(environment="scripted", split="train", **fields)
+        assert refusal(served.stub.GetTasks, request)[0] is Code.INVALID_ARGUMENT
+    assert refusal(served.stub.Describe, pb.DescribeRequest(environment="x"))[0] is Code.NOT_FOUND
+
+
+def test_live_sessions_are_listed(served: Served) -> None:
+    session = served.open(client="me").session
+    served.step(session, 0)
+    served.open("duo")
+    reply = served.stub.ListSessions(pb.ListSessionsRequest(environment="scripted"))
+    (shown,) = reply.sessions
+    assert (shown.environment, shown.client, shown.turn) == ("scripted", "me", 1)
+    assert 110 < shown.lease_left_seconds <= 120
+    assert shown.busy is False
+    reply = served.stub.ListSessions(pb.ListSessionsRequest(limit=1))
+    assert (len(reply.sessions), reply.total) == (1, 2)
+
+
+def test_a_listed_session_can_neither_be_stepped_nor_closed(served: Served) -> None:
+    session = served.open(client="me").session
+    (shown,) = served.stub.ListSessions(pb.ListSessionsRequest()).sessions
+    assert session not in str(shown)
+    assert refusal(served.step, shown.session, 0)[0] is Code.NOT_FOUND
+    served.stub.Close(pb.CloseRequest(session=shown.session))
+    assert list(served.stub.KeepAlive(pb.KeepAliveRequest(sessions=[shown.session])).unknown) == [shown.session]
+    assert served.step(session, 0).turn == 0
+    (again,) = served.stub.ListSessions(pb.ListSessionsRequest()).sessions
+    assert again.session == shown.session, "the digest of a session stays"
+
+
+@pytest.mark.parametrize("end", ["close", "step", "lease"])
+def test_the_answer_to_an_opening_is_kept_until_it_has_been_used(serve: Any, end: str) -> None:
+    served = serve(lease_seconds=0.3 if end == "lease" else 60.0)
+    kept = served.server.service._opened
+    opened = served.open(key="mine")
+    assert served.open(key="mine").session == opened.session
+    if end == "close":
+        served.stub.Close(pb.CloseRequest(session=opened.session))
+    elif end == "step":
+        served.step(opened.session, 0)
+    eventually(lambda: not kept)
+    code, text = refusal(served.open, key="mine")
+    assert code is Code.ALREADY_EXISTS, "a request that comes late opens no second session"
+    assert "use a new key" in text
+
+
+def test_keys_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(served.open, key="x" * 129)[0] is Code.INVALID_ARGUMENT
+    monkeypatch.setattr(service, "KEPT_KEYS", 5)
+    for number in range(20):
+        served.stub.Close(pb.CloseRequest(session=served.open(key=f"key {number}").session))
+    assert len(served.server.service._used) == 5
+
+
+def test_settings_that_are_wrong_leave_nothing_behind(served: Served) -> None:
+    for number in range(20):
+        refusal(served.open, settings={f"nonsense{number}": "x" * 1000})
+    assert not served.server.offer._making
+    served.open()
+    assert len(served.server.offer._making) == 1
+
+
+def test_environments_that_make_room_are_closed(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Offer, "MAX_VARIANTS", 2)
+    made: list[Scripted] = []
+
+    def make(settings: Any) -> Scripted:
+        made.append(Scripted(**settings))
+        return made[-1]
+
+    served = serve(offer=offer(more={"scripted": make}))
+    for greeting in ("a", "b", "c"):
+        served.open(settings={"greeting": greeting})
+    assert [id(item) in Scripted.closed for item in made] == [True, False, False]
+    served.run(served.server.stop())
+    assert all(id(item) in Scripted.closed for item in made)
+
+
+def test_an_environment_is_made_once_for_all_its_sessions(serve: Any) -> None:
+    slow = threading.Lock()
+
+    def make(settings: Any) -> Scripted:
+        with slow:
+            time.sleep(0.05)
+            return Scripted(**settings)
+
+    served = serve(offer=offer(more={"scripted": make}))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: served.open(), range(16)))
+    assert Scripted.made == 1
+    served.open(settings={"greeting": "hello"})
+    assert Scripted.made == 2
+
+
+def test_settings_are_those_of_the_session(served: Served) -> None:
+    hello = served.open(settings={"greeting": "hello"})
+    assert hello.observations[0].messages[0].content.startswith("hello ")
+    assert served.open().observations[0].messages[0].content.startswith("task ")
+    code, text = refusal(served.open, settings={"nonsense": 1})
+    assert code is Code.ABORTED
+    assert "nonsense" in text

@@ -1,0 +1,107 @@
+"""Policies behind gRPC give what they give in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.engines import InProcessEngine, Sampling
+from mrlm_pl.engines.base import SampleRequest
+from mrlm_pl.errors import EngineError, RemoteError
+from mrlm_pl.policy import Policy
+from mrlm_pl.serving.environments.hosted import Offer
+from mrlm_pl.serving.policies import engine as policy_engine
+from mrlm_pl.serving.policies.engine import RemoteEngine
+from mrlm_pl.serving.policies.service import PolicyService
+from mrlm_pl.serving.server import EnvironmentServer
+
+
+@pytest.fixture
+def local(model_folder: Path) -> InProcessEngine:
+    policy = Policy(str(model_folder))
+    policy.load()
+    policy.model.eval()
+    engine = InProcessEngine()
+    engine.load("judge", policy.model, 3)
+    return engine
+
+
+@pytest.fixture
+def remote(local: InProcessEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteEngine]:
+    monkeypatch.delenv("MRLM_TOKEN", raising=False)
+    server = EnvironmentServer(Offer({}, 0, 10.0), policies=PolicyService(local, {"judge": "a model"}))
+    loop = EventLoopThread()
+    loop.submit(server.start()).result(20)
+    yield RemoteEngine(f"127.0.0.1:{server.port}", seconds=30.0)
+    loop.submit(server.stop()).result(20)
+    loop.close()
+
+
+def requests(count: int, policy: str = "judge") -> list[SampleRequest]:
+    sampling = Sampling(temperature=0.7, top_p=0.9, max_tokens=5)
+    return [SampleRequest((7, 8, 9 + index), policy, 2**70 + index, sampling, (2,)) for index in range(count)]
+
+
+def test_samples_are_those_of_the_engine_itself(local: InProcessEngine, remote: RemoteEngine) -> None:
+    assert asyncio.run(remote.sample(requests(6))) == asyncio.run(local.sample(requests(6)))
+    assert asyncio.run(remote.sample([])) == []
+    assert remote.policies() == {"judge": "a model"}
+    remote.release("s")
+
+
+def test_turns_whose_caller_is_gone_are_not_sampled_to_their_end(local: InProcessEngine, remote: RemoteEngine) -> None:
+    long = [replace(request, sampling=Sampling(max_tokens=200), stop_ids=()) for request in requests(2)]
+    asyncio.run(remote.sample(long))
+    whole = local.stats.decode_tokens
+
+    async def leave() -> None:
+        asking = asyncio.ensure_future(remote.sample(long))
+        waiting = asyncio.ensure_future(remote.sample(long))
+        while local.stats.decode_tokens < whole + 4:
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        waiting.cancel()
+        await asyncio.gather(asking, waiting, return_exceptions=True)
+
+    slow = local._loaded["judge"].backend
+    step = slow.prefill
+
+    def slowed(*arguments: Any, **options: Any) -> Any:
+        logits, rows = step(*arguments, **options)
+        inner = rows.step
+        rows.step = lambda tokens: time.sleep(0.02) or inner(tokens)
+        return logits, rows
+
+    slow.prefill = slowed
+    asyncio.run(leave())
+    sampled = local.stats.decode_tokens
+    slow.prefill = step
+    asyncio.run(remote.sample(requests(1)))  # comes after whatever is still computed
+    assert sampled < whole + whole // 2
+    assert local.stats.decode_tokens < whole + whole // 2
+
+
+def test_many_turns_are_asked_for_in_parts(remote: RemoteEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = asyncio.run(remote.sample(requests(5)))
+    monkeypatch.setattr(policy_engine, "MAX_REQUESTS", 1)
+    again = asyncio.run(remote.sample(requests(5)))
+    assert [sample.token_ids for sample in again] == [sample.token_ids for sample in whole]
+
+
+def test_what_cannot_be_served_is_told(remote: RemoteEngine) -> None:
+    with pytest.raises(EngineError, match="there is no policy 'other' here; there are judge"):
+        asyncio.run(remote.sample(requests(1, "other")))
+    with pytest.raises(EngineError, match="empty"):
+        asyncio.run(remote.sample([SampleRequest((), "judge", 0, Sampling())]))
+    with pytest.raises(EngineError, match="its weights cannot be set from here"):
+        remote.load("judge", None, 1)
+    nobody = RemoteEngine("127.0.0.1:9", seconds=0.5)
+    with pytest.raises(RemoteError):
+        asyncio.run(nobody.sample(requests(1)))

@@ -1,0 +1,217 @@
+"""A controller over workers that dial in: placement, the two ways of the data, restarts and losses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from mrlm_environments.games.coordination import CoordinationGame
+
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.environment import Message
+from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.serving import RemoteEnvironment
+from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
+from mrlm_pl.serving.environments import client
+from mrlm_pl.serving.environments.hosted import Offer
+from mrlm_pl.serving.environments.service import Limits
+from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport.connection import Address, Connection
+
+BOTH = {"row": Message("assistant", "C"), "column": Message("assistant", "C")}
+
+
+class Cluster:
+    """A controller and its workers, on one event loop."""
+
+    def __init__(self) -> None:
+        self.loop = EventLoopThread()
+        self.controller = ControllerServer(Endpoint(), Limits())
+        self.run(self.controller.start())
+        self.port = self.controller.port
+        self.workers: list[tuple[EnvironmentServer, Membership]] = []
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def run(self, coroutine: Any) -> Any:
+        return self.loop.submit(coroutine).result(30)
+
+    def add(self, sessions: int = 100, advertise: str | None = None) -> EnvironmentServer:
+        """A worker that has joined."""
+        offer = Offer({"coordination": lambda settings: CoordinationGame()}, 0, 10.0)
+        worker = EnvironmentServer(offer, Endpoint(), Limits(sessions=sessions))
+        worker.service.sessions.prefix = f"worker{len(self.workers)}{SEPARATOR}"
+        self.run(worker.start())
+        membership = Membership(worker, Address(self.target), advertise or f"127.0.0.1:{worker.port}")
+        self.run(membership.start())
+        self.workers.append((worker, membership))
+        eventually(lambda: len(self.controller.service.live) == len(self.workers))
+        return worker
+
+    def restart(self) -> None:
+        """Stop the controller and start another on its port."""
+        self.run(self.controller.stop())
+        self.controller = ControllerServer(Endpoint(port=self.port), Limits())
+        self.run(self.controller.start())
+
+    def stop(self) -> None:
+        for worker, membership in self.workers:
+            self.run(membership.stop())
+            self.run(worker.stop())
+        self.run(self.controller.stop())
+        self.loop.close()
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.delenv("MRLM_TOKEN", raising=False)
+    monkeypatch.setattr(client, "_reached", {})
+    made = Cluster()
+    yield made
+    made.stop()
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.02)
+
+
+def begun(cluster: Cluster, count: int) -> list[RemoteEnvironment]:
+    """So many episodes under way."""
+    environment = RemoteEnvironment(cluster.target, "coordination", open_seconds=20.0)
+    tasks = environment.tasks("train")
+    copies = [environment.copy() for _ in range(count)]
+
+    async def reset() -> None:
+        await asyncio.gather(*(copy.reset(tasks[index]) for index, copy in enumerate(copies)))
+
+    asyncio.run(reset())
+    return copies
+
+
+@pytest.mark.parametrize("same_address", [False, True])
+def test_a_worker_of_an_id_that_is_live_does_not_take_its_place(cluster: Cluster, same_address: bool) -> None:
+    worker = cluster.add()
+    episodes = begun(cluster, 3)
+    (genuine,) = cluster.controller.service.live.values()
+    address = genuine.report.address if same_address else "127.0.0.1:9"
+
+    async def join() -> Any:
+        connection = Connection(Address(cluster.target))
+
+        async def reports() -> Any:
+            yield pb.WorkerReport(worker="worker0", address=address, capacity=10**6)
+            await asyncio.sleep(1)
+
+        try:
+            return [order async for order in connection.join(reports())]
+        except grpc.aio.AioRpcError as error:
+            return error
+        finally:
+            await connection.close()
+
+    refused = cluster.run(join())
+    assert refused.code() is grpc.StatusCode.UNAVAILABLE, "it may ask again"
+    assert "'worker0' is live already" in refused.details()
+    assert list(cluster.controller.service.live.values()) == [genuine]
+    episodes += begun(cluster, 2)
+    assert len(worker.service.sessions) == len(episodes) == 5
+
+
+def test_sessions_are_spread_evenly_and_served_by_their_workers(cluster: Cluster) -> None:
+    workers = [cluster.add(), cluster.add()]
+    episodes = begun(cluster, 20)
+    assert [len(worker.service.sessions) for worker in workers] == [10, 10]
+    places = Counter(episode._place.target for episode in episodes if episode._place)
+    assert places == {f"127.0.0.1:{worker.port}": 10 for worker in workers}, "clients reach them directly"
+    assert all(asyncio.run(episode.step(BOTH)).rewards == {"row": 1.0, "column": 1.0} for episode in episodes)
+    for episode in episodes:
+        episode.close()
+    eventually(lambda: all(len(worker.service.sessions) == 0 for worker in workers))
+
+
+def test_the_less_loaded_worker_is_taken_by_its_share(cluster: Cluster) -> None:
+    small, large = cluster.add(sessions=10), cluster.add(sessions=30)
+    episodes = begun(cluster, 20)
+    assert (len(small.service.sessions), len(large.service.sessions)) == (5, 15)
+    assert len(episodes) == 20
+
+
+def test_where_workers_cannot_be_reached_the_controller_forwards(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "REACH_SECONDS", 0.3)
+
+    async def unreachable(worker: Address, session: str) -> bool:
+        return False
+
+    monkeypatch.setattr(client, "_reaches", unreachable)
+    worker = cluster.add()
+    (episode,) = begun(cluster, 1)
+    assert episode._place == Address(cluster.target)
+    assert asyncio.run(episode.step(BOTH)).rewards == {"row": 1.0, "column": 1.0}
+    episode.close()
+    eventually(lambda: len(worker.service.sessions) == 0)
+
+
+def test_a_controller_that_is_started_again_finds_its_workers_and_their_sessions(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreachable(worker: Address, session: str) -> bool:
+        return False
+
+    monkeypatch.setattr(client, "_reaches", unreachable)
+    worker = cluster.add()
+    episodes = begun(cluster, 100)
+    cluster.restart()
+    assert all(asyncio.run(episode.step(BOTH)).done for episode in episodes)
+    assert worker.service.sessions.opened_total == 100
+    for episode in episodes:
+        episode.close()
+    eventually(lambda: len(worker.service.sessions) == 0)
+    assert len(begun(cluster, 1)) == 1, "and it places new ones"
+
+
+def test_a_worker_that_leaves_gets_no_more_sessions(cluster: Cluster) -> None:
+    first, second = cluster.add(), cluster.add()
+    worker, membership = cluster.workers.pop(0)
+    cluster.run(membership.stop())
+    cluster.run(worker.stop())
+    eventually(lambda: len(cluster.controller.service.live) == 1)
+    episodes = begun(cluster, 5)
+    assert len(episodes) == 5
+    assert (len(first.service.sessions), len(second.service.sessions)) == (0, 5)
+
+
+def test_a_worker_that_goes_down_is_passed_over(cluster: Cluster) -> None:
+    first, second = cluster.add(), cluster.add()
+    first.service.draining = True
+    episodes = begun(cluster, 4)
+    assert len(episodes) == 4
+    assert (len(first.service.sessions), len(second.service.sessions)) == (0, 4)
+
+
+def test_what_is_asked_of_a_controller(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.add()
+    episodes = begun(cluster, 3)
+    monkeypatch.setattr("mrlm_pl.serving.cluster.REJOIN_SECONDS", 0.1)
+    assert RemoteEnvironment(cluster.target, "coordination").agents == ("row", "column")
+    with pytest.raises(ConfigurationError, match="no worker has an environment 'chess'"):
+        _ = RemoteEnvironment(cluster.target, "chess").agents
+    with pytest.raises(RemoteError, match="no worker takes a session of 'chess'"):
+        asyncio.run(RemoteEnvironment(cluster.target, "chess", open_seconds=0.2).reset(_task(cluster)))
+    eventually(lambda: cluster.controller.service.list_workers().workers[0].report.sessions == len(episodes))
+
+
+def _task(cluster: Cluster) -> Any:
+    return RemoteEnvironment(cluster.target, "coordination").tasks("train")[0]

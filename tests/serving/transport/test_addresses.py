@@ -1,0 +1,139 @@
+"""Several addresses, some of which are gone: what that costs, and how they come back."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mrlm_pl.episode import Message
+from mrlm_pl.errors import RemoteError
+from mrlm_pl.serving import RemoteEnvironment
+from mrlm_pl.serving.environments import client
+from mrlm_pl.serving.transport import addresses
+from mrlm_pl.serving.transport.addresses import in_turn, is_gone
+from tests.support.environment_servers import TASK, Served, eventually
+
+Server = Callable[..., Served]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def opened(environment: RemoteEnvironment) -> RemoteEnvironment:
+    made: Any = environment.copy()
+    asyncio.run(made.reset(TASK))
+    return made
+
+
+def remote(*targets: str, **options: Any) -> RemoteEnvironment:
+    return RemoteEnvironment(list(targets), "scripted", **{"open_seconds": 10.0, **options})
+
+
+def test_an_address_that_is_gone_costs_its_time_once(serve: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, port = serve(), free_port()
+    environment = remote(served.target, f"127.0.0.1:{port}")
+    first = [opened(environment) for _ in range(2)]  # one of them asks the dead one, for 1.5 s
+    assert is_gone(environment.addresses[1])
+    assert not is_gone(environment.addresses[0])
+    assert [address.target for address in in_turn(environment.addresses)] == [served.target, f"127.0.0.1:{port}"]
+    started = time.monotonic()
+    playing = [opened(environment) for _ in range(20)]
+    assert time.monotonic() - started < 8, "ten of them would wait 1.5 s each"
+    assert served.live == 22
+
+    back = serve(port=port)
+    eventually(lambda: not is_gone(environment.addresses[1]), 10)
+    more = [opened(environment) for _ in range(10)]
+    assert back.live == 5, "it takes its share again"
+    for made in [*first, *playing, *more]:
+        made.close()
+
+
+def test_it_is_asked_ever_more_rarely_and_in_the_background(serve: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+        if len(rests) == 8:
+            await asyncio.Event().wait()
+
+    class Clock:
+        def __getattr__(self, name: str) -> Any:
+            return sleep if name == "sleep" else getattr(asyncio, name)
+
+    class Gone:
+        async def operation(self, seconds: float, **request: Any) -> None:
+            raise addresses.StatusError(client.grpc.StatusCode.UNAVAILABLE, "away")
+
+    async def connection(address: Any) -> Gone:
+        return Gone()
+
+    monkeypatch.setattr(addresses, "asyncio", Clock())
+    monkeypatch.setattr(addresses, "connection", connection)
+    (address,) = remote("127.0.0.1:9").addresses
+    client.submit(_noted(address)).result(10)
+    eventually(lambda: len(rests) == 8)
+    assert rests == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert is_gone(address)
+    client.submit(_forgotten(address)).result(10)
+    assert not is_gone(address)
+
+
+async def _noted(address: Any) -> None:
+    addresses.note_gone(address)
+    addresses.note_gone(address)
+
+
+async def _forgotten(address: Any) -> None:
+    addresses.note_back(address)
+
+
+def test_when_all_are_gone_all_are_tried(serve: Server) -> None:
+    ports = [free_port(), free_port()]
+    environment = remote(*(f"127.0.0.1:{port}" for port in ports), open_seconds=1.0)
+    with pytest.raises(RemoteError, match="no server opened a session within 1 s"):
+        opened(environment)
+    assert all(is_gone(address) for address in environment.addresses)
+    late = serve(port=ports[0])
+    made = opened(environment)
+    assert late.live == 1, "although nobody had noticed yet that it is back"
+    assert not is_gone(environment.addresses[0])
+    made.close()
+
+
+def test_a_server_whose_death_a_step_noticed_is_passed_over(serve: Server) -> None:
+    servers = [serve(), serve()]
+    environment = remote(*(served.target for served in servers))
+    playing = [opened(environment) for _ in range(2)]
+    servers[0].run(servers[0].server.stop())
+    (lost,) = [made for made in playing if made._place == environment.addresses[0]]
+    with pytest.raises(RemoteError, match="UNAVAILABLE"):
+        asyncio.run(lost.step({"agent": Message("assistant", "go")}))  # type: ignore[arg-type]
+    started = time.monotonic()
+    more = [opened(environment) for _ in range(20)]
+    assert time.monotonic() - started < 8, "ten of them would wait 1.5 s each"
+    for made in more:
+        made.close()
+
+
+def test_what_is_asked_outside_of_episodes_passes_over_them_too(
+    serve: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead, served = f"127.0.0.1:{free_port()}", serve()
+    environment = remote(dead, served.target)
+    started = time.monotonic()
+    assert environment.agents == ("agent",)
+    tasks = environment.tasks("train")
+    assert [tasks[index].index for index in range(0, 200, 64)] == [0, 64, 128, 192]
+    assert time.monotonic() - started < 10.0, "and it is not waited for"
+    monkeypatch.setattr(client, "ASK_SECONDS", 0.5)
+    with pytest.raises(RemoteError, match=r"no server answers at .* within 0\.5 s; start one .*[Rr]efused"):
+        _ = remote(f"127.0.0.1:{free_port()}").agents
+    assert "no server answers yet" in caplog.text

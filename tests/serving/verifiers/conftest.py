@@ -1,0 +1,77 @@
+"""Verifier servers for the tests."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mrlm_pl.reward_models import TextScorer
+from mrlm_pl.serving.transport import addresses
+from mrlm_pl.serving.verifiers import asking
+from tests.support.environment_servers import ServerProcess
+from tests.support.verifier_servers import LyingServer, Spoken, Verifier
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ports may come again; no token is set."""
+    monkeypatch.delenv("MRLM_TOKEN", raising=False)
+    addresses._gone.clear()
+    asking._waited_for.clear()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Verifier]]:
+    """Starts servers of scorers; options are those of ``Verifier``."""
+    started: list[Verifier] = []
+
+    def start(scorer: TextScorer | None = None, **options: Any) -> Verifier:
+        started.append(Verifier(scorer or Spoken(), **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        getattr(server.scorer, "gate", Spoken().gate).set()
+        server.stop()
+
+
+@pytest.fixture
+def lying() -> Iterator[Callable[..., LyingServer]]:
+    """Starts servers that answer with what a function says."""
+    started: list[LyingServer] = []
+
+    def start(answer: Callable[..., Any]) -> LyingServer:
+        started.append(LyingServer(answer))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers in processes."""
+    started: list[ServerProcess] = []
+
+    def start(*arguments: str) -> ServerProcess:
+        started.append(ServerProcess(arguments=list(arguments)))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.end()
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """Finds a port on which nothing listens."""
+
+    def find() -> int:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            return int(taken.getsockname()[1])
+
+    return find

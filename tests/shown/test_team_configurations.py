@@ -1,0 +1,53 @@
+"""The configurations of teams run as they are, at a small size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.episode_files import read_episodes
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SMALL = [
+    "--data.groups",
+    "2",
+    "--data.iterations",
+    "1",
+    "--trainer.limit_val_batches",
+    "0",
+    "--trainer.logger",
+    "false",
+]
+TREES = ["magrpo", "coma", "at_grpo"]
+
+
+@pytest.mark.parametrize(
+    "name", [*TREES, "ippo", "mappo", "maporl", "maporl_by_turn", "dr_mas", "rae", "halves", "word_emission"]
+)
+def test_it_runs_and_leaves_a_policy_for_each_name(name: str, mrlm) -> None:
+    status, _, errors = mrlm("train", "--config", str(next(CONFIGS.rglob(f"{name}.yaml"))), "--output", "run", *SMALL)
+    assert status == 0, errors
+    policies = {path.name for path in Path("run/policies").iterdir() if (path / "config.json").is_file()}
+    assert policies & {"main", "first", "turn_1"}
+    episodes = list(read_episodes(Path("run/episodes")))
+    assert not any(episode.failed for episode in episodes)
+    assert all(len(episode.trajectories) > 1 for episode in episodes)
+    nodes = {turn.node for episode in episodes for row in episode.rows() for turn in row.turns}
+    assert ("" not in nodes) == (name in TREES)
+
+
+def test_another_algorithm_takes_over_the_settings_of_a_configuration(mrlm) -> None:
+    config = str(CONFIGS / "algorithms" / "teams" / "magrpo.yaml")
+    for algorithm in ("MARLOO", "MAREMAX", "MAREINFORCE"):
+        status, _, errors = mrlm("train", "--config", config, "--model", algorithm, "--output", algorithm, *SMALL)
+        assert status == 0, errors
+        assert {path.name for path in Path(algorithm, "policies").iterdir()} == {"first", "second"}
+
+
+def test_self_play_runs_and_keeps_its_ratings(mrlm) -> None:
+    config = str(CONFIGS / "tasks" / "games" / "self_play.yaml")
+    status, _, errors = mrlm("train", "--config", config, "--output", "run", *SMALL)
+    assert status == 0, errors
+    assert json.loads(next(Path("run").rglob("self_play.json")).read_text())

@@ -1,0 +1,346 @@
+"""Servers and environments for the tests of remote environments."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.environment import (
+    DatasetTasks,
+    Environment,
+    Observations,
+    Outcome,
+    SingleAgentEnvironment,
+    Step,
+    ToolSchema,
+)
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.serving.cluster import SEPARATOR, Membership
+from mrlm_pl.serving.environments.hosted import Offer
+from mrlm_pl.serving.environments.service import Limits
+from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport import environment_pb2_grpc
+from mrlm_pl.serving.transport.codec import to_actions, to_map, to_task
+from mrlm_pl.serving.transport.connection import Address
+
+ROOT = Path(__file__).parents[2]
+TASK = Task("scripted", "train", 0, 2**64 + 1, {"flag": True, "one": 1, "share": 1.0, "bytes": b"\x00\xff"})
+
+
+class Scripted(SingleAgentEnvironment):
+    """Does what the reply says: ``end``, ``hang``, ``raise``, ``exit``, ``big N``; anything else is counted."""
+
+    name = "scripted"
+    tools_offered = (ToolSchema("look", "Looks.", {"type": "object", "properties": {"deep": {"type": "boolean"}}}),)
+    gate = threading.Event()
+    steps: list[tuple[int, str]] = []  # noqa: RUF012 (shared by all instances on purpose)
+    closed: list[int] = []  # noqa: RUF012
+    made = 0
+
+    def __init__(self, greeting: str = "task", size: int = 200) -> None:
+        self.greeting, self.size = greeting, size
+        type(self).made += 1
+
+    def tasks(self, split: str) -> DatasetTasks:
+        return DatasetTasks(self.name, split, [{"n": n, "split": split} for n in range(self.size)])
+
+    def tools(self, agent: str) -> tuple[ToolSchema, ...]:
+        return self.tools_offered
+
+    def begin(self, task: Task) -> str:
+        if task.data.get("fail"):
+            raise OSError("the back end is away")
+        self.count = 0
+        return f"{self.greeting} {task.data} {task.seed}"
+
+    def reply(self, message: Message) -> Outcome:
+        word, _, rest = message.content.partition(" ")
+        self.steps.append((id(self), message.content))
+        if word == "hang":
+            self.gate.wait(30)
+        elif word == "sleep":
+            time.sleep(float(rest))
+        elif word == "raise":
+            raise OSError("the back end is away")
+        elif word == "late":
+            raise TimeoutError("a tool of mine was late")
+        elif word == "exit":
+            raise SystemExit(3)
+        self.count += 1
+        shown = "x" * int(rest) if word == "big" else f"{self.count} {message.content[:100]}"
+        return Outcome({"count": float(self.count)}, None if word == "end" else shown, success=word == "end")
+
+    def close(self) -> None:
+        self.closed.append(id(self))
+
+
+class Duo(Environment):
+    """Two agents act at the same time, three times; ``async``."""
+
+    name = "duo"
+    agents = ("left", "right")
+
+    def tasks(self, split: str) -> DatasetTasks:
+        return DatasetTasks(self.name, split, [{"n": n} for n in range(4)])
+
+    async def reset(self, task: Task) -> Observations:  # type: ignore[override]
+        self.left = 3
+        return {agent: (Message("user", f"{agent} {task.index}"),) for agent in self.agents}
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        await asyncio.sleep(float(actions["left"].content or 0))
+        self.left -= 1
+        seen = {} if not self.left else {agent: (Message("user", "on"),) for agent in self.agents}
+        return Step(seen, {"left": 0.5, "right": True}, done=not self.left, stop_reason="" if self.left else "end")
+
+
+class Served:
+    """A server on an event loop of its own, with a plain client."""
+
+    def __init__(self, server: EnvironmentServer, loop: EventLoopThread, channel: grpc.Channel | None = None) -> None:
+        self.server, self.loop = server, loop
+        self.target = f"127.0.0.1:{server.port}"
+        size = [("grpc.max_receive_message_length", 1 << 30), ("grpc.max_send_message_length", 1 << 30)]
+        self.channel = channel or grpc.insecure_channel(self.target, options=size)
+        self.stub = environment_pb2_grpc.EnvironmentServiceStub(self.channel)
+
+    @property
+    def live(self) -> int:
+        return len(self.server.service.sessions)
+
+    def open(self, environment: str = "scripted", task: Task = TASK, **fields: Any) -> pb.OpenReply:
+        fields = {"client": "test", **fields}
+        if "settings" in fields:
+            fields["settings"] = to_map(fields["settings"])
+        return self.stub.Open(pb.OpenRequest(environment=environment, task=to_task(task), **fields), timeout=20)
+
+    def step(self, session: str, turn: int, *texts: str, timeout: float = 20, **by_agent: str) -> pb.StepReply:
+        return self.stub.Step(step_request(session, turn, *texts, **by_agent), timeout=timeout)
+
+    def run(self, coroutine: Any) -> Any:
+        return self.loop.submit(coroutine).result(30)
+
+    def stop(self) -> None:
+        self.channel.close()
+        self.run(self.server.stop())
+        self.loop.close()
+
+
+def step_request(session: str, turn: int, text: str = "go", **by_agent: str) -> pb.StepRequest:
+    actions = {agent: Message("assistant", said) for agent, said in (by_agent or {"agent": text}).items()}
+    return pb.StepRequest(session=session, turn=turn, actions=to_actions(actions))
+
+
+def offer(**options: Any) -> Offer:
+    made = {"scripted": lambda settings: Scripted(**settings), "duo": lambda settings: Duo()}
+    return Offer({**made, **options.pop("more", {})}, options.pop("processes", 0), options.pop("step_seconds", 20.0))
+
+
+def refusal(call: Any, *arguments: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
+    """The status and the text with which a call is refused."""
+    with pytest.raises(grpc.RpcError) as error:
+        call(*arguments, **options)
+    return error.value.code(), error.value.details()
+
+
+def attempt(call: Any, *arguments: Any, **options: Any) -> grpc.StatusCode | None:
+    try:
+        call(*arguments, **options)
+    except grpc.RpcError as error:
+        return error.code()
+    return None
+
+
+def operations(served: Served) -> list[pb.Operation]:
+    good, other = served.open().session, served.open().session
+    return [
+        pb.Operation(id=1, step=step_request(good, 0, "a")),
+        pb.Operation(id=2, step=step_request("nobody", 0)),
+        pb.Operation(id=3, step=step_request(other, 7)),
+        pb.Operation(id=4, open=pb.OpenRequest(environment="scripted", task=to_task(TASK))),
+        pb.Operation(id=5, open=pb.OpenRequest(environment="nothing", task=to_task(TASK))),
+        pb.Operation(id=6, keep_alive=pb.KeepAliveRequest(sessions=[good, "nobody"])),
+        pb.Operation(id=7, close=pb.CloseRequest(session=other)),
+        pb.Operation(id=8),
+        pb.Operation(id=9, step=step_request(good, 0, "a")),
+    ]
+
+
+def played(environment: Environment, *texts: str, task: Task = TASK) -> Step:
+    """The last step of an episode with these replies, of an agent named ``agent``."""
+
+    async def play() -> Step:
+        await _finished(environment.reset(task))
+        for text in texts:
+            step = await _finished(environment.step({"agent": Message("assistant", text)}))
+        return step
+
+    try:
+        return asyncio.run(play())
+    finally:
+        environment.close()
+
+
+async def _finished(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """The first true value of a condition; fails if there is none in time."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+    return value
+
+
+class ServerProcess:
+    """A server with these environments in a process of its own, to be killed or stopped.
+
+    Args:
+        port: 0 takes a free one.
+        lease_seconds: of its sessions.
+        arguments: in its place another command that tells ``serving on HOST:PORT``.
+        join: controller that it is a worker of.
+    """
+
+    def __init__(
+        self, port: int = 0, lease_seconds: float = 60.0, arguments: list[str] | None = None, join: str = ""
+    ) -> None:
+        command = arguments or ["-m", "tests.support.environment_servers", str(port), str(lease_seconds), join]
+        self.process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("serving on "), line
+        self.target = line.split()[-1]
+        self.port = int(self.target.rpartition(":")[2])
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait(20)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+class Proxy:
+    """Passes bytes between clients and a server until it is told to be silent; new connections then pass again."""
+
+    def __init__(self, target: str) -> None:
+        self.host, _, port = target.rpartition(":")
+        self.port_behind = int(port)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.target = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.connections: list[tuple[threading.Event, socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def silence(self) -> None:
+        """From now on nothing passes through the connections that there are, and none is closed."""
+        for silent, _, _ in self.connections:
+            silent.set()
+
+    def cut(self) -> None:
+        """End the connections that there are."""
+        for _, client, server in self.connections:
+            for end in (client, server):
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client = self.listener.accept()[0]
+                server = socket.create_connection((self.host, self.port_behind))
+                silent = threading.Event()
+                self.connections.append((silent, client, server))
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass, args=(silent, source, sink), daemon=True).start()
+
+    def _pass(self, silent: threading.Event, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if not silent.is_set():
+                    sink.sendall(data)
+            if not silent.is_set():
+                sink.shutdown(socket.SHUT_WR)
+
+
+class Nonsense(environment_pb2_grpc.EnvironmentServiceServicer):
+    """Answers an episode wrongly in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    async def Exchange(  # noqa: N802
+        self, requests: AsyncIterator[pb.BatchRequest], context: Any
+    ) -> AsyncIterator[pb.BatchReply]:
+        async for batch in requests:
+            for operation in batch.operations:
+                kind = operation.WhichOneof("request")
+                result = pb.Result(id=operation.id)
+                if self.way == "silence":
+                    return
+                if kind == "open":
+                    said = [pb.AgentMessages(agent="agent", messages=[pb.Message(role="user", content="Say 1")])]
+                    result.open.CopyFrom(pb.OpenReply(session="s", lease_seconds=60, observations=said))
+                elif self.way == "session":
+                    result.step.CopyFrom(pb.StepReply(session="t", turn=operation.step.turn))
+                elif self.way == "turn":
+                    result.step.CopyFrom(pb.StepReply(session="s", turn=9))
+                elif self.way == "kind":
+                    result.close.CopyFrom(pb.CloseReply())
+                elif self.way == "code":
+                    result.code, result.message = 77, "what"
+                elif self.way == "role":
+                    messages = [pb.AgentMessages(agent="agent", messages=[pb.Message(role="root")])]
+                    result.step.CopyFrom(pb.StepReply(session="s", observations=messages))
+                if kind in ("open", "step"):
+                    yield pb.BatchReply(results=[pb.Result(id=12345), result])
+
+
+async def talk_nonsense(way: str) -> tuple[grpc.aio.Server, int]:
+    """A server that does, and its port."""
+    server = grpc.aio.server()
+    environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(Nonsense(way), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
+
+
+async def _serve(port: int, lease_seconds: float, controller: str) -> None:
+    limits = Limits(lease_seconds, 20.0)
+    server = EnvironmentServer(offer(), Endpoint(port=port), limits)
+    await server.start()
+    if controller:
+        server.service.sessions.prefix = f"worker{server.port}{SEPARATOR}"
+        membership = Membership(server, Address(controller), f"127.0.0.1:{server.port}")
+        await membership.start()
+    print(f"serving on 127.0.0.1:{server.port}", flush=True)
+    await server.serve()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))

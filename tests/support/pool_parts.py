@@ -1,0 +1,158 @@
+"""A stand-in for Ray: workers in this process, each with an event loop in a thread, that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from typing import Any
+
+import pytest
+
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.engines.ray import group as worker_group
+from mrlm_pl.engines.ray.cluster import WorkerLostError
+from mrlm_pl.engines.ray.gpus import GpuLedger, GpuTeller
+from mrlm_pl.errors import EngineError
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    """The cluster of every pool that is made from now on."""
+    cluster = FakeCluster()
+    monkeypatch.setattr(worker_group, "RayCluster", lambda *arguments: cluster)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers set it for their process, which here is this one
+    return cluster
+
+
+def sent_tensors(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A list that gets the names of the tensors of everything that is sent from now on."""
+    sent: list[list[str]] = []
+    send = worker_group.WeightSender.send
+
+    def recording(self: Any, invitation: Any, manifest: Any, *rest: Any) -> Any:
+        sent.append([item.name for item in manifest.tensors])
+        return send(self, invitation, manifest, *rest)
+
+    monkeypatch.setattr(worker_group.WeightSender, "send", recording)
+    return sent
+
+
+class DeadError(Exception):
+    """What a call of a killed worker ends with."""
+
+
+class FakeActor:
+    """A worker in a thread."""
+
+    def __init__(self, made: Any, place: int) -> None:
+        self.worker, self.place, self.alive = made, place, True
+        self.loop = EventLoopThread()
+        self.calls: list[str] = []
+        self.before: Callable[[str], None] = lambda method: None
+        self.waiting: list[Future[Any]] = []
+
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.calls.append(method)
+        self.before(method)
+        if not self.alive:
+            future.set_exception(DeadError())
+            return future
+        self.waiting.append(future)
+        self.loop.submit(self._run(future, method, arguments))
+        return future
+
+    async def _run(self, future: Future[Any], method: str, arguments: Sequence[Any]) -> None:
+        try:
+            result = await getattr(self.worker, method)(*arguments)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if not future.done():
+                future.set_exception(error)
+        else:
+            if not future.done():
+                future.set_result(result)
+
+    def kill(self) -> None:
+        self.alive = False
+        for future in self.waiting:
+            if not future.done():
+                future.set_exception(DeadError())
+
+
+class _Told:
+    """Stands for what tells which GPUs a bundle has."""
+
+    def __init__(self, ids: list[str]) -> None:
+        self._ids = ids
+
+    async def gpus(self) -> list[str]:
+        return self._ids
+
+
+class FakeCluster:
+    """What a pool uses of :class:`~mrlm_pl.engines.ray.cluster.RayCluster`."""
+
+    host = "127.0.0.1"
+    address = "here"
+
+    def __init__(self, started_here: bool = True) -> None:
+        self.started_here = started_here
+        self.ledger = GpuLedger()
+        self.learner_gpus: list[str] = []  # that it says it keeps free
+        self.actors: list[FakeActor] = []
+        self.reserved: tuple[Any, ...] = ()
+        self.gone = self.closed = False
+        self.prepare: Callable[[FakeActor], None] = lambda actor: None
+
+    def reserve(self, *reserved: Any) -> None:
+        self.reserved = reserved
+
+    def take_gpus(self, workers: int, each: float, room: Mapping[str, float]) -> list[tuple[str, ...]]:
+        return self.ledger.take(workers, each, room)
+
+    def actor(self, cls: type, bundle: int, arguments: Sequence[Any], calls: int, resources: Any) -> FakeActor:
+        if cls is GpuTeller:
+            return FakeActor(_Told(self.learner_gpus), bundle)
+        actor = FakeActor(cls(*arguments), bundle)
+        self.prepare(actor)
+        self.actors.append(actor)
+        return actor
+
+    def kill(self, actor: FakeActor) -> None:
+        actor.kill()
+
+    def end(self, actors: Sequence[FakeActor], seconds: float) -> None:
+        wait_for([actor.call("close") for actor in actors], timeout=seconds)
+        for actor in actors:
+            self.kill(actor)
+
+    def call(self, actor: FakeActor, method: str, *arguments: Any) -> Future[Any]:
+        return actor.call(method, *arguments)
+
+    def wait(self, future: Future[Any], seconds: float, who: str, does: str) -> Any:
+        if not wait_for([future], timeout=seconds).done:
+            raise WorkerLostError(f"{who} did not {does} within {seconds:g} s")
+        try:
+            return future.result()
+        except Exception as error:
+            raise self.translated(error, who, does) from error
+
+    def translated(self, error: Exception, who: str, does: str) -> Exception:
+        return WorkerLostError(f"{who} is gone while it should {does}") if isinstance(error, DeadError) else error
+
+    def check(self) -> None:
+        if self.gone:
+            raise EngineError("the cluster is gone")
+
+    def close(self) -> None:
+        self.closed = True
+        for actor in self.actors:
+            actor.kill()
+            actor.loop.close()
+
+    def of(self, place: int) -> FakeActor:
+        """The worker that is at a place now."""
+        return [actor for actor in self.actors if actor.place == place][-1]

@@ -1,0 +1,81 @@
+"""Training runs in processes of their own, on environments of servers, and what they leave."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+GROUPS, GROUP_SIZE = 4, 8
+HERE = json.dumps({"class_path": "MathEnvironment", "init_args": {"difficulty": [1, 1]}})
+
+
+def fit(folder: Path, *arguments: str, environment: str) -> subprocess.Popen[str]:
+    """Start the quick-start with few groups on an environment, given as JSON with ``class_path`` and ``init_args``."""
+    command = [sys.executable, "-m", "mrlm_pl.cli.main", "fit", "--config", "configs/quickstart.yaml"]
+    without_settings = json.dumps({**json.loads(environment), "init_args": {}})  # else those of the file would be lost
+    command += ["--data.environment", without_settings]
+    options = {
+        "--data.environment": environment,
+        "--data.groups": str(GROUPS),
+        "--data.group_size": str(GROUP_SIZE),
+        "--trainer.default_root_dir": str(folder),
+        "--trainer.callbacks": "null",
+        "--trainer.enable_progress_bar": "false",
+        "--trainer.accelerator": "cpu",
+    }
+    flat = [word for option in options.items() for word in option]
+    return subprocess.Popen(
+        [*command, *flat, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def serve_math(process: Callable[..., Any], *options: str, port: int = 0) -> Any:
+    """``mrlm serve`` with the quick-start's environment."""
+    settings = ["-m", "mrlm_pl.cli.main", "serve", "--settings", str(ROOT / "configs" / "servers" / "math.yaml")]
+    return process(arguments=[*settings, "--port", str(port), *options])
+
+
+def serve_controller(process: Callable[..., Any], port: int = 0) -> Any:
+    """``mrlm serve --controller true``."""
+    return process(arguments=["-m", "mrlm_pl.cli.main", "serve", "--controller", "true", "--port", str(port)])
+
+
+def on(*targets: str) -> str:
+    """The environment of these servers."""
+    arguments = {"address": list(targets), "name": "math", "open_seconds": 60}
+    return json.dumps({"class_path": "RemoteEnvironment", "init_args": arguments})
+
+
+def finished(run: subprocess.Popen[str]) -> str:
+    """What a run that ended well has printed."""
+    output, _ = run.communicate(timeout=400)
+    assert run.returncode == 0, output[-3000:]
+    return output
+
+
+def collections(folder: Path) -> int:
+    """How many collections a run has written."""
+    return len(list((folder / "episodes").glob("*.gz")))
+
+
+def episodes(folder: Path) -> list[dict[str, Any]]:
+    """All episodes of a run, as they were written."""
+    files = sorted((folder / "episodes").glob("*.gz"))
+    return [json.loads(line) for path in files for line in gzip.open(path, "rt")]
+
+
+def rewards(folder: Path) -> list[float]:
+    """The reward of every turn of a run, in order."""
+    return [
+        turn["reward"]
+        for episode in episodes(folder)
+        for rows in episode["trajectories"].values()
+        for row in rows
+        for turn in row["turns"]
+    ]

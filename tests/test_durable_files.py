@@ -1,0 +1,50 @@
+"""Files that are replaced in one go."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.durable_files import replacing, write_json
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_the_old_file_and_no_draft(
+    tmp_path: Path, durable: bool, error: BaseException
+) -> None:
+    path = tmp_path / "deep" / "report.json"
+    with replacing(path, durable=durable) as draft:
+        draft.write_text("old")
+
+    def fail() -> None:
+        with replacing(path, durable=durable) as draft:
+            draft.write_text("half of the n")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert path.read_text() == "old"
+    assert [item.name for item in path.parent.iterdir()] == ["report.json"]
+
+
+def test_the_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    (tmp_path / "report.json.part").write_text("of a writer that was killed, and longer than the new one")
+    with replacing(path) as draft:
+        draft.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+
+
+def test_json_has_no_infinities(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    write_json(path, {"ci95": (-math.inf, 1.0), "mean": [math.nan]})
+    assert json.loads(path.read_text()) == {"ci95": [None, 1.0], "mean": [None]}
+    with pytest.raises(TypeError):
+        write_json(path, {"x": object()})
+    assert json.loads(path.read_text()) == {"ci95": [None, 1.0], "mean": [None]}

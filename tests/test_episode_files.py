@@ -1,0 +1,76 @@
+"""Episodes are written beside the learner, which is never more than two files ahead."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+
+from mrlm_pl import episode_files
+from mrlm_pl.episode import Episode, Task
+from mrlm_pl.episode_files import EpisodeWriter, read_episodes
+from tests.data.rollout.test_module import make
+
+
+def episode(number: int) -> Episode:
+    return Episode(str(number), Task("t", "train", 0), "g", 0, 0, {}, "end")
+
+
+def test_the_third_file_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, write = threading.Semaphore(0), episode_files.write_episodes
+
+    def slow(path: Any, episodes: Any) -> None:
+        gate.acquire()
+        write(path, episodes)
+
+    monkeypatch.setattr(episode_files, "write_episodes", slow)
+    writer = EpisodeWriter(behind=2)
+    writer.write(tmp_path / "0.jsonl.gz", [episode(0)])
+    writer.write(tmp_path / "1.jsonl.gz", [episode(1)])
+    assert list(tmp_path.iterdir()) == []
+    third = threading.Thread(target=writer.write, args=(tmp_path / "2.jsonl.gz", [episode(2)]))
+    third.start()
+    third.join(0.2)
+    assert third.is_alive()
+    gate.release()
+    third.join(30)
+    assert not third.is_alive()
+    assert [path.name for path in tmp_path.iterdir()] == ["0.jsonl.gz"]
+    gate.release(2)
+    writer.finish()
+    assert [item.id for item in read_episodes(tmp_path)] == ["0", "1", "2"]
+
+
+def test_a_checkpoint_waits_for_the_episodes_that_it_will_not_collect_again(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = episode_files.write_episodes
+    late = threading.Event()
+
+    def slow(path: Any, episodes: Any) -> None:
+        late.wait(0.2)
+        write(path, episodes)
+
+    monkeypatch.setattr(episode_files, "write_episodes", slow)
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    trainer = quiet_trainer()
+    found: list[int] = []
+    state_dict = data.state_dict
+
+    def watched() -> dict[str, Any]:
+        state = state_dict()
+        found.append(len(list((Path(trainer.default_root_dir) / "episodes").glob("*.gz"))))
+        return state
+
+    monkeypatch.setattr(data, "state_dict", watched)
+
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+    trainer.callbacks.append(Saves())
+    trainer.fit(algorithm, data)
+    assert found == [1]

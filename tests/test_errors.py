@@ -1,0 +1,30 @@
+"""What a misspelled name may have meant."""
+
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.errors import nearest, nearest_path
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("GPRO", ("GSPO", "GRPO"), "GRPO"),
+        ("gpro", ("GSPO", "GRPO"), "GRPO"),
+        ("PPOO", ("PPO", "RLOO"), "PPO"),
+        ("clpi", ("clip_low", "clip"), "clip"),
+        ("xyz", ("GRPO",), None),
+        ("", ("GRPO",), None),
+    ],
+)
+def test_swapped_letters_come_first(name, known, meant):
+    assert nearest(name, known) == meant
+
+
+def test_a_path_has_the_nearest_of_its_kind(tmp_path: Path) -> None:
+    (tmp_path / "quickstart").mkdir()
+    (tmp_path / "quickstat.json").touch()
+    assert nearest_path(tmp_path / "quickstat", folders=True) == tmp_path / "quickstart"
+    assert nearest_path(tmp_path / "quickstat") == tmp_path / "quickstat.json"
+    assert nearest_path(tmp_path / "absent" / "quickstat") is None

@@ -1,0 +1,438 @@
+"""Two processes on gloo give what one process gives: gradients, episodes, checkpoints, exported policies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from mrlm_pl.cli.commands.consolidate import consolidate
+from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.policy.tiny import build_tokenizer
+
+SCRIPT = "tests.support.distributed_run"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, model_folder: Path) -> Any:
+    """Runs the script and gives its folder."""
+
+    def run(name: str, fails: bool = False, model_folder: Path = model_folder, **options: Any) -> Path:
+        folder = tmp_path / name
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        for variable in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
+            environment.pop(variable, None)
+        command = [sys.executable, "-m", SCRIPT, str(folder), str(model_folder), json.dumps(options)]
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=240, env=environment, check=False, cwd=ROOT
+        )
+        assert (result.returncode != 0) == fails, result.stderr[-4000:]
+        return folder
+
+    return run
+
+
+def gradients(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "gradients.pt")
+
+
+def assert_same(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == want.keys()
+    largest = max(float(value.norm()) for value in want.values())
+    assert largest > 0
+    for name, value in want.items():
+        assert (got[name] - value).norm() <= 1e-5 * value.norm() + 1e-6 * largest, name
+
+
+def episodes(folder: Path) -> list[Any]:
+    return list(read_episodes(folder / "episodes"))
+
+
+def test_two_processes_have_the_gradient_of_one_with_twice_the_rows(launch: Any) -> None:
+    one = launch("one", clip=1.0, callbacks=["held_out"])
+    for strategy in ("ddp", "fsdp"):
+        check_like_one(launch(strategy, strategy=strategy, devices=2, clip=1.0, callbacks=["held_out"]), one)
+
+
+def check_like_one(two: Path, one: Path) -> None:
+    """The folder of two processes holds what that of one process with twice the rows does."""
+    assert_same(gradients(two), gradients(one))
+    held_out = [json.loads((run / "evaluation_before.json").read_text())["echo"] for run in (two, one)]
+    assert held_out[0]["transcripts"] == held_out[1]["transcripts"], "all episodes, in their order, by all ranks"
+    files = sorted(path.name for path in (two / "episodes").iterdir())
+    assert files == [f"iteration-00000{n}-rank{rank}.jsonl.gz" for n in (0, 1) for rank in (0, 1)]
+    first = {item.id: item for item in episodes(one) if item.iteration == 0}
+    shared = [item for item in episodes(two) if item.iteration == 0]
+    assert {item.id for item in shared} == set(first), "every episode is played once, by one of the ranks"
+    assert all(item.rows()[0].token_ids == first[item.id].rows()[0].token_ids for item in shared)
+    # The exported policy is whole, and the same as that of one process up to rounding.
+    exported, single = (AutoModelForCausalLM.from_pretrained(run / "policies" / "main") for run in (two, one))
+    ids = torch.arange(8, 20)[None]
+    torch.testing.assert_close(exported(ids).logits, single(ids).logits, rtol=1e-3, atol=1e-3)
+    metrics = [json.loads((two / f"metrics-{rank}.json").read_text()) for rank in (0, 1)]
+    assert metrics[0]["val/reward"] == metrics[1]["val/reward"]
+    one_metrics = json.loads((one / "metrics-0.json").read_text())
+    assert metrics[0]["val/reward"] == pytest.approx(one_metrics["val/reward"], abs=0.2)
+    steps = [name for name in one_metrics if name.startswith("train/")]
+    assert {"train/loss", "train/approx_kl", "train/clip_fraction", "train/mismatch_k3"} <= set(steps)
+    for of_rank in metrics:
+        for name in steps:  # means over all tokens, however many each rank has
+            assert of_rank[name] == pytest.approx(one_metrics[name], rel=0.02, abs=1e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "ppo", "model": {"kl_coefficient": 0.05, "kl_target": 0.1, "entropy_coefficient": 0.01}},
+        {"algorithm": "rae"},
+        {"algorithm": "dr_mas", "model": {"zero_variance": "exclude"}},
+        {"accumulate": 2, "data": {"groups": 4, "minibatches": 1}},
+        {"max_forward_tokens": 40, "max_tokens": 30},
+        {"data": {"groups": 2, "resample_rounds": 2}},
+        {"lora": True, "model": {"kl_coefficient": 0.1}},
+        {"gradient_checkpointing": True, "max_forward_tokens": 40, "max_tokens": 30},
+    ],
+    ids=["ppo", "rae", "dr_mas", "accumulation", "chunks", "resampling", "lora", "recomputation"],
+)
+def test_everything_that_is_shared_out_adds_up(strategy: str, options: dict[str, Any], launch: Any) -> None:
+    assert_same(gradients(launch("two", strategy=strategy, devices=2, **options)), gradients(launch("one", **options)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_several_environments_are_one_run_on_all_ranks(strategy: str, launch: Any) -> None:
+    """Advantages are brought to one scale, and success is measured, over all ranks."""
+    options = {
+        "levels": True,
+        "model": {"advantage": "group_centered"},
+        "data": {"groups": 8, "iterations": 1, "retries": 0, "failed_members": "resample", "member_rounds": 1},
+    }
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    alone = json.loads((one / "metrics-0.json").read_text())
+    names = [name for name in alone if name.startswith("rollout/") and not name.endswith("tokens_per_second")]
+    assert {"rollout/short/advantage_std", "rollout/long/success_rate", "rollout/dropped_groups"} <= set(names)
+    assert alone["rollout/resampled_members"] > 0
+    for rank in (0, 1):
+        metrics = json.loads((two / f"metrics-{rank}.json").read_text())
+        for name in names:
+            assert metrics[name] == pytest.approx(alone[name], rel=1e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_rank_whose_groups_carry_no_signal_takes_part(strategy: str, launch: Any) -> None:
+    folder = launch("flat", strategy=strategy, devices=2, flat=True)
+    metrics = [json.loads((folder / f"metrics-{rank}.json").read_text()) for rank in (0, 1)]
+    assert metrics[0] == metrics[1]
+    assert metrics[0]["rollout/zero_variance_groups"] == 0.5
+    assert metrics[0]["train/grad_norm"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("algorithm", ["magrpo", "maremax"])
+def test_turn_trees_of_two_policies_are_shared_out(strategy: str, algorithm: str, launch: Any) -> None:
+    options = {"algorithm": algorithm, "policies": ["left", "right"], "duet": True, "data": {"groups": 4}}
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    assert len({item.id for item in episodes(two) if item.iteration == 0 and item.stop_reason == "end"}) >= 4 * 9
+    metrics = [json.loads((run / "metrics-0.json").read_text()) for run in (one, two)]
+    for name in ("train/left/comparison_groups", "train/right/comparison_groups"):
+        assert metrics[0][name] == metrics[1][name] == 4 * (1 + 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_policies_may_have_rows_on_one_rank_only(strategy: str, lora: bool, launch: Any) -> None:
+    """Two groups, one on each rank, each for one of two policies."""
+    data = {"groups": 2, "iterations": 4, "validation_episodes": 1}
+    options = {"policies": ["left", "right"], "data": data, "lora": lora}
+    one = launch("one", **options)
+    two = launch("two", strategy=strategy, devices=2, **options)
+    seats = {item.iteration: set() for item in episodes(two)}
+    for item in episodes(two):
+        seats[item.iteration] |= set(item.trajectories)
+    assert {"left", "right"} in seats.values(), "both policies have rows, each on another rank"
+    assert any(len(seat) == 1 for seat in seats.values()), "a policy has no rows at all"
+    assert_same(gradients(two), gradients(one))
+    ids = torch.arange(8, 20)[None]
+    for name in ("left", "right"):
+        got, want = (AutoModelForCausalLM.from_pretrained(run / "policies" / name) for run in (two, one))
+        torch.testing.assert_close(got(ids).logits, want(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "options",
+    [{"algorithm": "mappo"}, {"algorithm": "ippo", "critics": ["left", "right"]}],
+    ids=["mappo", "ippo"],
+)
+def test_critics_with_rows_of_their_own_add_up(strategy: str, options: dict[str, Any], launch: Any) -> None:
+    """Two groups, one on each rank, each for one of two policies: ranks lack rows of a policy, and of its critic."""
+    options = {**options, "policies": ["left", "right"], "data": {"groups": 2, "iterations": 3, "passes": 2}}
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    assert any("critic" in name for name in gradients(two))
+    names = sorted(path.name for path in (one / "policies").iterdir())
+    assert sum("critic" in name for name in names) == (1 if options["algorithm"] == "mappo" else 2)
+    ids = torch.arange(8, 20)[None]
+    for name in names:
+        got, want = (AutoModelForCausalLM.from_pretrained(run / "policies" / name) for run in (two, one))
+        torch.testing.assert_close(got(ids).logits, want(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policies": ["ann", "bob"], "discussion": {}},
+        {
+            "policies": ["first", "second"],
+            "discussion": {"turns": 2, "by_turn": True},
+            "critics": ["ann@1", "ann@2", "bob@1", "bob@2"],
+            "model": {
+                "seats": {"ann@1": "first", "bob@1": "first", "ann@2": "second", "bob@2": "second"},
+                "critic_reads": "answer",
+                "turn_schedule": [[2], [1]],
+            },
+        },
+        {
+            "policies": ["first", "second"],
+            "lora": True,
+            "discussion": {"turns": 2, "by_turn": True},
+            "model": {
+                "seats": {"ann@1": "first", "bob@1": "first", "ann@2": "second", "bob@2": "second"},
+                "turn_schedule": [[1], [2]],
+            },
+        },
+    ],
+    ids=["persons", "turns", "adapters"],
+)
+def test_discussions_are_paid_and_scheduled_over_all_ranks(
+    strategy: str, options: dict[str, Any], launch: Any, model_folder: Path
+) -> None:
+    options = {**options, "algorithm": "maporl", "max_tokens": 4, "data": {"groups": 2, "iterations": 1}}
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    # Whoever rests has no gradient in one process and zeros in two.
+    found = [{name: value for name, value in gradients(run).items() if value.any()} for run in (two, one)]
+    assert_same(*found)
+    scheduled = options.get("model", {}).get("turn_schedule")
+    if scheduled:
+        resting = "second" if scheduled[0] == [1] else "first"
+        after, before = (
+            AutoModelForCausalLM.from_pretrained(path) for path in (two / "policies" / resting, model_folder)
+        )
+        for name, weight in before.state_dict().items():
+            assert torch.equal(weight, after.state_dict()[name]), name
+    metrics = [json.loads((run / "metrics-0.json").read_text()) for run in (one, two)]
+    paid = {name for name in metrics[0] if name.startswith(("train/influence", "train/incentive", "train/trained"))}
+    assert len(paid) >= 8
+    for name in (*paid, "train/ties"):
+        assert metrics[1][name] == pytest.approx(metrics[0][name], abs=1e-9), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("algorithm", ["dpo", "sft"])
+def test_data_files_are_shared_out_to_the_last_row(strategy: str, algorithm: str, launch: Any, tmp_path: Path) -> None:
+    pairs = [{"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"} for n in range(9)]
+    chats: list[Any] = [{"messages": _chat(f"Say {n}", str(n))} for n in range(9)]
+    chats[4] = {"messages": _chat("Say 4", "5", "Wrong", "4")}  # the only row in which the environment answers
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in (pairs if algorithm == "dpo" else chats)))
+    options = {
+        "dpo": {"algorithm": "dpo", "pairs": str(source), "model": {"loss": "ipo"}},
+        "sft": {"algorithm": "sft", "rows": str(source), "model": {"objective": "combined"}},
+    }[algorithm]
+    one = launch("one", batch_size=8, **options)
+    two = launch("two", batch_size=4, strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    # The second update is on one row, which one of the ranks has; validation reads all nine.
+    got, want = (json.loads((run / "metrics-0.json").read_text()) for run in (two, one))
+    names = {"dpo": ["loss", "reward_margin", "preference_accuracy"], "sft": ["nll", "observation_nll"]}[algorithm]
+    for name in names:
+        assert got[f"val/{name}"] == pytest.approx(want[f"val/{name}"], rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("algorithm", ["correctness", "pairwise"])
+def test_reward_models_are_trained_and_measured_over_all_ranks(
+    strategy: str, algorithm: str, launch: Any, tmp_path: Path
+) -> None:
+    pairs = [{"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"} for n in range(9)]
+    answers = [{"question": f"Say {n // 2}", "answer": f"{n} it is", "correct": n % 2 == 0} for n in range(9)]
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in (pairs if algorithm == "pairwise" else answers)))
+    # Two epochs: the head begins at 0, and all scores are equal.
+    options = {"algorithm": algorithm, "pairs": str(source), "rows": str(source), "epochs": 2}
+    one = launch("one", batch_size=8, **options)
+    two = launch("two", batch_size=4, strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    # The second update is on one row, which one of the ranks has; validation reads all nine.
+    got, want = (json.loads((run / "metrics-0.json").read_text()) for run in (two, one))
+    names = {
+        "pairwise": ["loss", "pair_accuracy", "margin"],
+        "correctness": ["loss", "auc", "accuracy", "calibration_error", "question_only_auc"],
+    }[algorithm]
+    for name in names:
+        assert got[f"val/{name}"] == pytest.approx(want[f"val/{name}"], rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_joint_pairs_are_shared_out_to_the_last_one(strategy: str, launch: Any, tmp_path: Path) -> None:
+    """Every third pair is of one agent alone, so that a policy may have rows on one rank only."""
+    source = tmp_path / "joint.jsonl"
+    with source.open("w") as file:
+        for n in range(9):
+            part = {"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"}
+            agents = ("left",) if n % 3 == 2 else ("right",) if n % 3 == 1 else ("left", "right")
+            file.write(json.dumps({"agents": dict.fromkeys(agents, part)}) + "\n")
+    options = {"algorithm": "madpo", "pairs": str(source), "policies": ["left", "right"], "model": {"loss": "ipo"}}
+    one = launch("one", batch_size=4, **options)
+    for name, share in (("two", {"batch_size": 2}), ("pieces", {"batch_size": 1, "accumulate": 2})):
+        two = launch(name, strategy=strategy, devices=2, **share, **options)
+        assert_same(gradients(two), gradients(one))
+        got, want = (json.loads((run / "metrics-0.json").read_text()) for run in (two, one))
+        for metric in ("loss", "reward_margin", "preference_accuracy"):
+            assert got[f"val/{metric}"] == pytest.approx(want[f"val/{metric}"], rel=1e-3, abs=1e-4), metric
+
+
+def _chat(*turns: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(turns)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "stale"), [("ddp", {}), ("fsdp", {}), ("ddp", {"cross_policy": {"share": 0.5, "refresh": 9}})]
+)
+def test_two_processes_go_on_bit_for_bit(strategy: str, stale: dict[str, Any], launch: Any) -> None:
+    data = {"iterations": 2, "minibatches": 2, "passes": 2, **stale}
+    options = {"strategy": strategy, "devices": 2, "data": data}
+    through = launch("through", callbacks=["keep"], **options)
+    for step in (3, 4):  # in the middle of a collection, and between two
+        again = launch(f"from {step}", resume=str(through / f"step={step}.ckpt"), **options)
+        got, want = (AutoModelForCausalLM.from_pretrained(run / "policies" / "main") for run in (again, through))
+        for (name, left), right in zip(got.named_parameters(), want.parameters(), strict=True):
+            assert torch.equal(left, right), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_rank_that_fails_ends_the_run(strategy: str, launch: Any) -> None:
+    launch("run", fails=True, strategy=strategy, devices=2, callbacks=["fails"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_checkpoint_of_two_processes_goes_on_in_one_and_in_the_other_strategy(
+    strategy: str, launch: Any, tmp_path: Path
+) -> None:
+    saved = tmp_path / "half.ckpt"
+    data = {"iterations": 3, "minibatches": 2, "groups": 4}
+    launch("half", strategy=strategy, devices=2, data=data, limit=3, save=str(saved))
+    other = "fsdp" if strategy == "ddp" else "ddp"
+    for name, options in (
+        ("one", {}),
+        ("same", {"strategy": strategy, "devices": 2}),
+        ("other", {"strategy": other, "devices": 2}),
+    ):
+        # The checkpoint is of the first of two updates on collection 1. Two processes go on with the second; one
+        # process cannot have their rows and begins collection 2.
+        folder = launch(name, data=data, epochs=2, resume=str(saved), **options)
+        assert {item.iteration for item in episodes(folder)} == {2, 3, 4}, name
+    first, second = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name / "policies" / "main") for name in ("same", "other")
+    )
+    ids = torch.arange(8, 20)[None]
+    torch.testing.assert_close(first(ids).logits, second(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_sharded_checkpoint_goes_on_sharded_and_as_a_whole_file(launch: Any, tmp_path: Path) -> None:
+    saved, file = tmp_path / "sharded.ckpt", tmp_path / "whole.ckpt"
+    options: dict[str, Any] = {"data": {"iterations": 2}, "model": {"kl_coefficient": 0.1}}
+    launch("first", strategy="fsdp", devices=2, sharded=True, save=str(saved), **options)
+    assert saved.is_dir()
+    consolidate(saved, file)
+    runs = {
+        "sharded": {"strategy": "fsdp", "devices": 2, "sharded": True, "resume": str(saved)},
+        "whole": {"strategy": "ddp", "devices": 2, "resume": str(file)},
+    }
+    models = []
+    for name, how in runs.items():
+        folder = launch(name, epochs=2, **how, **options)
+        models.append(AutoModelForCausalLM.from_pretrained(folder / "policies" / "main"))
+    ids = torch.arange(8, 20)[None]
+    torch.testing.assert_close(models[0](ids).logits, models[1](ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_tensor_parallel_ranks_play_the_same_episodes_and_have_the_gradient_of_one(launch: Any) -> None:
+    one = launch("one")
+    two = launch("two", strategy="fsdp", devices=2, tensor_parallel=2)
+    assert_same(gradients(two), gradients(one))
+    exported, single = (AutoModelForCausalLM.from_pretrained(run / "policies" / "main") for run in (two, one))
+    ids = torch.arange(8, 20)[None]
+    torch.testing.assert_close(exported(ids).logits, single(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_pairs_of_tensor_parallel_ranks_share_the_data_out(launch: Any) -> None:
+    one = launch("one", clip=1.0)
+    four = launch("four", strategy="fsdp", devices=4, tensor_parallel=2, clip=1.0, callbacks=["held_out"])
+    assert_same(gradients(four), gradients(one))
+
+
+@pytest.fixture(scope="module")
+def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2, which the engine has no decoder of its own for."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    tokenizer = build_tokenizer()
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": len(tokenizer)}
+    tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(**sizes, **tokens)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_ranks_with_another_model_family_play_while_they_update(strategy: str, launch: Any, gpt2_folder: Path) -> None:
+    options = {"data": {"mode": "async", "max_lag": 1, "iterations": 4}, "model_folder": gpt2_folder}
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    assert {item.id for item in episodes(two)} == {item.id for item in episodes(one)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_ranks_play_while_they_update(strategy: str, lora: bool, launch: Any) -> None:
+    options = {"data": {"mode": "async", "max_lag": 1, "iterations": 4}, "lora": lora}
+    one = launch("one", **options)
+    two = launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))  # of the first update, whose episodes have the initial weights
+    assert {item.id for item in episodes(two)} == {item.id for item in episodes(one)}
+    lags = [item.iteration - turn.version for item in episodes(two) for row in item.rows() for turn in row.turns]
+    assert set(lags) <= {0, 1}
+    assert max(lags) == 1
+    metrics = [json.loads((two / f"metrics-{rank}.json").read_text()) for rank in (0, 1)]
+    assert metrics[0] == metrics[1]
+    assert metrics[0]["async/lag_0"] + metrics[0]["async/lag_1"] == pytest.approx(1.0)
