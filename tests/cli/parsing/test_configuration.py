@@ -187,10 +187,11 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_on_the_command_line(mrlm, config, mistake):
-    arguments, words = MISTAKES[mistake]
-    status, _, err = mrlm("fit", "--config", config, *arguments)
     import mrlm_toy
 
+    arguments, words = MISTAKES[mistake]
+    loaded = mrlm_toy.ToyAlgorithm.loaded
+    status, _, err = mrlm("fit", "--config", config, *arguments)
     assert status == 2, err
     assert err.startswith("mrlm: error: ")
     for word in words:
@@ -198,7 +199,7 @@ def test_mistake_on_the_command_line(mrlm, config, mistake):
     assert "Traceback" not in err
     assert "Subtypes" not in err
     assert len(err.splitlines()) <= 3
-    assert mrlm_toy.ToyAlgorithm.loaded == 0
+    assert mrlm_toy.ToyAlgorithm.loaded == loaded
     assert not list(Path("runs").glob("*"))
 
 
