@@ -12,6 +12,12 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.fixture(autouse=True)
+def find_the_example_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the package of extensions on the path, as the documents have it."""
+    monkeypatch.syspath_prepend(str(EXAMPLES / "plugin"))
+
+
 @pytest.fixture
 def example() -> Callable[[str], ModuleType]:
     """Loads an example, by its path below ``examples/``, afresh."""

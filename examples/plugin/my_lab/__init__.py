@@ -1,0 +1,5 @@
+"""A package of extensions: an environment, an engine, a callback."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,108 @@
+"""The extensions of examples/plugin: by import path in YAML, and by the short names that a plugin gives."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM
+
+from mrlm_pl.engines import InProcessEngine, SampleRequest, Sampling
+from mrlm_pl.environment import Message
+from mrlm_pl.environment.check import check_environment
+from mrlm_pl.errors import EngineError
+from mrlm_pl.policy.tiny import build_tokenizer, tiny_model_path
+
+PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
+SMALL = {"groups": 2, "group_size": 2, "iterations": 4, "validation_episodes": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Make the package visible as an installed distribution."""
+    site = tmp_path_factory.mktemp("site")
+    shutil.copytree(PLUGIN / "my_lab", site / "my_lab")
+    information = site / "my_lab-0.1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-lab\nVersion: 0.1.0\n")
+    (information / "entry_points.txt").write_text("[mrlm_pl.plugins]\nmy_lab = my_lab\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        yield
+
+
+def configuration(environment: str, engine: str, callback: str, reward: float) -> str:
+    """Return the path of a configuration file that names the three classes."""
+    data = {**SMALL, "environment": environment, "engine": engine, "sampling": {"max_tokens": 4}}
+    goal = {"class_path": callback, "init_args": {"reward": reward, "patience": 2}}
+    trainer = {"accelerator": "cpu", "max_epochs": 1, "limit_val_batches": 0, "callbacks": [goal]}
+    content = {"model": "GRPO", "data": {"class_path": "RolloutDataModule", "init_args": data}, "trainer": trainer}
+    Path("own.yaml").write_text(yaml.safe_dump(content))
+    return "own.yaml"
+
+
+def iterations_of(run: str) -> int:
+    return len(list(Path(run, "episodes").iterdir()))
+
+
+@pytest.mark.parametrize("by", ["path", "name"])
+def test_all_are_used_from_yaml(by: str, mrlm) -> None:
+    package = "my_lab." if by == "path" else ""
+    names = [f"{package}{name}" for name in ("Backwards", "PlainEngine", "RewardGoal")]
+    status, _, errors = mrlm("fit", "--config", configuration(*names, reward=-1.0), "--trainer.default_root_dir", "run")
+    assert status == 0, errors
+    assert iterations_of("run") == 2, "the goal was reached in the first two iterations"
+
+
+def test_a_goal_out_of_reach_stops_nothing(mrlm) -> None:
+    config = configuration("backwards", "PlainEngine", "RewardGoal", reward=2.0)
+    status, _, errors = mrlm("fit", "--config", config, "--trainer.default_root_dir", "run")
+    assert status == 0, errors
+    assert iterations_of("run") == SMALL["iterations"]
+
+
+def test_the_environment_keeps_the_contract() -> None:
+    from my_lab import Backwards
+
+    check_environment(Backwards())
+    environment = Backwards(letters=3)
+    task = environment.tasks("train")[0]
+    right, wrong = Message("assistant", task.data["word"][::-1]), Message("assistant", "zzz")
+    environment.reset(task)
+    first = environment.step({"agent": right})
+    assert (first.done, first.rewards) == (True, {"agent": 1.0})
+    environment.reset(task)
+    second = environment.step({"agent": wrong})
+    assert (second.done, second.rewards) == (False, {"agent": 0.0})
+    assert environment.step({"agent": right}).rewards == {"agent": 0.5}
+
+
+def test_the_engine_samples_what_the_engine_of_the_package_samples() -> None:
+    from my_lab import PlainEngine
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_path()).eval()
+    context = tuple(build_tokenizer().encode("12+30?"))
+    request = SampleRequest(context, "main", 3, Sampling(temperature=0.0, max_tokens=6))
+    found = []
+    for engine in (PlainEngine(), InProcessEngine()):
+        engine.load("main", model, 7)
+        found.append(asyncio.run(engine.sample([request]))[0])
+        engine.close()
+    assert found[0].token_ids == found[1].token_ids
+    assert found[0].logprobs == pytest.approx(found[1].logprobs, abs=1e-4)
+    assert found[0].version == 7
+    own = PlainEngine()
+    own.load("main", model, 1)
+    with pytest.raises(EngineError, match="set top_p to 1"):
+        own.generate(SampleRequest(context, "main", 3, Sampling(top_p=0.5)))
+    with pytest.raises(EngineError, match="'other' is not loaded; there are: main"):
+        own.generate(SampleRequest(context, "other", 3, Sampling()))
+
+
+@pytest.mark.parametrize("file", sorted((PLUGIN / "my_lab").glob("*.py")), ids=lambda path: path.stem)
+def test_an_extension_has_at_most_sixty_lines(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 60
