@@ -1,4 +1,4 @@
-"""Files that are replaced in one go: a reader, and a kill, sees the old file or the whole new one."""
+"""Atomic, durable writes: readers, also after a kill, see the old file or the complete new one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
 
 
 def force_to_disk(path: Path) -> None:
-    """Wait until a file's data, or a folder's entries, are on the disk.
+    """Flush a file's data, or a folder's entries, to disk.
 
     Raises:
         OSError: the file's data cannot be written, for example because the disk is full.
@@ -84,10 +84,10 @@ def finite(value: Any) -> Any:
 
 
 def progress_note(path: Path) -> Path:
-    """Where it is noted how far a file has come; the note is there until the file is complete."""
+    """Return the path of the note on how much of a file is written; it exists until the file is complete."""
     return path.with_name(path.name + ".progress")
 
 
 def unfinished(path: Path) -> bool:
-    """Whether a command that writes the file was killed, or is still at it."""
+    """Return whether the command that writes the file is still running or was killed."""
     return progress_note(path).is_file()

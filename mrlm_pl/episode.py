@@ -1,7 +1,7 @@
 """Records of what happened: messages, turns, trajectories and episodes.
 
 All records are frozen, hold plain data only and survive JSON without loss: ``Episode.from_json(e.to_json()) == e``.
-They are the single source from which batches, rewards, credit and transcripts are made; every number in them is keyed
+Batches, rewards, credit and transcripts are all computed from them. Every number is keyed
 by (run, iteration, task, group, episode, agent, policy, version, turn, token).
 """
 
@@ -18,7 +18,7 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
 
 def person_of(agent: str) -> str:
-    """The one who acts as an agent: an environment that has an agent for each turn names them ``person@turn``.
+    """Return the person behind an agent: environments with one agent per turn name them ``person@turn``.
 
     >>> person_of("solver_1@2"), person_of("solver_1")
     ('solver_1', 'solver_1')
@@ -28,7 +28,7 @@ def person_of(agent: str) -> str:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool that a message asks for: its id, the tool's name and the arguments as a JSON object."""
+    """A tool call in a message: its id, the tool's name and the arguments as a JSON object."""
 
     id: str
     name: str
@@ -42,9 +42,9 @@ class Message:
     Args:
         role: ``system``, ``user``, ``assistant`` or ``tool``.
         content: the text.
-        tool_calls: calls that an assistant message asks for.
-        tool_call_id: for a ``tool`` message, the call that it answers.
-        name: for a ``tool`` message, the tool.
+        tool_calls: the tool calls of an assistant message.
+        tool_call_id: of a ``tool`` message: the call that it answers.
+        name: of a ``tool`` message: the tool.
 
     Raises:
         ValueError: the role is not one of the four.
@@ -61,7 +61,7 @@ class Message:
             raise ValueError(f"message role is {self.role!r}; it must be one of {', '.join(ROLES)}")
 
     def to_chat(self) -> dict[str, Any]:
-        """The message in the form that chat templates read (OpenAI's field names).
+        """Return the message in the form that chat templates read (OpenAI's field names).
 
         >>> Message("user", "2 + 2?").to_chat()
         {'role': 'user', 'content': '2 + 2?'}
@@ -80,10 +80,10 @@ class Message:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Message:
-        """The message stored by :meth:`Episode.to_dict`.
+        """Return the message that :meth:`Episode.to_dict` stored.
 
         Raises:
-            ValueError: its content is no text.
+            ValueError: the content is not text.
         """
         if not isinstance(data["content"], str):
             raise ValueError(f"the content of a message is {data['content']!r:.80}; it must be text")
@@ -96,11 +96,11 @@ class Task:
     """One problem instance of an environment.
 
     Args:
-        environment: name of the environment, for example ``math``.
+        environment: name of the environment, such as ``math``.
         split: ``train``, ``validation`` or ``test``.
         index: position in the split's task source.
-        seed: all randomness of the environment when it plays this task.
-        data: what the environment needs to pose and judge the task, as JSON-like data.
+        seed: of all randomness in the environment while it plays this task.
+        data: JSON-like data from which the environment poses and judges the task.
     """
 
     environment: str
@@ -111,7 +111,7 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Text that identifies the task within a run.
+        """Return text that identifies the task within a run.
 
         >>> Task("math", "train", 3).key
         'math/train/3'
@@ -121,7 +121,7 @@ class Task:
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """Consecutive sampled tokens of a turn that were drawn from the same weights: how many, of which version, where."""
+    """Consecutive tokens of a turn sampled by one engine from one policy version."""
 
     tokens: int
     version: int
@@ -133,22 +133,20 @@ class Turn:
     """One decision of one agent.
 
     Args:
-        agent: who decided.
-        index: how many times the environment had been stepped before this decision; agents that act at the same
-            time share it.
-        start: first sampled token in the trajectory's row.
+        agent: the agent that acted.
+        index: number of environment steps before this turn; agents that act simultaneously share it.
+        start: position of the first sampled token in the trajectory.
         stop: one past the last sampled token.
-        reward: what the environment paid for it.
-        components: named parts of ``reward``; they sum to it.
+        reward: of this turn, from the environment.
+        components: named parts of ``reward``, which is their sum.
         finish_reason: ``stop`` or ``length``, from the engine.
-        policy: name of the weights that decided.
-        version: their version, counted in optimizer steps; the oldest of them where ``spans`` has several.
+        policy: the policy that sampled the turn.
+        version: its version in optimizer steps; the oldest one where ``spans`` has several.
         engine: the engine that sampled the first token.
-        node: the state of the turn tree that it was decided in; empty where a state has one decision of each agent.
-        sample: which of the decisions that the agent was asked for in this state. Turns of several episodes with the
-            same group, node, agent and sample are one and the same decision.
-        spans: the turn's tokens in stretches, where weights or engine changed while it was sampled; empty where all
-            tokens are of ``version`` and ``engine``.
+        node: state in the turn tree; empty outside of turn trees.
+        sample: number of the decision among those that the agent made in this state. Turns of several episodes with
+            equal group, node, agent and sample are the same decision.
+        spans: the turn's tokens by version and engine, if either changed while it was sampled; else empty.
     """
 
     agent: str
@@ -166,7 +164,7 @@ class Turn:
     spans: tuple[TokenSpan, ...] = ()
 
     def token_spans(self) -> tuple[TokenSpan, ...]:
-        """The stretches of all the turn's tokens; one where nothing changed.
+        """Return the spans of all the turn's tokens: one if neither version nor engine changed.
 
         >>> Turn("solver", 0, 5, 9, 1.0, {}, "stop", "main", 3, "in_process").token_spans()
         (TokenSpan(tokens=4, version=3, engine='in_process'),)
@@ -176,17 +174,17 @@ class Turn:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One agent's token row in an episode.
+    """The tokens of one agent in an episode.
 
-    An agent has several rows only when its chat template rewrites history; each row then stands alone.
+    An agent has several trajectories only if its chat template rewrites history; each then stands alone.
 
     Args:
-        agent: whose row it is.
-        policy: name of the weights that the agent's seat is bound to.
-        token_ids: the whole conversation as the agent's policy saw it, length T.
+        agent: the agent.
+        policy: the policy that the agent's seat is bound to.
+        token_ids: the whole conversation as the policy saw it, length T.
         action_mask: True where the policy sampled the token, length T.
         logprobs: log-probability under the distribution sampled from; 0.0 where ``action_mask`` is False, length T.
-        turns: the decisions in this row, in order.
+        turns: the decisions, in order.
         messages: the same conversation as text.
     """
 
@@ -207,12 +205,12 @@ class Trajectory:
 
     @property
     def reward(self) -> float:
-        """Sum of the turns' rewards."""
+        """Return the sum of the turns' rewards."""
         return math.fsum(turn.reward for turn in self.turns)
 
     @property
     def num_actions(self) -> int:
-        """How many tokens the policy sampled."""
+        """Return the number of sampled tokens."""
         return sum(self.action_mask)
 
 
@@ -223,20 +221,20 @@ class Episode:
     Args:
         id: unique in the run.
         task: the problem instance.
-        group: episodes with the same group share a task and are compared with each other.
-        seed: the key from which all of the episode's sampling seeds are derived.
-        iteration: the collection it belongs to; -1 outside training.
-        trajectories: rows by agent, in the order in which they began.
-        stop_reason: why it ended, as the environment named it; ``error`` for a failed one.
-        truncated: True when a limit cut it short, so that the state it ended in still had value.
-        success: whether the task was solved, or None where the environment does not say.
+        group: key of the episodes that are compared with each other; they share a task.
+        seed: all sampling seeds of the episode derive from it.
+        iteration: the iteration that it was collected in; -1 outside of training.
+        trajectories: by agent, in the order in which they began.
+        stop_reason: why it ended, in the environment's words; ``error`` for a failed episode.
+        truncated: a limit ended it, so that critics bootstrap from its last state.
+        success: whether the task was solved; None if the environment does not say.
         metrics: named numbers of the environment, for the log.
-        step_rewards: what each agent was paid at each step of the environment, whenever it had decided.
-        agents: all agents of the environment, also those that never acted; empty in records of other origin.
-        error: the failure that ended it, or None. A failed episode is counted and never enters the loss.
-        attempts: how many times it was started.
-        row_restarts: how many times a chat template rewrote history, so that a new row was begun.
-        timings: seconds by phase (``generate``, ``environment``). They are measurements: no computation reads them.
+        step_rewards: each agent's reward at each step of the environment, whether it acted there or not.
+        agents: all agents of the environment, including those that never acted; empty if unknown.
+        error: the failure that ended it, or None. Failed episodes are counted and never enter the loss.
+        attempts: how often it was started.
+        row_restarts: how often a chat template rewrote history, so that a new trajectory began.
+        timings: seconds by phase (``generate``, ``environment``). No computation reads them.
     """
 
     id: str
@@ -262,25 +260,25 @@ class Episode:
         return self.error is not None
 
     def rows(self) -> Sequence[Trajectory]:
-        """All trajectories, agent after agent."""
+        """Return all trajectories, agent by agent."""
         return [row for rows in self.trajectories.values() for row in rows]
 
     def rewards(self) -> dict[str, float]:
-        """Total reward of each agent."""
+        """Return the return of each agent: the sum of its rewards."""
         return {agent: math.fsum(row.reward for row in rows) for agent, rows in self.trajectories.items()}
 
     @property
     def team_size(self) -> int:
-        """How many agents a mean over the agents is over: all, or those that acted where all are unknown."""
+        """Return the number of agents; of those that acted if ``agents`` is unknown."""
         return len(self.agents) or len(self.trajectories)
 
     @property
     def reward(self) -> float:
-        """Mean over the agents of their total rewards; for one agent, its return. 0.0 when nobody acted."""
+        """Return the mean of the agents' returns; 0.0 if no agent acted."""
         return math.fsum(self.rewards().values()) / self.team_size if self.trajectories else 0.0
 
     def components(self) -> dict[str, float]:
-        """Mean over the agents of each reward component, summed over the turns."""
+        """Return each reward component: summed over the turns, averaged over the agents."""
         sums: dict[str, float] = {}
         for row in self.rows():
             for turn in row.turns:
@@ -289,7 +287,7 @@ class Episode:
         return {name: value / self.team_size for name, value in sums.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The episode as JSON-like data; mappings and sequences of the record are shared, not copied."""
+        """Return the episode as JSON-like data that shares mappings and sequences with the record."""
         data = _shallow(self)
         data["task"] = _shallow(self.task)
         data["trajectories"] = {
@@ -309,7 +307,7 @@ class Episode:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Episode:
-        """The episode stored by :meth:`to_dict`.
+        """Return the episode that :meth:`to_dict` stored.
 
         Raises:
             ValueError: a field is missing or unknown; the message names it.
@@ -334,7 +332,7 @@ class Episode:
         return cls(**values)
 
     def to_json(self) -> str:
-        """One line of JSON; floats keep all their digits.
+        """Return one line of JSON; floats keep all digits.
 
         Raises:
             ValueError: a number is NaN or infinite.
@@ -343,7 +341,7 @@ class Episode:
 
     @classmethod
     def from_json(cls, text: str) -> Episode:
-        """The episode that :meth:`to_json` wrote.
+        """Return the episode that :meth:`to_json` wrote.
 
         >>> e = Episode("0", Task("math", "train", 0), "g", 1, 0, {}, "answered", success=True)
         >>> Episode.from_json(e.to_json()) == e
@@ -353,7 +351,7 @@ class Episode:
 
 
 def _shallow(record: Any) -> dict[str, Any]:
-    """Fields of a record by name, without the recursion of ``asdict``, which costs a call for every token."""
+    """Return the fields by name, without the recursion of ``asdict``, which makes a call for every token."""
     return {item.name: getattr(record, item.name) for item in fields(record)}
 
 
@@ -375,10 +373,10 @@ def _trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
 
 
 def _check_kinds(row: Trajectory) -> None:
-    """Refuse a row of a file whose fields hold other kinds of values than a row has.
+    """Validate the types in a trajectory that was read from a file.
 
     Raises:
-        ValueError: the field is named.
+        ValueError: a value has another type; names the field.
     """
     wanted: dict[str, set[type]] = {"token_ids": {int}, "action_mask": {bool}, "logprobs": {float, int}}
     for name, kinds in wanted.items():
@@ -397,10 +395,9 @@ def _check_kinds(row: Trajectory) -> None:
 
 
 def question_to(episode: Episode, agent: str) -> str | None:
-    """The first user message of an episode: the person's own, if it acted in the first step, else that of who did.
+    """Return the first user message of an episode: the agent's if it acted in the first step, else another's that did.
 
-    So it is the question also for who begins with what others made of it, such as a leader. None where the record
-    lacks the messages.
+    So a leader that first sees the answers of others still has the question. None if the record lacks messages.
     """
     begins = min(turn.index for row in episode.rows() for turn in row.turns)
     first = [row for row in episode.rows() if row.turns and row.turns[0].index == begins]

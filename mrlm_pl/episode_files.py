@@ -1,4 +1,4 @@
-"""Episodes on disk: one compressed JSON-lines file for each collection, enough to replay, re-score and re-credit."""
+"""Episodes on disk: a compressed JSON-lines file per rollout, enough to replay, rescore and recredit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mrlm_pl.errors import DataError, StorageError
 
 
 def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
-    """Write ``episodes`` as gzipped JSON lines, atomically: the file is either whole or not there."""
+    """Write episodes as gzipped JSON lines, atomically."""
     text = "".join(episode.to_json() + "\n" for episode in episodes)
     with replacing(path) as draft:
         draft.write_bytes(gzip.compress(text.encode(), compresslevel=1, mtime=0))
 
 
 class EpisodeWriter:
-    """Writes files of episodes in a thread of its own, one after the other.
+    """Write files of episodes in a background thread, in order.
 
     Args:
-        behind: files that may wait; a further one waits for the oldest.
+        behind: files that may be pending before :meth:`write` blocks.
     """
 
     def __init__(self, behind: int = 2) -> None:
@@ -34,10 +34,10 @@ class EpisodeWriter:
         self._waiting: deque[tuple[Path, Future[None]]] = deque()
 
     def write(self, path: str | Path, episodes: Sequence[Episode]) -> None:
-        """Hand over a file.
+        """Schedule a file; blocks while ``behind`` files are pending.
 
         Raises:
-            StorageError: an earlier one could not be written.
+            StorageError: an earlier file could not be written.
         """
         while len(self._waiting) >= self.behind or (self._waiting and self._waiting[0][1].done()):
             self._settle()
@@ -47,7 +47,7 @@ class EpisodeWriter:
         """Wait until all files are written.
 
         Raises:
-            StorageError: one could not be written.
+            StorageError: a file could not be written.
         """
         while self._waiting:
             self._settle()
@@ -64,7 +64,7 @@ class EpisodeWriter:
 
 
 def read_episodes(path: str | Path) -> Iterator[Episode]:
-    """The episodes of a JSON-lines file, gzipped or not, or of every ``*.jsonl.gz`` file of a folder, by their names.
+    """Yield the episodes of a JSON-lines file, gzipped or not, or of all ``*.jsonl.gz`` files of a folder by name.
 
     Raises:
         DataError: there is no such file, or a line is not an episode record.

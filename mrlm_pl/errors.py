@@ -1,7 +1,7 @@
-"""The exceptions of the framework: one class for each boundary where something outside can go wrong.
+"""Errors: one class per boundary where input or the outside world can fail, and help for their messages.
 
 Every message names the thing, the value that was found and the remedy. ``ConfigurationError`` (and its subclasses)
-mean that the user's input is at fault: the command line answers them with exit code 2 and no traceback.
+mean a mistake in the user's input: the command line exits with code 2 and prints no traceback.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 DEBUG_VARIABLE = "MRLM_DEBUG"
-"""Environment variable: set to anything, errors that are otherwise reported in one line come with their traceback."""
+"""Environment variable: if it is set, errors that are otherwise one line are printed with their traceback."""
 
 
 class MRLMError(Exception):
@@ -35,7 +35,7 @@ class PolicyError(ConfigurationError):
 
 
 class EnvironmentContractError(MRLMError):
-    """An environment broke its contract or was driven out of order (step before reset, unknown agent, ...)."""
+    """An environment broke its contract, or was called out of order (step before reset, unknown agent, ...)."""
 
 
 class EngineError(MRLMError):
@@ -43,11 +43,11 @@ class EngineError(MRLMError):
 
 
 class RolloutError(MRLMError):
-    """A rollout yielded nothing to learn from, for example because every episode failed."""
+    """A rollout has no data to train on, for example because every episode failed."""
 
 
 class StorageError(MRLMError):
-    """A file cannot be written, for example because the disk is full; what was complete before is kept."""
+    """A file cannot be written, for example because the disk is full; complete files are kept."""
 
 
 class NonFiniteError(MRLMError):
@@ -55,11 +55,11 @@ class NonFiniteError(MRLMError):
 
 
 class SandboxError(MRLMError):
-    """Untrusted code cannot be run as asked: the machine does not offer the isolation, or the sandbox is broken."""
+    """Untrusted code cannot be run: the machine does not offer the isolation, or the sandbox failed."""
 
 
 class RemoteError(MRLMError):
-    """A remote environment or policy could not be reached, refused, or said something that is not of the protocol."""
+    """A server could not be reached, refused a request, or violated the protocol."""
 
 
 SYNONYMS = {
@@ -71,14 +71,14 @@ SYNONYMS = {
     "share": "reward",
     "whiten": "whiten_advantages",
 }
-"""Names that other frameworks, or earlier versions, give to our settings."""
+"""Names of our settings in other frameworks."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that ``name`` may have meant, or None.
+    """Return the known name that is most likely meant by ``name``, or None.
 
-    The first that fits, in this order: it is ``name`` with two adjacent letters swapped; it begins with ``name``; it is
-    our word for it; it looks like it; it ends with it. Upper and lower case are alike.
+    Candidates in order: two adjacent letters swapped, ``name`` as a prefix, a synonym, the closest spelling, ``name``
+    as a suffix. Case does not matter.
 
     >>> nearest("GPRO", ["GSPO", "GRPO"])
     'GRPO'
@@ -101,14 +101,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest_path(path: Path, *, folders: bool = False) -> Path | None:
-    """Return the file, or the folder, beside a missing ``path`` whose name it may have meant, or None."""
+    """Return the file or folder next to a missing ``path`` with the nearest name, or None."""
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
     near = nearest(path.name, [item.name for item in beside if item.is_dir() == folders])
     return path.parent / near if near else None
 
 
 def missing_folder(name: str) -> str | None:
-    """Say that ``name`` is a path to nothing, with the nearest folder; return None where it exists or may be a hub id.
+    """Return the message that a folder does not exist, with the nearest one; None if it exists or may be a hub id.
 
     ``owner/model`` may be a hub id, unless there is a folder ``owner`` here and no such model in the hub's cache.
     """
@@ -132,13 +132,13 @@ def missing_folder(name: str) -> str | None:
 
 
 def place(method: Any) -> str:
-    """``file:line`` where a function begins; the file relative to the working folder where it is below it."""
+    """Return ``file:line`` of a function; the file relative to the working folder if it is below it."""
     code = inspect.unwrap(method).__code__
     return f"{_relative(code.co_filename)}:{code.co_firstlineno}"
 
 
 def place_of_error(error: BaseException) -> str:
-    """``file:line`` of the innermost frame that is no part of an installed package; empty where there is none."""
+    """Return ``file:line`` of the innermost frame outside of installed packages; empty if there is none."""
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
@@ -152,7 +152,7 @@ _OWN_FILES = (str(Path(__file__).parent), str(Path(inspect.__file__).parent))
 
 
 def place_of(cls: type) -> str:
-    """The place of a class, in brackets; empty where it has no source."""
+    """Return `` (file:line)`` of a class; empty if it has no source."""
     try:
         return f" ({_relative(inspect.getsourcefile(cls) or '')}:{inspect.getsourcelines(cls)[1]})"
     except (OSError, TypeError):

@@ -1,9 +1,8 @@
 """Counter-based randomness: every random draw is a pure function of a key, never of global state.
 
 A key is the position of the draw in the run, for example ``(run seed, "turn", iteration, task, episode, agent, turn)``.
-Two draws with different keys are independent; the same key gives the same number on every machine, in every process
-and in whatever order the draws are made. That is what makes a run reproducible and resumable without saving any
-generator state.
+Draws with different keys are independent; the same key gives the same number on every machine, in every process
+and in any order. So runs are reproducible and resumable without saved generator state.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _SEED_BYTES = 8
 
 
 def derive_seed(*key: str | int) -> int:
-    """Seed in ``[0, 2**63)`` that is a function of ``key`` alone.
+    """Return a seed in ``[0, 2**63)`` that is a function of ``key`` alone.
 
     Args:
         key: strings and integers; order, type and boundaries count (``("ab", "c")`` and ``("a", "bc")`` differ).
@@ -40,7 +39,7 @@ def derive_seed(*key: str | int) -> int:
 
 
 def keyed_random(*key: str | int) -> random.Random:
-    """A standard-library generator seeded by ``derive_seed(*key)``.
+    """Return a standard-library generator seeded by ``derive_seed(*key)``.
 
     >>> keyed_random("task", 7).randint(0, 99) == keyed_random("task", 7).randint(0, 99)
     True

@@ -1,4 +1,4 @@
-"""Settings given in Python as a mapping, as a configuration file has them, and the rule that seats agents."""
+"""Settings: mappings in place of objects, seats of agents, addresses."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 
 def as_settings(cls: type[T], value: Any, name: str) -> T:
-    """The value if it is a ``cls``, else one made of the mapping.
+    """Return the value if it is a ``cls``, else a ``cls`` made from the mapping.
 
     Args:
-        cls: whose constructor the mapping's keys belong to.
+        cls: its constructor's arguments are the mapping's keys.
         value: an instance or a mapping.
-        name: of the setting, for messages.
+        name: the setting's name, for messages.
 
     Raises:
-        ConfigurationError: it is neither, or a key does not exist; the message has the nearest.
+        ConfigurationError: it is neither, or a key does not exist; names the nearest key.
 
     >>> from fractions import Fraction
     >>> as_settings(Fraction, {"numerator": 1, "denominator": 2}, "share")
@@ -40,7 +40,9 @@ def as_settings(cls: type[T], value: Any, name: str) -> T:
 
 
 def seated_policy(agent: str, seats: Mapping[str, str], policies: Collection[str]) -> str | None:
-    """Return the policy that decides for an agent: its seat's, else the only one, else that of its name; else None.
+    """Return the policy that acts for an agent: its seat's, else the only policy, else the policy of the agent's name.
+
+    None if there is none.
 
     >>> seated_policy("critic", {}, ["main"]), seated_policy("critic", {}, ["solver", "main"])
     ('main', None)
