@@ -31,7 +31,7 @@ def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.part")
+    draft = draft_of(path)
     try:
         yield draft
         if durable:
@@ -42,6 +42,11 @@ def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
         raise
     if durable:
         force_to_disk(path.parent)
+
+
+def draft_of(path: Path) -> Path:
+    """Return the name under which :func:`replacing` writes a file; a kill may leave such a draft."""
+    return path.with_name(f"{path.name}.part")
 
 
 def write_json(path: str | Path, data: Mapping[str, Any]) -> None:

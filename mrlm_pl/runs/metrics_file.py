@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from mrlm_pl.durable_files import replacing
+from mrlm_pl.durable_files import draft_of, replacing
 from mrlm_pl.runs.folder import TENSORBOARD
 
 
@@ -58,6 +58,11 @@ class MetricsFile(Logger):
             self._started = True
         with self.path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self._columns).writerow(row)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Remove the draft that a kill left where the resumed run had no step to log."""
+        draft_of(self.path).unlink(missing_ok=True)
 
     def _read(self) -> list[dict[str, str]]:
         with self.path.open(newline="", encoding="utf-8") as file:

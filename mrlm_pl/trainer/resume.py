@@ -48,6 +48,10 @@ class ExactResume(Callback):
             self._keep_settings(trainer)
         if loop.restarted_mid_epoch and loop.epoch_loop.batch_progress.is_last_batch:
             loop.reset_restart_stage()
+        elif loop.restarted_mid_epoch and -1 < trainer.max_steps <= trainer.global_step:
+            # The last of all steps has ended its epoch, however many batches that has.
+            loop.epoch_progress.increment_processed()
+            loop.epoch_progress.increment_completed()
 
     def _keep_settings(self, trainer: Trainer) -> None:
         scheduled = {id(item.scheduler.optimizer): item for item in trainer.lr_scheduler_configs}
