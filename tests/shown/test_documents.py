@@ -1,47 +1,35 @@
-"""What the documents show is run: Python blocks as programs, `mrlm fit` lines down to their configuration."""
+"""What the documents show holds: Python blocks run, YAML blocks are configurations, links lead somewhere."""
 
 from __future__ import annotations
 
 import re
-import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from mrlm_pl.cli.main import COMMANDS as COMMAND_TABLE
-from mrlm_pl.cli.main import main
+from mrlm_pl.episode import Episode, Message, Task, Trajectory
+from mrlm_pl.episode_files import write_episodes
+from tests.support.documents import DOCUMENTS, blocks, dedented, parse
 
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def blocks(language: str) -> list[tuple[str, str]]:
-    return [
-        (f"{path.name}:{path.read_text()[: match.start()].count(chr(10)) + 1}", match.group(2))
-        for path in DOCUMENTS
-        for match in BLOCK.finditer(path.read_text())
-        if match.group(1) == language
-    ]
-
-
-CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "servers")
 PYTHON = blocks("python")
-COMMANDS = [
-    (place, line.partition("#")[0].strip())
-    for place, text in blocks("bash")
-    for line in text.splitlines()
-    if line.startswith("mrlm ")
-]
-FITS = [(place, line) for place, line in COMMANDS if line.split()[1] in ("fit", "validate") and "a.yaml" not in line]
+YAML = blocks("yaml")
+
+PLACES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "policies": lambda value: {"model": {"init_args": {"policies": value}}},
+    "seats": lambda value: {"model": {"init_args": {"seats": value}}},
+    "environment": lambda value: {"data": {"init_args": {"environment": value}}},
+    "judge": lambda value: PLACES["environment"]({"class_path": "DebateEnvironment", "init_args": {"judge": value}}),
+    "sandbox": lambda value: PLACES["environment"]({"class_path": "CodeEnvironment", "init_args": {"sandbox": value}}),
+}
+"""Where in a configuration a block belongs that begins with a key of an inner part."""
 
 
 @pytest.mark.parametrize(("place", "code"), PYTHON, ids=[place for place, _ in PYTHON])
 def test_python_blocks_run(place: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "runs/quickstart" in code:
-        from mrlm_pl.episode import Episode, Message, Task, Trajectory
-        from mrlm_pl.episode_files import write_episodes
-
         row = Trajectory("agent", "main", (), (), (), (), (Message("user", "2+2?"),))
         episode = Episode("0", Task("math", "train", 0), "g", 0, 0, {"agent": (row,)}, "answered")
         write_episodes(tmp_path / "runs/quickstart/episodes/iteration-000000.jsonl.gz", [episode])
@@ -49,30 +37,47 @@ def test_python_blocks_run(place: str, code: str, tmp_path: Path, monkeypatch: p
     exec(compile(code, place, "exec"), {"__name__": "document"})
 
 
-@pytest.mark.parametrize(("place", "line"), FITS, ids=[f"{place} {line}" for place, line in FITS])
-def test_fit_lines_parse(place: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.chdir(ROOT)
-    arguments = [word for word in shlex.split(line)[1:] if not word.startswith("--print_config")]
-    with pytest.raises(SystemExit) as stop:
-        raise SystemExit(main([*arguments, "--print_config"]))
-    assert stop.value.code == 0, capsys.readouterr().err
+def as_configuration(block: str) -> dict[str, Any]:
+    """Return a configuration of the settings in a YAML block; what it leaves out is as small as can be."""
+    whole: dict[str, Any] = {
+        "model": {"class_path": "GRPO", "init_args": {"policies": {"main": {"model": "builtin:tiny"}}}},
+        "data": {"class_path": "RolloutDataModule", "init_args": {"environment": {"class_path": "MathEnvironment"}}},
+    }
+    for key, value in yaml.safe_load(dedented(block)).items():
+        for group, given in PLACES.get(key, lambda value, key=key: {key: value})(value).items():
+            if group not in whole:
+                whole[group] = given
+                continue
+            whole[group]["class_path"] = given.get("class_path", whole[group]["class_path"])
+            arguments = {name: item for name, item in given.items() if name not in ("class_path", "init_args")}
+            whole[group]["init_args"].update(given.get("init_args", arguments))
+    return whole
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_every_configuration_parses(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(SystemExit) as stop:
-        raise SystemExit(main(["fit", "--config", str(path), "--print_config"]))
-    assert stop.value.code == 0, capsys.readouterr().err
+@pytest.mark.parametrize(("place", "block"), YAML, ids=[place for place, _ in YAML])
+def test_yaml_blocks_are_configurations(place: str, block: str, mrlm: object) -> None:
+    Path("shown.yaml").write_text(yaml.safe_dump(as_configuration(block)))
+    parse(["mrlm", "fit", "--config", "shown.yaml"])
 
 
-def test_the_documents_name_only_commands_that_exist() -> None:
-    known = set(COMMAND_TABLE)
-    assert {line.split()[1] for _, line in COMMANDS} <= known
-    assert len(COMMANDS) > 8, "the pattern finds the lines"
+@pytest.mark.parametrize(
+    "block",
+    [
+        "data: {curriculum: {flor: 0.2}}",
+        "data: {task_settings: {sums: {grup_size: 16}}}",
+        "policies: {main: {modle: builtin:tiny}}",
+        "environment: {class_path: MathEnvironment, init_args: {dta: a.jsonl}}",
+        "judge: {class_path: RewardModelJudge, init_args: {modl: {class_path: RewardModel}}}",
+        "  sandbox: {minimun: landlock}",
+        "trainer: {precison: bf16-mixed}",
+    ],
+)
+def test_a_mistake_in_a_block_is_found(block: str, mrlm: object) -> None:
+    with pytest.raises(AssertionError, match="status 2"):
+        test_yaml_blocks_are_configurations("", block, mrlm)
 
 
 def test_files_that_the_documents_link_to_exist() -> None:
     for path in DOCUMENTS:
-        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text() if path.is_file() else ""):
             assert target.startswith("http") or (path.parent / target).exists(), f"{path.name} links to {target}"

@@ -1,0 +1,176 @@
+"""Every command that documents, configurations and examples show has options that the real parsers accept."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.cli.main import COMMANDS, main
+from tests.support.documents import CONFIGS, ROOT, blocks, inline, parse, shown_commands
+
+SHOWN = shown_commands()
+PARSED = [words for words in SHOWN.values() if words[0] in ("mrlm", "python") and words[1] != "-m"]
+UNSHOWN = [
+    ["mrlm", "fit", "--config", path.relative_to(ROOT).as_posix()]
+    for path in CONFIGS
+    if path.parent.name != "servers" and not any(path.relative_to(ROOT).as_posix() in words for words in SHOWN.values())
+]
+"""Configurations that no shown command names."""
+
+RUNS = {"runs/quickstart": "configs/quickstart.yaml", "runs/team": "configs/tasks/collaborative_reasoning.yaml"}
+"""Run folders that commands read, and the configurations that they were made with."""
+
+RUN_FILES = {"a.yaml": "configs/quickstart.yaml", "b.yaml": "configs/quickstart.yaml"}
+"""Configurations of the reader's own, by one that stands for it."""
+
+OTHER_PROGRAMS = ("vllm", "transformers", "ray")
+OTHER_OPTIONS = ("--model-timeout", "--logprobs-mode", "--enable-deterministic-inference", "--security-opt")
+"""Programs of others and their options."""
+
+DOTTED = {
+    "data.engine.engine": "configs/scaling/ray_pool.yaml",
+    "data.engine.": "configs/scaling/served_rollouts.yaml",
+    "data.environment.data": "configs/tasks/sql.yaml",
+    "model.policies.first": "configs/tasks/collaborative_reasoning.yaml",
+}
+"""Configurations for options in running text that the quick start has no place for, by how the options begin."""
+
+
+@pytest.fixture(scope="session")
+def workplaces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return two folders with the repository's files: one before any run, one with the runs that commands read."""
+    before, after = tmp_path_factory.mktemp("before"), tmp_path_factory.mktemp("after")
+    for folder in (before, after):
+        for name in ("configs", "examples", "benchmarks"):
+            (folder / name).symlink_to(ROOT / name)
+        for name, config in RUN_FILES.items():
+            (folder / name).write_text((ROOT / config).read_text())
+    for run, config in RUNS.items():
+        policy = after / run / "policies" / "main"
+        policy.mkdir(parents=True)
+        (policy / "config.json").write_text("{}")
+        (after / run / "config.yaml").write_text(_output("fit", "--config", str(ROOT / config), "--print_config"))
+    return before, after
+
+
+@pytest.fixture
+def there(
+    workplaces: tuple[Path, Path], outside_the_repository: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Sequence[str]], None]:
+    """Return a parser of a shown command in a folder that suits it."""
+
+    def parse_there(words: Sequence[str]) -> None:
+        monkeypatch.chdir(workplaces["eval" in words[:2] or "collect" in words[:2]])
+        parse(words)
+
+    monkeypatch.setenv("MRLM_RUN_FOLDER", "")  # what a run sets is taken back after the test
+    monkeypatch.delenv("MRLM_RUN_FOLDER")
+    return parse_there
+
+
+@pytest.mark.parametrize("words", [*PARSED, *UNSHOWN], ids=shlex.join)
+def test_the_parser_accepts_it(words: list[str], there: Callable[[Sequence[str]], None]) -> None:
+    if words[0] == "mrlm":
+        there(words)
+    elif "argparse" in (ROOT / words[1]).read_text():
+        there(words[1:])
+    else:
+        assert words[2:] == [], "the program has no options"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mrlm fit --config configs/quickstart.yaml --data.gruops 3",
+        "mrlm train --config configs/quickstart.yaml --ouput runs/a",
+        "mrlm validate --confg configs/quickstart.yaml",
+        "mrlm eval --model builtin:tiny --environment math --num-episode 3",
+        "mrlm eval --model builtin:tiny --environment math --environment.kind '[word]'",
+        "mrlm collect --model builtin:tiny --environment mth --output a.jsonl",
+        "mrlm balance a.jsonl --outptu b.jsonl",
+        "mrlm serve --environments math --prot 1",
+        "mrlm check-env math --environment.kind '[word]'",
+        "mrlm sessions 127.0.0.1:50051 --jsn",
+        "mrlm consolidate folder",
+        "mrlm info --jsno",
+        "mrlm inof",
+        "examples/specialists.py --ouput a",
+    ],
+)
+def test_a_mistake_is_found(line: str, there: Callable[[Sequence[str]], None]) -> None:
+    with pytest.raises((AssertionError, SystemExit)):
+        there(shlex.split(line))
+
+
+def test_other_commands_name_what_exists() -> None:
+    """Targets of make, extras of pip, scripts and tests."""
+    project = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    extras = re.findall(r"^(\w+) = ", project, re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text()
+    for place, (program, *rest) in SHOWN.items():
+        names = [word for word in rest if not word.startswith("-")]
+        if program == "make":
+            targets = [word for word in names if "=" not in word]
+            assert all(re.search(rf"^{name}:", makefile, re.MULTILINE) for name in targets), place
+        elif program == "pip":
+            wanted = re.findall(r"(?:mrlm|\.)\[(.*?)\]", " ".join(names))
+            assert {extra for group in wanted for extra in group.split(",")} <= set(extras), place
+        elif program in ("bash", "pytest"):
+            assert (ROOT / names[-1]).exists(), place
+        else:
+            assert program in ("mrlm", "python", *OTHER_PROGRAMS), place
+    assert len(SHOWN) > 100, "the commands are found"
+
+
+def test_blocks_with_commands_say_that_they_are_bash() -> None:
+    for place, text in [*blocks(""), *blocks("text"), *blocks("sh"), *blocks("console")]:
+        assert not re.search(r"^(\$ )?(mrlm|make|python|pip|bash) ", text, re.MULTILINE), place
+
+
+@pytest.fixture(scope="session")
+def help_of() -> Callable[[str], str]:
+    """Return the help of a command."""
+    known: dict[str, str] = {}
+
+    def text(command: str) -> str:
+        if command not in known:
+            known[command] = _output(command, "--help")
+        return known[command]
+
+    return text
+
+
+def _output(*arguments: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as written:
+        assert main(arguments) == 0
+    return written.getvalue()
+
+
+def test_commands_in_running_text_have_the_options_that_they_name(help_of: Callable[[str], str]) -> None:
+    for place, code in inline("mrlm "):
+        command, *words = shlex.split(code)[1:]
+        assert command in COMMANDS, place
+        for word in words:
+            if word.startswith("--") and "." not in word and not word.endswith("help"):
+                assert re.search(rf"(?<!\S){word.partition('=')[0]}\b", help_of(command)), f"{place}: {code}"
+
+
+def test_plain_options_in_running_text_belong_to_some_command(help_of: Callable[[str], str]) -> None:
+    helps = "\n".join(help_of(command) for command in COMMANDS if command not in ("test", "predict"))
+    scripts = "\n".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))
+    for place, code in inline("--"):
+        for option in re.findall(r"(?<!\S)(--[a-z][\w-]*)(?![\w.-])", code):
+            assert option in OTHER_OPTIONS or re.search(rf"{option}\b", f"{helps}\n{scripts}"), f"{place}: {code}"
+
+
+@pytest.mark.parametrize("code", sorted({code for _, code in inline("--") if re.match(r"--[a-z_]+\.[a-z]", code)}))
+def test_dotted_options_in_running_text_are_accepted(code: str, there: Callable[[Sequence[str]], None]) -> None:
+    words = shlex.split(code)
+    base = next((config for start, config in DOTTED.items() if words[0][2:].startswith(start)), RUNS["runs/quickstart"])
+    there(["mrlm", "fit", "--config", base, *words, *(["1"] if len(words) == 1 else [])])

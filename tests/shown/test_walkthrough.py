@@ -1,0 +1,125 @@
+"""The README's commands run one after the other in an empty folder, as a reader would type them, at a small size."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.cli.main import main
+from mrlm_pl.episode_files import read_episodes
+from tests.support.documents import CONFIGS, ROOT, blocks, commands
+
+COMMANDS = [words[1:] for place, text in blocks("bash") if place.startswith("README") for words in commands(text)]
+SHOWN = [words for words in COMMANDS if words and words[0] not in ("quickstart", "test")]
+
+EVALUATION = ["--trainer.callbacks.init_args.episodes", "8"]
+FIT = ["--data.iterations", "1", "--data.groups", "2", "--trainer.accelerator", "cpu"]
+SMALL: Mapping[str, list[str]] = {
+    "fit": [*FIT, *EVALUATION],
+    "train": [*FIT, *EVALUATION],
+    "validate": ["--data.validation_episodes", "4", "--trainer.accelerator", "cpu", "--trainer.callbacks", "null"],
+    "eval": ["--num-episodes", "4", "--device", "cpu"],
+    "collect": ["--num-episodes", "4", "--device", "cpu"],
+}
+"""Options that make a command small."""
+
+
+@pytest.fixture
+def reader(outside_the_repository: None) -> None:
+    """Work in a folder with the configurations and a data set of answers."""
+    Path("configs").symlink_to(ROOT / "configs")
+    for name in ("a", "b"):
+        Path(f"{name}.yaml").write_text((ROOT / "configs/quickstart.yaml").read_text())
+    rows = [
+        {"question": f"{n} + {n} = ?", "answer": f"{n + n + wrong}", "correct": not wrong}
+        for n in range(8)
+        for wrong in (0, 1)
+    ]
+    with gzip.open("answers.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def servers() -> Iterator[list[subprocess.Popen[str]]]:
+    """Servers that a test starts; they are stopped at its end."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for server in started:
+        server.kill()
+        server.communicate(timeout=60)
+
+
+def test_the_readme_in_its_order(
+    reader: None, servers: list[subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = ""
+    for words in SHOWN:
+        if words[0] == "serve":
+            words = [*words, "--port", "0"]
+            server = subprocess.Popen(
+                [sys.executable, "-m", "mrlm_pl.cli.main", *words], stdout=subprocess.PIPE, text=True
+            )
+            servers.append(server)
+            assert server.stdout is not None
+            address = server.stdout.readline().removeprefix("serving on ").strip()
+            assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
+            continue
+        words = [word if word != "127.0.0.1:50051" else address for word in words]
+        assert main([*words, *SMALL.get(words[0], [])]) == 0, f"{words}: {capsys.readouterr().err}"
+    out = capsys.readouterr().out
+    servers[0].send_signal(signal.SIGTERM)
+    assert servers[0].wait(60) == 0
+
+    assert {words[0] for words in SHOWN} >= {*SMALL, "balance", "check-env", "serve", "sessions", "info"}
+    assert len(list(read_episodes(Path("runs/quickstart/episodes")))) == 2 * 8
+    assert Path("runs/mine/checkpoints/last.ckpt").is_file()
+    assert json.loads(Path("eval.json").read_text())["episodes"] == 4
+    assert re.search(r"^gain .* over runs/quickstart/evaluation_before.json", out, re.MULTILINE)
+    assert len(list(read_episodes(Path("episodes.jsonl")))) == 4
+    assert len(Path("balanced.jsonl").read_text().splitlines()) > 8
+    assert re.search(r"^math: (\d+) of \1 checks passed", out, re.MULTILINE)
+    assert re.search(r"^0 sessions", out, re.MULTILINE)
+
+
+HUB = "needs a model from the hub"
+UNTRIED = {
+    "gsm8k": HUB,
+    "humaneval": HUB,
+    "writing": HUB,
+    "served_rollouts": "needs vLLM",
+    "served_rollouts_text": "needs transformers serve; tests/engines/http starts one",
+    "ray_served_pool": "needs vLLM",
+    "coordination_served": "needs a server of policies; tests/engines/http starts one",
+    "remote_math": "needs a server of environments; tests/serving starts one",
+    "debate_verified": "needs a verifier; tests/serving/verifiers starts one",
+    "two_families": "needs the model of examples/other_family.py; tests/shown runs it",
+    "co_training": "needs the models of examples/specialists.py; tests/shown runs it",
+}
+FROM_FILES = ("recipes", "sft", "dpo", "madpo", "correctness_model", "pairwise_reward_model")
+"""Configurations that train on files, which other commands write."""
+PLAYING = [
+    path
+    for path in CONFIGS
+    if path.parent.name != "servers" and path.stem not in UNTRIED and not {path.parent.name, path.stem} & {*FROM_FILES}
+]
+
+
+def test_every_exception_is_a_configuration() -> None:
+    assert set(UNTRIED) <= {path.stem for path in CONFIGS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PLAYING, ids=lambda path: path.stem)
+def test_every_configuration_runs(path: Path, reader: None, capsys: pytest.CaptureFixture[str]) -> None:
+    small = [*FIT, "--data.group_size", "2", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "null"]
+    status = main(["train", "--config", str(path), "--output", "run", *small])
+    assert status == 0, capsys.readouterr().err
+    assert list(Path("run/policies").glob("*/config.json"))

@@ -1,0 +1,185 @@
+"""What documents and configurations show: their blocks, their commands, and a command stopped where its work begins."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import runpy
+import shlex
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "configs/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`([^`\n]+)`")
+_ASSIGNMENT = re.compile(r"\w+=")
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Return the fenced blocks of a language in all documents, each with its place as ``FILE:LINE``."""
+    return [
+        (_place(path, text, match.start()), match.group(2))
+        for path, text in _texts(DOCUMENTS)
+        for match in _BLOCK.finditer(text)
+        if match.group(1) == language
+    ]
+
+
+def inline(start: str) -> list[tuple[str, str]]:
+    """Return the inline code in running text that begins with ``start``, each with its place."""
+    return [
+        (_place(path, text, match.start()), match.group(1))
+        for path, text in _texts(DOCUMENTS)
+        for match in _INLINE.finditer(_BLOCK.sub(lambda block: "\n" * block.group().count("\n"), text))
+        if match.group(1).startswith(start)
+    ]
+
+
+def commands(script: str) -> list[list[str]]:
+    """Split a shell script into its commands.
+
+    Continuation lines are joined, comments dropped, and the parts of pipes, ``&&`` and ``;`` are commands of their own.
+    Assignments before a command and redirections are left out.
+
+    >>> commands("A=1 mrlm fit \\\\\\n  --config 'a b.yaml'  # train\\nmrlm info --json | head -3 > out && make test")
+    [['mrlm', 'fit', '--config', 'a b.yaml'], ['mrlm', 'info', '--json'], ['head', '-3'], ['make', 'test']]
+    """
+    found: list[list[str]] = []
+    for line in script.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;<>")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        redirected = False
+        for word in [*lexer, ";"]:
+            if redirected:
+                redirected = False
+            elif set(word) <= set("<>"):
+                redirected = True
+            elif set(word) <= set("&|;"):
+                found += [words] if words else []
+                words = []
+            elif words or not _ASSIGNMENT.match(word):
+                words.append(word)
+    return found
+
+
+def header(path: Path) -> str:
+    """Return the comment at the top of a configuration file, without its marks."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines[:end])
+
+
+def indented(text: str) -> str:
+    """Return the indented lines of a comment or docstring, which are its code."""
+    return "\n".join(line.strip() for line in text.splitlines() if line.startswith("  "))
+
+
+def shown_commands() -> dict[str, list[str]]:
+    """Return every command of the documents, of the configurations' headers and of the examples, by its place.
+
+    A command that is shown several times is there once, under its first place.
+    """
+    whole = [(place, code) for place, code in inline("mrlm ") if "configs/" in code]
+    scripts = [*blocks("bash"), *whole, *((_name(path), indented(header(path))) for path in CONFIGS)]
+    for path in EXAMPLES:
+        docstring = re.match(r'"""(.*?)"""', path.read_text(encoding="utf-8"), re.DOTALL)
+        scripts.append((_name(path), indented(docstring.group(1)) if docstring else ""))
+    found: dict[str, list[str]] = {}
+    seen: set[tuple[str, ...]] = set()
+    for place, script in scripts:
+        for words in commands(script):
+            if tuple(words) not in seen:
+                seen.add(tuple(words))
+                found[f"{place} {' '.join(words)}"] = words
+    return found
+
+
+class WorkBegins(BaseException):
+    """Raised in place of the work of a command whose options have been parsed."""
+
+
+@contextmanager
+def stopped_before_work() -> Iterator[None]:
+    """Raise :class:`WorkBegins` where a command has parsed its options, or has checked them before it builds classes.
+
+    Commands of the trainer stop before their classes are built; all others when their parser returns.
+    """
+    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+    from mrlm_pl.cli.parsing.parser import ShortErrors
+
+    short, plain = ShortErrors.parse_args, argparse.ArgumentParser.parse_args
+
+    def parse_short(self: Any, *args: Any, **kwargs: Any) -> Any:
+        parsed = short(self, *args, **kwargs)
+        if isinstance(self, LightningArgumentParser):
+            return parsed
+        raise WorkBegins
+
+    def parse_plain(self: Any, *args: Any, **kwargs: Any) -> Any:
+        plain(self, *args, **kwargs)
+        raise WorkBegins
+
+    with (
+        mock.patch.object(ShortErrors, "parse_args", parse_short),
+        mock.patch.object(argparse.ArgumentParser, "parse_args", parse_plain),
+        mock.patch.object(LightningCLI, "instantiate_classes", side_effect=WorkBegins),
+    ):
+        yield
+
+
+def parse(words: Sequence[str]) -> None:
+    """Parse a command of ``mrlm`` or a Python file in the working folder; the work of neither is done.
+
+    Raises:
+        AssertionError: it did something else than to parse its options.
+        MRLMError: the options hold a mistake.
+    """
+    from mrlm_pl.cli.main import main
+
+    with stopped_before_work():
+        try:
+            if words[0] == "mrlm":
+                status = main(list(words[1:]))
+            else:
+                folder = str(Path(words[0]).parent)
+                with mock.patch.object(sys, "argv", list(words)), mock.patch.object(sys, "path", [folder, *sys.path]):
+                    runpy.run_path(words[0], run_name="__main__")
+                status = 0
+        except WorkBegins:
+            return
+    if status == 0 and any(word.startswith("--print_config") or word.endswith("help") for word in words):
+        return
+    raise AssertionError(f"{shlex.join(words)} ended with status {status} before its options were parsed")
+
+
+def dedented(block: str) -> str:
+    """Return a block without its common indentation."""
+    return textwrap.dedent(block)
+
+
+def _texts(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    for path in paths:
+        if path.is_file():
+            yield path, path.read_text(encoding="utf-8")
+
+
+def _place(path: Path, text: str, start: int) -> str:
+    return f"{_name(path)}:{text[:start].count(chr(10)) + 1}"
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
