@@ -1,6 +1,6 @@
 """A new environment and a run on it, from Python: guess a digit with "higher" and "lower" as hints.
 
-    python examples/number_guessing.py
+python examples/number_guessing.py
 """
 
 from __future__ import annotations

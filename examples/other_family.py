@@ -1,8 +1,8 @@
 """A small model of another family, with a tokenizer of its own: GPT-2's architecture over a byte-level vocabulary that
 is learnt here. It is taught to answer the coordination game with C at a given rate, and can then be any agent's policy.
 
-    python examples/other_family.py --output runs/other-family --collaborates 0.5
-    mrlm fit --config configs/models/two_families.yaml
+python examples/other_family.py --output runs/other-family --collaborates 0.5
+mrlm fit --config configs/models/two_families.yaml
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Programming tasks of one's own: rows with arguments and expected values, graded without the model.
 
-    python examples/own_code_tasks.py
+python examples/own_code_tasks.py
 """
 
 from __future__ import annotations

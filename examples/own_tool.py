@@ -1,6 +1,6 @@
 """A tool of one's own and tasks for it: sums of Roman numerals, with a converter beside the calculator.
 
-    python examples/own_tool.py
+python examples/own_tool.py
 """
 
 from __future__ import annotations

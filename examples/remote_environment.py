@@ -1,6 +1,6 @@
 """Start an environment server, play episodes on it side by side, and stop it.
 
-    python examples/remote_environment.py
+python examples/remote_environment.py
 """
 
 from __future__ import annotations

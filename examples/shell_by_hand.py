@@ -1,6 +1,6 @@
 """The shell environment without a model: a system of one's own, looked into and answered. Needs Linux with namespaces.
 
-    python examples/shell_by_hand.py
+python examples/shell_by_hand.py
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ One works sums out and knows of a difference only about how much it is, the othe
 repeat what another has said, and do so by the toss of a coin: whom to believe is not shown to them. A team of the two
 has something to gain from talking.
 
-    python examples/specialists.py --output runs/specialists
-    mrlm train --config configs/algorithms/teams/co_training.yaml --output runs/co-training
+python examples/specialists.py --output runs/specialists
+mrlm train --config configs/algorithms/teams/co_training.yaml --output runs/co-training
 """
 
 from __future__ import annotations

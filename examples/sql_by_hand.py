@@ -1,6 +1,6 @@
 """The SQL environment without a model: a task, a look at its table, and the reference's replies.
 
-    python examples/sql_by_hand.py
+python examples/sql_by_hand.py
 """
 
 from __future__ import annotations

@@ -82,9 +82,13 @@ def header(path: Path) -> str:
     return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines[:end])
 
 
-def indented(text: str) -> str:
-    """Return the indented lines of a comment or docstring, which are its code."""
-    return "\n".join(line.strip() for line in text.splitlines() if line.startswith("  "))
+def code_of(text: str) -> str:
+    """Return the lines of a comment or docstring that are commands: indented, or beginning with a program.
+
+    >>> code_of("First make it:\\n  mrlm fit --config a.yaml \\\\\\n    --data.groups 2")
+    'mrlm fit --config a.yaml \\\\\\n--data.groups 2'
+    """
+    return "\n".join(line.strip() for line in text.splitlines() if line.startswith(("  ", "python ", "mrlm ")))
 
 
 def shown_commands() -> dict[str, list[str]]:
@@ -93,10 +97,10 @@ def shown_commands() -> dict[str, list[str]]:
     A command that is shown several times is there once, under its first place.
     """
     whole = [(place, code) for place, code in inline("mrlm ") if "configs/" in code]
-    scripts = [*blocks("bash"), *whole, *((_name(path), indented(header(path))) for path in CONFIGS)]
+    scripts = [*blocks("bash"), *whole, *((_name(path), code_of(header(path))) for path in CONFIGS)]
     for path in EXAMPLES:
         docstring = re.match(r'"""(.*?)"""', path.read_text(encoding="utf-8"), re.DOTALL)
-        scripts.append((_name(path), indented(docstring.group(1)) if docstring else ""))
+        scripts.append((_name(path), code_of(docstring.group(1)) if docstring else ""))
     found: dict[str, list[str]] = {}
     seen: set[tuple[str, ...]] = set()
     for place, script in scripts:
