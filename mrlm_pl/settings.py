@@ -1,9 +1,10 @@
-"""Settings: mappings in place of objects, seats of agents, addresses."""
+"""Options: their ranges, mappings in place of objects, seats of agents, addresses."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mrlm_pl.errors import ConfigurationError, nearest
@@ -37,6 +38,87 @@ def as_settings(cls: type[T], value: Any, name: str) -> T:
             hint = f"did you mean {near!r}? It" if near else "it"
             raise ConfigurationError(f"{name}.{key}: {cls.__name__} has no {key!r}; {hint} accepts: {', '.join(known)}")
     return cls(**value)
+
+
+def at_least(least: float, owner: str, **options: float | None) -> None:
+    """Validate that options are finite and at least ``least``; None is an option that is left out.
+
+    Args:
+        least: the lowest value.
+        owner: what the options belong to; begins the message.
+        options: values by name.
+
+    Raises:
+        ConfigurationError: a value is lower or not finite.
+
+    >>> at_least(1, "math: ", max_attempts=0)
+    Traceback (most recent call last):
+    mrlm_pl.errors.ConfigurationError: math: max_attempts is 0; it must be 1 or above
+    """
+    for name, value in options.items():
+        if value is not None and not least <= value < math.inf:
+            raise ConfigurationError(f"{owner}{name} is {value!r}; it must be {least:g} or above")
+
+
+def positive(owner: str, **options: float | None) -> None:
+    """Validate that options are finite and above 0, like :func:`at_least`.
+
+    Raises:
+        ConfigurationError: a value is 0, negative or not finite.
+    """
+    for name, value in options.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigurationError(f"{owner}{name} is {value!r}; it must be above 0 and finite")
+
+
+def between(low: float, high: float, owner: str, **options: float | None) -> None:
+    """Validate that options lie in ``[low, high]``, like :func:`at_least`.
+
+    Raises:
+        ConfigurationError: a value lies outside.
+    """
+    for name, value in options.items():
+        if value is not None and not low <= value <= high:
+            raise ConfigurationError(f"{owner}{name} is {value!r}; it must be from {low:g} to {high:g}")
+
+
+def one_of(choices: Collection[Any], owner: str, **options: Any) -> None:
+    """Validate that options are among the choices; None is an option that is left out.
+
+    Raises:
+        ConfigurationError: a value is another one.
+    """
+    for name, value in options.items():
+        if value is not None and value not in choices:
+            raise ConfigurationError(f"{owner}{name} is {value!r}; choose from {', '.join(map(str, choices))}")
+
+
+def some_of(choices: Sequence[T], owner: str, **option: Sequence[T] | None) -> tuple[T, ...]:
+    """Return the chosen values of an option, all of the choices for None.
+
+    Raises:
+        ConfigurationError: the list is empty or holds another value.
+    """
+    ((name, chosen),) = option.items()
+    if chosen is not None and (not chosen or any(value not in choices for value in chosen)):
+        raise ConfigurationError(f"{owner}{name} is {chosen!r}; choose from {', '.join(map(str, choices))}")
+    return tuple(choices if chosen is None else chosen)
+
+
+def whole_range(low: int, high: int, owner: str, **option: Sequence[int]) -> tuple[int, int]:
+    """Return an option of the form [lowest, highest] as a pair.
+
+    Raises:
+        ConfigurationError: it is no such pair within ``low`` and ``high``.
+
+    >>> whole_range(1, 5, "math: ", difficulty=[1, 3])
+    (1, 3)
+    """
+    ((name, given),) = option.items()
+    pair = tuple(given)
+    if len(pair) != 2 or not low <= pair[0] <= pair[1] <= high:
+        raise ConfigurationError(f"{owner}{name} is {given!r}; give [lowest, highest] from {low} to {high}")
+    return pair[0], pair[1]
 
 
 def seated_policy(agent: str, seats: Mapping[str, str], policies: Collection[str]) -> str | None:

@@ -1,56 +1,78 @@
-"""Tasks from the rows of a data set, read once for each split, and what is wrong with a row."""
+"""The tasks of an environment: generated, or rows of a data set; their first messages; what is wrong with a row."""
 
 from __future__ import annotations
 
 import ast
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
 from typing import Any
 
-from mrlm_pl.environment import DatasetTasks, TaskSource
+from mrlm_pl.environment import DatasetTasks, Message, SeededTasks, TaskSource
 from mrlm_pl.environment.rows import BadRows, read_split
+
+logger = logging.getLogger(__name__)
 
 
 class DataTasks:
-    """The task sources of an environment's data; copies of the environment share what was read.
+    """Task sources of an environment that generates its tasks or reads them from a data set.
 
     Args:
         environment: the environment's name.
+        data: a file or a hub name, or a mapping from splits to these; None generates the tasks.
         bad_rows: whether rows that cannot be used are skipped, with a warning that names them, or stop the run.
     """
 
-    def __init__(self, environment: str, bad_rows: BadRows) -> None:
-        self.environment, self.bad_rows = environment, bad_rows
+    def __init__(self, environment: str, data: str | Mapping[str, str] | None, bad_rows: BadRows) -> None:
+        self.environment, self.data, self.bad_rows = environment, data, bad_rows
         self._sources: dict[str, TaskSource] = {}
 
     def source(
         self,
-        data: str | Mapping[str, str],
         split: str,
+        generate: Callable[[Random], Mapping[str, Any]],
+        key: str,
         fields: Sequence[str],
         identity: Callable[[Mapping[str, Any]], str],
-        task_data: Callable[[Mapping[str, Any], int, str], dict[str, Any]],
+        task_data: Callable[[Mapping[str, Any], int, str], dict[str, Any] | None],
     ) -> TaskSource:
-        """The tasks of a split.
+        """Return the tasks of a split; the rows of a data set are read once.
 
         Args:
-            data: a file or a hub name, or a mapping from splits to these; always the same one.
             split: its name.
-            fields: names that every row must have.
-            identity: text that is equal for equal problems.
-            task_data: makes a task's data of a row; its number and its source are for messages.
+            generate: makes the data of a generated task.
+            key: the field of generated data that is equal for equal problems.
+            fields: names that every row of a data set must have.
+            identity: text of a row that is equal for equal problems.
+            task_data: makes a task's data from a row, its number and its source; None for a row without a label.
 
         Raises:
             DataError: the data cannot be read, or a row cannot be used and ``bad_rows`` is ``stop``, or no row can.
             ConfigurationError: the split or ``bad_rows`` is unknown, or the split is empty.
         """
+        if self.data is None:
+            return SeededTasks(self.environment, split, generate, lambda data: str(data[key]))
         if split not in self._sources:
             rows = read_split(
-                data, split, fields, identity, lambda *row: (row[1], task_data(*row)), bad_rows=self.bad_rows
+                self.data, split, fields, identity, lambda *row: (row[1], task_data(*row)), bad_rows=self.bad_rows
             )
-            made, numbers = [task for _, task in rows], [number for number, _ in rows]
+            labeled = [(number, data) for number, data in rows if data is not None]
+            if len(labeled) < len(rows):
+                logger.warning("%s: %d rows of %r have no label", split, len(rows) - len(labeled), self.data)
+            numbers, made = [number for number, _ in labeled], [data for _, data in labeled]
             self._sources[split] = DatasetTasks(self.environment, split, made, numbers)
         return self._sources[split]
+
+
+def opening(text: str, system_prompt: str, instruction: str = "") -> list[Message]:
+    """Return the first messages of an episode: the system prompt, if any, and the task with its instruction.
+
+    >>> [message.content for message in opening("1+1?", "Be brief.", "Give a number.")]
+    ['Be brief.', '1+1?\\nGive a number.']
+    """
+    posed = Message("user", f"{text}\n{instruction}" if instruction else text)
+    return [Message("system", system_prompt), posed] if system_prompt else [posed]
 
 
 def fault_of(error: Exception) -> str:

@@ -103,6 +103,15 @@ def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
     return tuple(found)
 
 
+def written_call(tool: str, **arguments: Any) -> str:
+    """Return a call as text, in the form that :func:`requested_calls` reads.
+
+    >>> written_call("add", a=1)
+    '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    """
+    return f"{_OPEN}{json.dumps({'name': tool, 'arguments': arguments})}{_CLOSE}"
+
+
 def read_call(text: str, number: int) -> ToolCall | MalformedCall:
     """The call written as a JSON object with ``name`` and ``arguments``; ``parameters`` is read as well."""
     if len(text) > MAX_CALL_CHARACTERS:

@@ -108,6 +108,11 @@ class Grade:
         return self.passed / self.run if self.run else 0.0
 
     @property
+    def counted(self) -> float:
+        """The share; 0 for a program that could not be loaded, ended its process or took too long."""
+        return self.share if self.loaded and self.ending is None else 0.0
+
+    @property
     def solved(self) -> bool:
         """Whether all held, at least one was reached, and nothing went wrong."""
         return self.loaded and self.ending is None and 0 < self.run == self.passed

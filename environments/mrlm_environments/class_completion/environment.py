@@ -11,19 +11,11 @@ from typing import Any
 from mrlm_environments.class_completion.generated import MAX_METHODS, generate_class
 from mrlm_environments.class_completion.merge import Merged, merge, read_reply, shares
 from mrlm_environments.class_completion.rows import FIELDS, class_task, solution_parts, tests_of
-from mrlm_environments.data_tasks import DataTasks
-from mrlm_pl.environment import (
-    Environment,
-    Message,
-    Observations,
-    SeededTasks,
-    Step,
-    Task,
-    TaskSource,
-)
+from mrlm_environments.data_tasks import DataTasks, opening
+from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
+from mrlm_pl.settings import at_least, whole_range
 
 METHODS, TESTS = 2.0, 4.0
 MAX_REPLY_CHARACTERS = 50_000
@@ -64,17 +56,11 @@ class ClassCompletionEnvironment(Environment):
         system_prompt: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
-        if num_agents < 1:
-            raise ConfigurationError(f"class_completion: num_agents is {num_agents!r}; it must be 1 or above")
-        sizes = tuple(methods)
-        if len(sizes) != 2 or not 1 <= sizes[0] <= sizes[1] <= MAX_METHODS:
-            raise ConfigurationError(
-                f"class_completion: methods is {methods!r}; give [lowest, highest] from 1 to {MAX_METHODS}"
-            )
+        at_least(1, "class_completion: ", num_agents=num_agents)
+        self.methods = whole_range(1, MAX_METHODS, "class_completion: ", methods=methods)
         self.agents = tuple(f"agent_{number}" for number in range(num_agents))
-        self.data, self.methods = data, (sizes[0], sizes[1])
         self.sandbox, self.system_prompt = sandbox, system_prompt
-        self._data_tasks = DataTasks(self.name, bad_rows)
+        self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
         """Generated classes without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -84,10 +70,8 @@ class ClassCompletionEnvironment(Environment):
             ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
-        if self.data is None:
-            return SeededTasks(self.name, split, self._generate, lambda data: data["skeleton"])
-        made = partial(class_task, packages=self.sandbox.packages)
-        return self._data_tasks.source(self.data, split, FIELDS, lambda row: str(row["skeleton"]), made)
+        read = partial(class_task, packages=self.sandbox.packages)
+        return self._tasks.source(split, self._generate, "skeleton", FIELDS, lambda row: str(row["skeleton"]), read)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The task's own solution, where it has one, divided as the methods are."""
@@ -101,8 +85,7 @@ class ClassCompletionEnvironment(Environment):
     def reset(self, task: Task) -> Observations:
         """The skeleton and its own methods for each agent that has some; see :meth:`Environment.reset`."""
         self._task, parts = task, self._parts(task)
-        system = [Message("system", self.system_prompt)] if self.system_prompt else []
-        return {agent: [*system, Message("user", _posed(task.data, methods))] for agent, methods in parts.items()}
+        return {agent: opening(_posed(task.data, methods), self.system_prompt) for agent, methods in parts.items()}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Merge and grade what the agents wrote; see :meth:`Environment.step`.
@@ -124,7 +107,7 @@ class ClassCompletionEnvironment(Environment):
     def _judged(self, acting: list[str], merged: Merged | None, found: Grade | None) -> Step:
         total = len(self._task.data["methods"])
         written = merged.written if merged else frozenset()
-        counted = found.share if found is not None and found.loaded and found.ending is None else 0.0
+        counted = found.counted if found is not None else 0.0
         components = {
             "methods": METHODS * len(written) / total,
             "tests": TESTS * counted,

@@ -9,12 +9,12 @@ from typing import Any
 
 from mrlm_environments.code.generated import CodeKind, checked_levels, generate_data
 from mrlm_environments.code.rows import identity, program_of, task_data, tests_of
-from mrlm_environments.data_tasks import DataTasks
-from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
+from mrlm_environments.data_tasks import DataTasks, opening
+from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clipped
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
+from mrlm_pl.settings import at_least
 
 ALL_PASSED, INVALID = 1.0, -0.5
 MAX_PROGRAM_CHARACTERS = 100_000
@@ -61,13 +61,11 @@ class CodeEnvironment(SingleAgentEnvironment):
         system_prompt: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
-        if max_attempts < 1:
-            raise ConfigurationError(f"code: max_attempts is {max_attempts!r}; it must be 1 or above")
+        at_least(1, "code: ", max_attempts=max_attempts)
         self.difficulty, self.kinds = checked_levels(self.name, difficulty, kinds)
-        self.data = data
         self.max_attempts, self.sandbox = max_attempts, sandbox
         self.instruction, self.system_prompt = instruction, system_prompt
-        self._data_tasks = DataTasks(self.name, bad_rows)
+        self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
         """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -77,11 +75,8 @@ class CodeEnvironment(SingleAgentEnvironment):
             ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
-        if self.data is None:
-            return SeededTasks(self.name, split, self._generate, lambda data: data["prompt"])
-        return self._data_tasks.source(
-            self.data, split, (), identity, partial(task_data, packages=self.sandbox.packages)
-        )
+        read = partial(task_data, packages=self.sandbox.packages)
+        return self._tasks.source(split, self._generate, "prompt", (), identity, read)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The task's own solution, where it has one."""
@@ -91,9 +86,7 @@ class CodeEnvironment(SingleAgentEnvironment):
     def begin(self, task: Task) -> Sequence[Message]:
         """The task's text; see :meth:`SingleAgentEnvironment.begin`."""
         self._task, self._attempts = task, 0
-        text = task.data["prompt"]
-        posed = Message("user", f"{text}\n{self.instruction}" if self.instruction else text)
-        return [Message("system", self.system_prompt), posed] if self.system_prompt else [posed]
+        return opening(task.data["prompt"], self.system_prompt, self.instruction)
 
     def reply(self, message: Message) -> Outcome:
         """Grade one program; see :meth:`SingleAgentEnvironment.reply`.
@@ -107,14 +100,14 @@ class CodeEnvironment(SingleAgentEnvironment):
         found = grade(self.sandbox, program, tests_of(data))
         valid = found.loaded and found.ending != "time"
         components = {
-            "tests": found.share if found.loaded and found.ending is None else 0.0,
+            "tests": found.counted,
             "all_passed": ALL_PASSED * found.solved,
             "invalid": 0.0 if valid else INVALID,
         }
         last = found.solved or self._attempts == self.max_attempts
         return Outcome(
             components,
-            observation=None if last else _feedback(found),
+            observation=None if last else f"{in_words(found)} Try again.",
             stop_reason="answered" if valid else "invalid_program",
             success=found.solved,
             metrics={"valid": float(valid), "isolation": float(Isolation.of(found.isolation))},
@@ -124,11 +117,12 @@ class CodeEnvironment(SingleAgentEnvironment):
         return generate_data(rng, self.kinds, self.difficulty)
 
 
-def _feedback(found: Grade) -> str:
+def in_words(found: Grade) -> str:
+    """Return what an agent is told of a program that did not solve its task."""
     if found.ending == "time":
-        return "The program took too long. Try again."
+        return "The program took too long."
     if not found.loaded:
-        return f"The program could not be loaded: {clipped(found.fault or 'it ended', 500)}\nTry again."
+        return f"The program could not be loaded: {clipped(found.fault or 'it ended', 500)}"
     if found.ending is not None:
-        return "The program ended its process while it was tested. Try again."
-    return f"{found.passed} of {found.run} tests passed. Try again."
+        return "The program ended its process while it was tested."
+    return f"{found.passed} of {found.run} tests passed."

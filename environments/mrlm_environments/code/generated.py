@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import some_of, whole_range
 
 CodeKind = Literal["number", "text", "list"]
 MAX_DIFFICULTY = 3
@@ -108,14 +108,8 @@ def checked_levels(
     Raises:
         ConfigurationError: a value is out of its range.
     """
-    levels = tuple(difficulty)
-    if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= MAX_DIFFICULTY:
-        raise ConfigurationError(
-            f"{name}: difficulty is {difficulty!r}; give [lowest, highest] from 1 to {MAX_DIFFICULTY}"
-        )
-    if kinds == [] or any(kind not in KINDS for kind in kinds or ()):
-        raise ConfigurationError(f"{name}: kinds is {kinds!r}; choose from {', '.join(KINDS)}")
-    return (levels[0], levels[1]), tuple(kinds or KINDS)
+    levels = whole_range(1, MAX_DIFFICULTY, f"{name}: ", difficulty=difficulty)
+    return levels, some_of(KINDS, f"{name}: ", kinds=kinds)
 
 
 def generate_data(rng: Random, kinds: Sequence[CodeKind], difficulty: tuple[int, int]) -> Mapping[str, Any]:

@@ -7,30 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from mrlm_environments.code.environment import in_words
 from mrlm_environments.code.generated import CodeKind, checked_levels, generate_data
 from mrlm_environments.code.rows import COMPLETE, entry_of, identity, program_of, task_data, tests_of
 from mrlm_environments.collaborative_coding.aux_use import AUX, AuxUse, aux_use, compiles, defines, without
 from mrlm_environments.collaborative_coding.gold import split_solution
 from mrlm_environments.collaborative_coding.revealed import hold_out
-from mrlm_environments.data_tasks import DataTasks
-from mrlm_pl.environment import (
-    Environment,
-    Message,
-    Observations,
-    SeededTasks,
-    Step,
-    Task,
-    TaskSource,
-)
+from mrlm_environments.data_tasks import DataTasks, opening
+from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clipped
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
+from mrlm_pl.settings import at_least, between, one_of
 
 Feedback = Literal["plain", "passed", "level_passed", "level_feedback"]
-FEEDBACK: tuple[Feedback, ...] = ("plain", "passed", "level_passed", "level_feedback")
 HELPER, MAIN = "helper", "main"
 HELPER_DEFINED, MAIN_DEFINED, PARSES, CALLS_AUX, NOT_THIN, IGNORES_AUX = 0.4, 0.6, 0.5, 0.5, 1.0, -0.5
 MAXIMUM = 4.0
@@ -101,15 +94,12 @@ class CollaborativeCodingEnvironment(Environment):
         bad_rows: BadRows = "skip",
     ) -> None:
         self.difficulty, self.kinds = checked_levels(self.name, difficulty, kinds)
-        if turns not in (1, 2):
-            raise ConfigurationError(f"{self.name}: turns is {turns!r}; it must be 1 or 2")
-        if feedback not in FEEDBACK:
-            raise ConfigurationError(f"{self.name}: feedback is {feedback!r}; choose from {', '.join(FEEDBACK)}")
-        if revealed_tests < 0:
-            raise ConfigurationError(f"{self.name}: revealed_tests is {revealed_tests!r}; it must be 0 or above")
-        self.data, self.turns, self.feedback = data, turns, feedback
-        self.revealed_tests, self.sandbox, self.system_prompt = revealed_tests, sandbox, system_prompt
-        self._data_tasks = DataTasks(self.name, bad_rows)
+        between(1, 2, "collaborative_coding: ", turns=turns)
+        one_of(get_args(Feedback), "collaborative_coding: ", feedback=feedback)
+        at_least(0, "collaborative_coding: ", revealed_tests=revealed_tests)
+        self.turns, self.feedback, self.revealed_tests = turns, feedback, revealed_tests
+        self.sandbox, self.system_prompt = sandbox, system_prompt
+        self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
         """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -120,11 +110,8 @@ class CollaborativeCodingEnvironment(Environment):
             ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
-        if self.data is None:
-            return SeededTasks(self.name, split, self._generate, lambda data: data["prompt"])
-        return self._data_tasks.source(
-            self.data, split, (), identity, partial(_shared_task, packages=self.sandbox.packages)
-        )
+        read = partial(_shared_task, packages=self.sandbox.packages)
+        return self._tasks.source(split, self._generate, "prompt", (), identity, read)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The task's own solution, where it has one, divided between the two; see ``split_solution``."""
@@ -145,8 +132,7 @@ class CollaborativeCodingEnvironment(Environment):
             MAIN: f"Write only {self._entry}. It must call {AUX} and work on what that returns: "
             f"a helper function that another agent writes at the same time.",
         }
-        system = [Message("system", self.system_prompt)] if self.system_prompt else []
-        return {agent: [*system, Message("user", f"{text}\n{part}")] for agent, part in parts.items()}
+        return {agent: opening(text, self.system_prompt, part) for agent, part in parts.items()}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Grade the two programs together; see :meth:`Environment.step`.
@@ -189,7 +175,7 @@ class CollaborativeCodingEnvironment(Environment):
         if parts["main_defined"] and compiles(program):
             parts["parses"] = PARSES
             found = grade(self.sandbox, program, tests_of(data))
-            parts["tests"] = found.share if found.loaded and found.ending is None else 0.0
+            parts["tests"] = found.counted
             if parts["tests"] and use.calls:
                 parts["calls_aux"] = CALLS_AUX
                 parts["not_thin"] = 0.0 if use.thin else NOT_THIN
@@ -219,14 +205,7 @@ class CollaborativeCodingEnvironment(Environment):
         }
         lines = [f"- {level}: {'yes' if passed else 'no'}" for level, passed in levels.items()]
         if details and found is not None:
-            if found.ending == "time":
-                lines.append("The program took too long.")
-            elif not found.loaded:
-                lines.append(f"The program could not be loaded: {clipped(found.fault or 'it ended', 500)}")
-            elif found.ending is not None:
-                lines.append("The program ended its process while it was tested.")
-            else:
-                lines.append(f"{found.passed} of {found.run} tests passed.")
+            lines.append(in_words(found))
             lines += [f"Failed: {clipped(test, 500)}" for test in self._revealed if not self._holds(judged, test)]
         return lines
 

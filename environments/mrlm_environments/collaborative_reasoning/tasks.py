@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from random import Random
 from typing import Any
 
@@ -14,13 +14,14 @@ from mrlm_environments.collaborative_reasoning.inferences import (
     inference_fields,
     inference_row,
 )
+from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.math.environment import worked_problem
 from mrlm_environments.math.problems import KINDS, MAX_DIFFICULTY, generate_problem
-from mrlm_pl.environment import DatasetTasks, SeededTasks, TaskSource
-from mrlm_pl.environment.rows import BadRows, read_split
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.environment import TaskSource
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.errors import DataError
+from mrlm_pl.settings import one_of, whole_range
 
-logger = logging.getLogger(__name__)
 MATH_FIELDS = ("question", "answer")
 
 
@@ -51,16 +52,10 @@ class ReasoningTasks:
         difficulty: tuple[int, int],
         bad_rows: BadRows,
     ) -> None:
-        levels = tuple(difficulty)
-        if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= MAX_DIFFICULTY:
-            raise ConfigurationError(
-                f"{environment}: difficulty is {difficulty!r}; give [lowest, highest] from 1 to {MAX_DIFFICULTY}"
-            )
-        if form is not None and form not in FORMATS:
-            raise ConfigurationError(f"{environment}: format is {form!r}; use {' or '.join(FORMATS)}")
-        self.environment, self.data, self.form, self.difficulty = environment, data, form, (levels[0], levels[1])
-        self.bad_rows = bad_rows
-        self._sources: dict[str, TaskSource] = {}
+        one_of(FORMATS, f"{environment}: ", format=form)
+        self.difficulty = whole_range(1, MAX_DIFFICULTY, f"{environment}: ", difficulty=difficulty)
+        self.form = form
+        self._tasks = DataTasks(environment, data, bad_rows)
 
     def source(self, split: str) -> TaskSource:
         """The tasks of a split.
@@ -69,28 +64,14 @@ class ReasoningTasks:
             DataError: the data cannot be read, or a row cannot be used.
             ConfigurationError: the split is unknown or empty.
         """
-        if self.data is None:
-            generate = generate_inference if self.form == "nli" else self._generate
-            return SeededTasks(self.environment, split, generate, lambda data: data["key"])
-        if split not in self._sources:
-            fields = MATH_FIELDS if self.form == "math" else ()
-            rows = read_split(self.data, split, fields, _identity, self._row, self.bad_rows)
-            usable = [row for row in rows if row is not None]
-            if len(usable) < len(rows):
-                logger.warning("%s: %d rows of %r have no label", split, len(rows) - len(usable), self.data)
-            self._sources[split] = DatasetTasks(self.environment, split, usable)
-        return self._sources[split]
+        generate = generate_inference if self.form == "nli" else self._generate
+        fields = MATH_FIELDS if self.form == "math" else ()
+        return self._tasks.source(split, generate, "key", fields, _identity, self._row)
 
     def _generate(self, rng: Random) -> dict[str, Any]:
         """The problems of the ``math`` environment; those of its training split are in this one's as well."""
         problem = generate_problem(rng, rng.choice(KINDS), rng.randint(*self.difficulty))
-        return {
-            "format": "math",
-            "question": problem.question,
-            "answer": problem.answer,
-            "solution": problem.solution,
-            "key": problem.key,
-        }
+        return {"format": "math", **asdict(problem)}
 
     def _row(self, row: Mapping[str, Any], number: int, source: str) -> dict[str, Any] | None:
         form = self.form or _form_of(row, number, source)

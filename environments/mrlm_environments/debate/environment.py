@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.debate.judge import OPPONENT, SIDES, TIE, Argument, Debate, Judge, Side, Verdict
 from mrlm_environments.debate.judge_by_rules import RuleJudge
 from mrlm_environments.debate.topics import generate_topic, row_topic
-from mrlm_pl.environment import (
-    Environment,
-    Message,
-    Observations,
-    SeededTasks,
-    Step,
-    Task,
-    TaskSource,
-)
+from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import derive_seed
+from mrlm_pl.settings import at_least, one_of
 
 Reward = Literal["score", "margin", "win"]
 AGENT_OF: Mapping[Side, str] = {"PRO": "pro", "CON": "con"}
@@ -71,18 +64,14 @@ class DebateEnvironment(Environment):
         max_characters: int = 4000,
         bad_rows: BadRows = "skip",
     ) -> None:
-        if max_turns < 1 or max_characters < 1:
-            raise ConfigurationError(
-                f"debate: max_turns is {max_turns} and max_characters is {max_characters}; both must be 1 or above"
-            )
-        if reward not in ("score", "margin", "win"):
-            raise ConfigurationError(f"debate: reward is {reward!r}; use score, margin or win")
+        at_least(1, "debate: ", max_turns=max_turns, max_characters=max_characters)
+        one_of(get_args(Reward), "debate: ", reward=reward)
         if not 0 <= tie_margin < 1:
             raise ConfigurationError(f"debate: tie_margin is {tie_margin!r}; it must be from 0 to below 1")
         self.judge = judge if judge is not None else RuleJudge()
         self.reward, self.max_turns, self.tie_margin = reward, max_turns, tie_margin
-        self.swap_opening, self.data, self.max_characters = swap_opening, data, max_characters
-        self._data_tasks = DataTasks(self.name, bad_rows)
+        self.swap_opening, self.max_characters = swap_opening, max_characters
+        self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
         """Embedded topics without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -91,9 +80,9 @@ class DebateEnvironment(Environment):
             DataError: a row lacks a topic.
             ConfigurationError: the split is unknown or empty.
         """
-        if self.data is None:
-            return SeededTasks(self.name, split, generate_topic, lambda data: data["proposal"])
-        return self._data_tasks.source(self.data, split, ("topic",), lambda row: str(row["topic"]).strip(), row_topic)
+        return self._tasks.source(
+            split, generate_topic, "proposal", ("topic",), lambda row: str(row["topic"]).strip(), row_topic
+        )
 
     def reset(self, task: Task) -> Observations:
         """Give the opening side the topic; see :meth:`Environment.reset`."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from random import Random
 from typing import Any
 
 from mrlm_environments.answers import is_right, read_answer, vote
-from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.math.problems import KINDS, MAX_DIFFICULTY, Kind, generate_problem
 from mrlm_pl.answers.numbers import equal_answers, extract_answer, number_value, shows_steps
-from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
+from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import DataError
+from mrlm_pl.settings import at_least, some_of, whole_range
 
 CORRECT, UNPARSED = 1.0, -0.3
 RETRY = "That is not correct. Try again."
@@ -56,22 +58,13 @@ class MathEnvironment(SingleAgentEnvironment):
         system_prompt: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
-        levels = tuple(difficulty)
-        if len(levels) != 2 or not 1 <= levels[0] <= levels[1] <= MAX_DIFFICULTY:
-            raise ConfigurationError(
-                f"math: difficulty is {difficulty!r}; give [lowest, highest] from 1 to {MAX_DIFFICULTY}"
-            )
-        unknown = [kind for kind in kinds or () if kind not in KINDS]
-        if unknown or kinds == []:
-            raise ConfigurationError(f"math: kinds is {kinds!r}; choose from {', '.join(KINDS)}")
-        if max_attempts < 1:
-            raise ConfigurationError(f"math: max_attempts is {max_attempts!r}; it must be 1 or above")
-        if not 0 <= steps_bonus < float("inf"):
-            raise ConfigurationError(f"math: steps_bonus is {steps_bonus!r}; it must be a number of 0 or above")
-        self.difficulty, self.kinds = (levels[0], levels[1]), tuple(kinds or KINDS)
-        self.data, self.steps_bonus, self.max_attempts = data, steps_bonus, max_attempts
+        at_least(1, "math: ", max_attempts=max_attempts)
+        at_least(0, "math: ", steps_bonus=steps_bonus)
+        self.difficulty = whole_range(1, MAX_DIFFICULTY, "math: ", difficulty=difficulty)
+        self.kinds = some_of(KINDS, "math: ", kinds=kinds)
+        self.steps_bonus, self.max_attempts = steps_bonus, max_attempts
         self.instruction, self.system_prompt = instruction, system_prompt
-        self._data_tasks = DataTasks(self.name, bad_rows)
+        self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
         """Generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -80,10 +73,8 @@ class MathEnvironment(SingleAgentEnvironment):
             DataError: a row lacks a field, or its answer is no number and does not end in ``#### N``.
             ConfigurationError: the split is unknown or empty.
         """
-        if self.data is None:
-            return SeededTasks(self.name, split, self._generate, lambda data: data["key"])
-        return self._data_tasks.source(
-            self.data, split, ("question", "answer"), lambda row: str(row["question"]), _task_data
+        return self._tasks.source(
+            split, self._generate, "key", ("question", "answer"), lambda row: str(row["question"]), _task_data
         )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
@@ -101,9 +92,7 @@ class MathEnvironment(SingleAgentEnvironment):
     def begin(self, task: Task) -> Sequence[Message]:
         """The question; see :meth:`SingleAgentEnvironment.begin`."""
         self._task, self._attempts = task, 0
-        question = task.data["question"]
-        posed = Message("user", f"{question}\n{self.instruction}" if self.instruction else question)
-        return [Message("system", self.system_prompt), posed] if self.system_prompt else [posed]
+        return opening(task.data["question"], self.system_prompt, self.instruction)
 
     def reply(self, message: Message) -> Outcome:
         """Judge one attempt; see :meth:`SingleAgentEnvironment.reply`."""
@@ -128,15 +117,7 @@ class MathEnvironment(SingleAgentEnvironment):
 
     def _generate(self, rng: Random) -> Mapping[str, Any]:
         kind, level = rng.choice(self.kinds), rng.randint(*self.difficulty)
-        problem = generate_problem(rng, kind, level)
-        return {
-            "question": problem.question,
-            "answer": problem.answer,
-            "solution": problem.solution,
-            "key": problem.key,
-            "kind": kind,
-            "difficulty": level,
-        }
+        return {**asdict(generate_problem(rng, kind, level)), "kind": kind, "difficulty": level}
 
 
 def worked_problem(row: Mapping[str, Any], number: int, where: str) -> dict[str, Any]:

@@ -10,22 +10,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.shell.tasks import COMPARISONS, generate_data, matches, task_data
 from mrlm_environments.toolbox.programs import told
-from mrlm_pl.environment import (
-    Message,
-    Outcome,
-    SeededTasks,
-    SingleAgentEnvironment,
-    Task,
-    TaskSource,
-    ToolSchema,
-)
+from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import MalformedCall, ToolCall, argument_fault, requested_calls, tool_message
+from mrlm_pl.environment.tools import (
+    MalformedCall,
+    ToolCall,
+    argument_fault,
+    requested_calls,
+    tool_message,
+    written_call,
+)
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox import Cell, Execution, Sandbox, running
+from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
 
@@ -97,14 +97,13 @@ class ShellEnvironment(SingleAgentEnvironment):
         system_prompt: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
-        if max_turns < 1:
-            raise ConfigurationError(f"shell: max_turns is {max_turns!r}; it must be 1 or above")
+        at_least(1, "shell: ", max_turns=max_turns)
         if sandbox.minimum != "namespaces":
             raise ConfigurationError(
                 f"shell: sandbox.minimum is {sandbox.minimum!r}; a system of its own needs 'namespaces'"
             )
-        self.data, self.max_turns, self.sandbox, self.system_prompt = data, max_turns, sandbox, system_prompt
-        self._data_tasks = DataTasks(self.name, bad_rows)
+        self.max_turns, self.sandbox, self.system_prompt = max_turns, sandbox, system_prompt
+        self._tasks = DataTasks(self.name, data, bad_rows)
         self._cell: Cell | None = None
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
@@ -119,9 +118,9 @@ class ShellEnvironment(SingleAgentEnvironment):
             ConfigurationError: the split is unknown or empty, or this machine has no namespaces.
         """
         _ = self.sandbox.isolation  # a machine that cannot run the tasks says so at the start
-        if self.data is None:
-            return SeededTasks(self.name, split, generate_data, lambda data: data["description"])
-        return self._data_tasks.source(self.data, split, ("description", "evaluation"), json.dumps, task_data)
+        return self._tasks.source(
+            split, generate_data, "description", ("description", "evaluation"), json.dumps, task_data
+        )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The reference solution's output as the answer, or the solution itself where a change is asked for."""
@@ -129,14 +128,14 @@ class ShellEnvironment(SingleAgentEnvironment):
         if data["match"] is not None:
             if "regex" in data["match"]:
                 return None
-            replies = [_call("answer_action", answer=str(data["match"]["answer"]))]
+            replies = [written_call("answer_action", answer=str(data["match"]["answer"]))]
         elif data["checks"][0] is None:
             outputs = {self._expected_of(data) for _ in range(2)}
             if len(outputs) > 1:
                 return None  # a random set-up: what is right is known within an episode only
-            replies = [_call("answer_action", answer=outputs.pop().strip())]
+            replies = [written_call("answer_action", answer=outputs.pop().strip())]
         elif data["reference"]:
-            replies = [_call("bash_action", script=data["reference"]), _call("finish_action")]
+            replies = [written_call("bash_action", script=data["reference"]), written_call("finish_action")]
         else:
             return None
         return {self.agents[0]: replies}
@@ -150,8 +149,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         self.close()
         self._task, self._turns = task, 0
         self._cell, self._expected = self._system(task.data)
-        posed = Message("user", task.data["description"])
-        return [Message("system", self.system_prompt), posed] if self.system_prompt else [posed]
+        return opening(task.data["description"], self.system_prompt)
 
     def reply(self, message: Message) -> Outcome:
         """Run the scripts of one reply, or judge its answer; see :meth:`SingleAgentEnvironment.reply`."""
@@ -277,7 +275,3 @@ class ShellEnvironment(SingleAgentEnvironment):
     def _script(self, cell: Cell, script: str) -> Execution:
         with running():
             return self.sandbox.script(cell, script)
-
-
-def _call(name: str, **arguments: str) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"

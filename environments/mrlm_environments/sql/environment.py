@@ -7,25 +7,24 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.sql.database import Database
 from mrlm_environments.sql.dialect import SqlError
 from mrlm_environments.sql.scoring import equal_answers
 from mrlm_environments.sql.tasks import KINDS, Kind, dbbench_task, generated_task
 from mrlm_environments.sql.worker import SqliteDatabase
-from mrlm_pl.environment import (
-    Message,
-    Outcome,
-    SeededTasks,
-    SingleAgentEnvironment,
-    Task,
-    TaskSource,
-    ToolSchema,
-)
+from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import MalformedCall, argument_fault, clipped, requested_calls, tool_message
+from mrlm_pl.environment.tools import (
+    MalformedCall,
+    argument_fault,
+    clipped,
+    requested_calls,
+    tool_message,
+    written_call,
+)
 from mrlm_pl.episode import ToolCall
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import at_least, between, some_of, whole_range
 
 EXECUTE = ToolSchema(
     "execute_sql",
@@ -92,22 +91,12 @@ class SqlEnvironment(SingleAgentEnvironment):
         instruction: str = INSTRUCTION,
         bad_rows: BadRows = "skip",
     ) -> None:
-        unknown = [kind for kind in kinds or () if kind not in KINDS]
-        if unknown or kinds == []:
-            raise ConfigurationError(f"sql: kinds is {kinds!r}; choose from {', '.join(KINDS)}")
-        if len(tuple(rows)) != 2 or not 1 <= rows[0] <= rows[1] <= 8:
-            raise ConfigurationError(f"sql: rows is {rows!r}; give [least, most] from 1 to 8")
-        for option, value in (("max_turns", max_turns), ("output_characters", output_characters)):
-            if value < 1:
-                raise ConfigurationError(f"sql: {option} is {value!r}; it must be 1 or above")
-        if not 0 < statement_seconds <= 600:
-            raise ConfigurationError(
-                f"sql: statement_seconds is {statement_seconds!r}; it must be above 0 and at most 600"
-            )
-        self.data, self.kinds, self.rows = data, tuple(kinds or KINDS), (rows[0], rows[1])
+        at_least(1, "sql: ", max_turns=max_turns, output_characters=output_characters)
+        between(0.001, 600, "sql: ", statement_seconds=statement_seconds)
+        self.kinds, self.rows = some_of(KINDS, "sql: ", kinds=kinds), whole_range(1, 8, "sql: ", rows=rows)
         self.max_turns, self.output_characters, self.statement_seconds = max_turns, output_characters, statement_seconds
         self.database_url, self.instruction = database_url, instruction
-        self._data_tasks = DataTasks(self.name, bad_rows)
+        self._tasks = DataTasks(self.name, data, bad_rows)
         self._database: Database | None = None
 
     def tasks(self, split: str) -> TaskSource:
@@ -117,9 +106,9 @@ class SqlEnvironment(SingleAgentEnvironment):
             DataError: a row lacks a field or is of another form.
             ConfigurationError: the split is unknown or empty.
         """
-        if self.data is None:
-            return SeededTasks(self.name, split, self._generate, lambda data: data["key"])
-        return self._data_tasks.source(self.data, split, ("description", "table", "type"), _identity, dbbench_task)
+        return self._tasks.source(
+            split, self._generate, "key", ("description", "table", "type"), _identity, dbbench_task
+        )
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """The two tools; see :meth:`Environment.tools`."""
@@ -127,8 +116,8 @@ class SqlEnvironment(SingleAgentEnvironment):
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The statements that do what is asked, and the commit; None where they do not fit in the turns."""
-        replies = [_call(EXECUTE, {"query": statement}) for statement in task.data["statements"]]
-        replies.append(_call(COMMIT, {"answers": task.data["answers"]}))
+        replies = [written_call(EXECUTE.name, query=statement) for statement in task.data["statements"]]
+        replies.append(written_call(COMMIT.name, answers=task.data["answers"]))
         if (task.data["state"] and len(replies) == 1) or len(replies) > self.max_turns:
             return None
         return {self.agents[0]: replies}
@@ -138,8 +127,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         self.close()
         self._task, self._turns = task, 0
         self._database = self._opened(task.data["tables"])
-        posed = Message("user", task.data["question"])
-        return [Message("system", self.instruction), posed] if self.instruction else [posed]
+        return opening(task.data["question"], self.instruction)
 
     def reply(self, message: Message) -> Outcome:
         """Answer the calls of a reply in order; see :meth:`SingleAgentEnvironment.reply`."""
@@ -215,10 +203,6 @@ def _fault(call: ToolCall | MalformedCall) -> str | None:
     if call.name not in TOOLS:
         return f"there is no tool {call.name[:40]!r}; the tools are {', '.join(TOOLS)}"
     return argument_fault(TOOLS[call.name], call.arguments)
-
-
-def _call(schema: ToolSchema, arguments: Mapping[str, Any]) -> str:
-    return f"<tool_call>{json.dumps({'name': schema.name, 'arguments': arguments})}</tool_call>"
 
 
 def _identity(row: Mapping[str, Any]) -> str:

@@ -290,37 +290,23 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 _CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e, "tau": math.tau}
 _MANY = 100
+_OF_ONE = "acos asin atan ceil cos cosh degrees exp floor log10 log2 radians sin sinh tan tanh"
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Any]]] = {
+    **{name: (1, 1, getattr(math, name)) for name in _OF_ONE.split()},
     "_fraction": (2, 2, Fraction),
     "abs": (1, 1, abs),
-    "acos": (1, 1, math.acos),
-    "asin": (1, 1, math.asin),
-    "atan": (1, 1, math.atan),
     "atan2": (2, 2, math.atan2),
-    "ceil": (1, 1, math.ceil),
     "comb": (2, 2, _choices(math.comb)),
-    "cos": (1, 1, math.cos),
-    "cosh": (1, 1, math.cosh),
-    "degrees": (1, 1, math.degrees),
-    "exp": (1, 1, math.exp),
     "factorial": (1, 1, _factorial),
-    "floor": (1, 1, math.floor),
     "gcd": (1, _MANY, _integers(math.gcd)),
     "lcm": (1, _MANY, _integers(math.lcm)),
     "ln": (1, 1, math.log),
     "log": (1, 2, _logarithm),
-    "log10": (1, 1, math.log10),
-    "log2": (1, 1, math.log2),
     "max": (1, _MANY, max),
     "min": (1, _MANY, min),
     "perm": (2, 2, _choices(math.perm)),
-    "radians": (1, 1, math.radians),
     "round": (1, 2, _rounded),
-    "sin": (1, 1, math.sin),
-    "sinh": (1, 1, math.sinh),
     "sqrt": (1, 1, _square_root),
     "sum": (1, _MANY, lambda *values: sum(values)),
-    "tan": (1, 1, math.tan),
-    "tanh": (1, 1, math.tanh),
 }
-_KNOWN = "known are " + ", ".join(name for name in (*_CONSTANTS, *_FUNCTIONS) if not name.startswith("_"))
+_KNOWN = "known are " + ", ".join(name for name in (*_CONSTANTS, *sorted(_FUNCTIONS)) if not name.startswith("_"))

@@ -11,20 +11,12 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.toolbox.files import FileSystem
 from mrlm_environments.toolbox.search import WebSearch
 from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
 from mrlm_pl.answers.numbers import equal_answers, number_value
-from mrlm_pl.environment import (
-    Message,
-    Outcome,
-    SeededTasks,
-    SingleAgentEnvironment,
-    Task,
-    TaskSource,
-    ToolSchema,
-)
+from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import (
     MalformedCall,
@@ -39,6 +31,7 @@ from mrlm_pl.environment.tools import (
 )
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.errors import ConfigurationError, nearest
+from mrlm_pl.settings import at_least, between, some_of
 
 CORRECT, TOOLS, SPEED = 0.5, 0.3, 0.2
 BUILT_IN = {
@@ -105,19 +98,15 @@ class ToolEnvironment(SingleAgentEnvironment):
         system_prompt: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
-        if max_turns < 1 or max_output < 1:
-            raise ConfigurationError(
-                f"tools: max_turns is {max_turns} and max_output is {max_output}; both must be above 0"
-            )
-        if not 0 <= shaping <= TOOLS:
-            raise ConfigurationError(f"tools: shaping is {shaping!r}; it must be from 0 to {TOOLS}")
+        at_least(1, "tools: ", max_turns=max_turns, max_output=max_output)
+        between(0, TOOLS, "tools: ", shaping=shaping)
         self.toolbox = tuple(_built(item) for item in (tools if tools is not None else DEFAULT_TOOLS))
         own = [item.schema.name for item in self.toolbox if isinstance(item, Tool)]
         _check_names(own)
         self.kinds = _solvable_kinds(self.toolbox, kinds, data is not None)
-        self.data, self.max_turns, self.shaping, self.max_output = data, max_turns, shaping, max_output
+        self.max_turns, self.shaping, self.max_output = max_turns, shaping, max_output
         self.system_prompt = system_prompt
-        self._data_tasks = DataTasks(self.name, bad_rows)
+        self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Schemas of all tools; a server is asked for its own.
@@ -134,11 +123,9 @@ class ToolEnvironment(SingleAgentEnvironment):
             DataError: a row lacks a field, or has a wrong one.
             ConfigurationError: the split is unknown or empty.
         """
-        if self.data is None:
-            return SeededTasks(self.name, split, self._generate, lambda data: data["question"])
-        convert = partial(data_problem, tools=self._named_tools())
-        return self._data_tasks.source(
-            self.data, split, ("question", "answer"), lambda row: str(row["question"]), convert
+        read = partial(data_problem, tools=self._named_tools())
+        return self._tasks.source(
+            split, self._generate, "question", ("question", "answer"), lambda row: str(row["question"]), read
         )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
@@ -154,8 +141,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         self._task, self._available = task, self._named_tools()
         self._turn, self._calls, self._errors = 0, 0, 0
         self._used: set[str] = set()
-        posed = Message("user", task.data["question"])
-        return [Message("system", self.system_prompt), posed] if self.system_prompt else [posed]
+        return opening(task.data["question"], self.system_prompt)
 
     def reply(self, message: Message) -> Outcome:
         """Make the calls of one reply, or judge its answer; see :meth:`SingleAgentEnvironment.reply`."""
@@ -297,9 +283,7 @@ def _solvable_kinds(
     toolbox: Sequence[Tool | ToolSet], kinds: Sequence[Kind] | None, has_data: bool
 ) -> tuple[Kind, ...]:
     """The kinds to generate: those that are asked for, else all that the tools can solve."""
-    unknown = [kind for kind in kinds or () if kind not in KINDS]
-    if unknown or (kinds is not None and not kinds):
-        raise ConfigurationError(f"tools: kinds is {kinds!r}; choose from {', '.join(KINDS)}")
+    some_of(KINDS, "tools: ", kinds=kinds)
     if has_data:
         if kinds:
             raise ConfigurationError("tools: kinds and data are both given; give one of them")

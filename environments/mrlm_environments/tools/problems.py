@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from random import Random
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 from mrlm_environments.toolbox.search import EMBEDDED_CORPUS
 from mrlm_pl.environment.rows import read_rows
+from mrlm_pl.environment.tools import written_call
 from mrlm_pl.errors import DataError
 
 Kind = Literal["arithmetic", "lookup", "files"]
@@ -38,7 +38,7 @@ def generate_problem(rng: Random, kind: Kind) -> dict[str, Any]:
         "files": _files,
     }
     data = {"files": {}, "expected_files": {}, **makers[kind](rng)}
-    calls = "".join(_call(*call) for call in data.pop("calls"))
+    calls = "".join(written_call(tool, **arguments) for tool, arguments in data.pop("calls"))
     gold = [calls, f"<answer>{data['answer']}</answer>"]
     return {**data, "kind": kind, "required_tools": list(REQUIRED_TOOLS[kind]), "gold": gold}
 
@@ -126,10 +126,6 @@ def _files(rng: Random) -> dict[str, Any]:
         "expected_files": {"sum.txt": total},
         "calls": calls,
     }
-
-
-def _call(name: str, arguments: Mapping[str, Any]) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 @cache

@@ -5,24 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Literal
 
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.writing.score import GATES, RULES, Score, score_parts
 from mrlm_environments.writing.texts import demonstrate, make_text
-from mrlm_pl.environment import (
-    Environment,
-    Message,
-    Observations,
-    SeededTasks,
-    Step,
-    Task,
-    TaskSource,
-)
+from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clipped
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import DataError
+from mrlm_pl.settings import at_least, one_of
 
 Family = Literal["tldr", "arxiv"]
 
@@ -87,15 +81,12 @@ class WritingEnvironment(Environment):
         faithfulness: float = 0.0,
         bad_rows: BadRows = "skip",
     ) -> None:
-        if family not in RULES:
-            raise ConfigurationError(f"writing: family is {family!r}; choose from {', '.join(RULES)}")
-        if turns < 1:
-            raise ConfigurationError(f"writing: turns is {turns!r}; it must be 1 or above")
-        if not 0 <= faithfulness < math.inf:
-            raise ConfigurationError(f"writing: faithfulness is {faithfulness!r}; it must be a number of 0 or above")
-        self.family, self.data, self.turns, self.faithfulness = family, data, turns, faithfulness
+        one_of(RULES, "writing: ", family=family)
+        at_least(1, "writing: ", turns=turns)
+        at_least(0, "writing: ", faithfulness=faithfulness)
+        self.family, self.turns, self.faithfulness = family, turns, faithfulness
         self.agents = AGENTS[family]
-        self._data_tasks = DataTasks(self.name, bad_rows)
+        self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
         """Made texts without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -104,15 +95,8 @@ class WritingEnvironment(Environment):
             DataError: a row has no text.
             ConfigurationError: the split is unknown or empty.
         """
-        if self.data is None:
-            return SeededTasks(self.name, split, self._make, lambda data: data["text"])
-        return self._data_tasks.source(
-            self.data,
-            split,
-            (),
-            lambda row: str(_text(row, self.family)),
-            lambda row, number, source: _task_data(row, number, self.family, source),
-        )
+        read = partial(_task_data, family=self.family)
+        return self._tasks.source(split, self._make, "text", (), lambda row: str(_text(row, self.family)), read)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """The demonstration of a made text; None for data, and where faithfulness is paid."""
@@ -189,7 +173,7 @@ def _text(row: Mapping[str, Any], family: str) -> Any:
     return text
 
 
-def _task_data(row: Mapping[str, Any], number: int, family: str, source: object) -> dict[str, Any]:
+def _task_data(row: Mapping[str, Any], number: int, source: object, family: str) -> dict[str, Any]:
     text = _text(row, family)
     if not isinstance(text, str) or not text.strip():
         raise DataError(
