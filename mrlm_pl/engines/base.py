@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -190,7 +191,7 @@ class Engine(ABC):
 
 
 class EngineWrapper(Engine):
-    """An engine over another one: what a subclass does not define is the other's.
+    """An engine over another one: every hook that a subclass does not define is the other engine's.
 
     Args:
         engine: the other one.
@@ -205,42 +206,13 @@ class EngineWrapper(Engine):
     def load(self, policy: str, weights: Any, version: int) -> None:
         self.engine.load(policy, weights, version)
 
-    def join_pool(self, place: int, places: int) -> Sequence[str]:
-        return self.engine.join_pool(place, places)
 
-    @property
-    def calls_at_once(self) -> int:
-        return self.engine.calls_at_once
+def _handed_on(name: str, hook: Any) -> Any:
+    if isinstance(hook, property):
+        return property(lambda wrapper: getattr(wrapper.engine, name), doc=hook.__doc__)
+    return functools.wraps(hook)(lambda wrapper, *given, **named: getattr(wrapper.engine, name)(*given, **named))
 
-    @property
-    def stats(self) -> Any:
-        return self.engine.stats
 
-    def meet_learner(self, place: LearnerPlace) -> None:
-        self.engine.meet_learner(place)
-
-    @property
-    def holds_weights(self) -> bool:
-        return self.engine.holds_weights
-
-    @property
-    def takes_pieces(self) -> bool:
-        return self.engine.takes_pieces
-
-    def window(self, policy: str) -> int | None:
-        return self.engine.window(policy)
-
-    def reports_logprobs(self, policy: str) -> bool:
-        return self.engine.reports_logprobs(policy)
-
-    def precision(self, policy: str) -> str | None:
-        return self.engine.precision(policy)
-
-    def compute_during(self, start: Callable[[], Future[T]]) -> T:
-        return self.engine.compute_during(start)
-
-    def release(self, session_prefix: str) -> None:
-        self.engine.release(session_prefix)
-
-    def close(self) -> None:
-        self.engine.close()
+for _name, _hook in vars(Engine).items():
+    if not _name.startswith("_") and _name not in vars(EngineWrapper):
+        setattr(EngineWrapper, _name, _handed_on(_name, _hook))

@@ -8,7 +8,7 @@ import math
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
@@ -18,20 +18,17 @@ from mrlm_pl.errors import PolicyError, missing_folder
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template
 from mrlm_pl.policy.export import write_model
 from mrlm_pl.policy.forward.logprobs import TokenOutputs, token_logprobs, token_outputs, token_values
-from mrlm_pl.policy.lora import (
-    ADAPTER_FOLDER,
-    LoRA,
-    add_adapter,
-    is_adapter,
-    merged_state,
-    with_shared_weights,
-)
+from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
+from mrlm_pl.policy.lora import ADAPTER_FOLDER, LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
 from mrlm_pl.policy.place import check_place
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import as_settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 BUILTIN_TINY = "builtin:tiny"
 LONGEST_NAME = 1024
@@ -101,11 +98,8 @@ class Policy(nn.Module):
         if served_by is not None:
             check_place(served_by)  # a mistake raises now
         self.served_by = served_by
-        self.max_forward_tokens, self.lora, self.gradient_checkpointing = (
-            max_forward_tokens,
-            lora,
-            gradient_checkpointing,
-        )
+        self.max_forward_tokens, self.lora = max_forward_tokens, lora
+        self.gradient_checkpointing = gradient_checkpointing
         self.source = _resolve(model)
         self.config = _read_config(model, self.source)
         self.tokenizer = _read_tokenizer(model, self.source)
@@ -226,9 +220,8 @@ class Policy(nn.Module):
         lengths: Tensor,
         action_mask: Tensor,
         *,
-        temperature: float = 1.0,
-        prefix_groups: Tensor | None = None,
         dropout_key: int | None = None,
+        **options: Unpack[RowOptions],
     ) -> Tensor:
         """Log-probability [B, T] of each action token given the tokens before it, 0 elsewhere.
 
@@ -236,13 +229,12 @@ class Policy(nn.Module):
             token_ids: [B, T] int64, rows padded on the right.
             lengths: [B] tokens in each row.
             action_mask: [B, T] True where the policy chose the token.
-            temperature: divides the logits.
-            prefix_groups: [B] rows with the same label share the computation of what they begin with in common.
             dropout_key: number of the update: the policy's dropout follows from it and the rows, and is on where a
                 gradient is computed; None: no dropout.
+            options: ``temperature`` and ``prefix_groups``; see :class:`~mrlm_pl.policy.forward.passes.RowOptions`.
         """
-        seed = self._noise_seed(token_ids, dropout_key)
-        return self._logprobs(self.model, token_ids, lengths, action_mask, temperature, prefix_groups, seed)
+        how = self._options(token_ids, dropout_key, options)
+        return token_logprobs(self.model, token_ids, lengths, action_mask, **how)
 
     def outputs(
         self,
@@ -250,21 +242,13 @@ class Policy(nn.Module):
         lengths: Tensor,
         action_mask: Tensor,
         *,
-        temperature: float | Tensor = 1.0,
-        prefix_groups: Tensor | None = None,
         with_entropy: bool = False,
+        **options: Unpack[RowOptions],
     ) -> TokenOutputs:
         """Log-probabilities, entropies if wanted, and values if there is a value head, from one forward pass."""
+        how = self._options(token_ids, None, options)
         return token_outputs(
-            self.model,
-            token_ids,
-            lengths,
-            action_mask,
-            temperature=temperature,
-            prefix_groups=prefix_groups,
-            max_tokens=self.max_forward_tokens,
-            with_entropy=with_entropy,
-            value_head=self.value_head,
+            self.model, token_ids, lengths, action_mask, with_entropy=with_entropy, value_head=self.value_head, **how
         )
 
     def values(
@@ -273,40 +257,26 @@ class Policy(nn.Module):
         lengths: Tensor,
         action_mask: Tensor,
         *,
-        temperature: float | Tensor = 1.0,
-        prefix_groups: Tensor | None = None,
         dropout_key: int | None = None,
+        **options: Unpack[RowOptions],
     ) -> Tensor:
         """Value [B, T] of the state before each action token, 0 elsewhere; the temperature does not matter.
 
         ``dropout_key`` is that of :meth:`forward`.
         """
         assert self.value_head is not None
-        return token_values(
-            self.model,
-            self.value_head,
-            token_ids,
-            lengths,
-            action_mask,
-            prefix_groups=prefix_groups,
-            max_tokens=self.max_forward_tokens,
-            noise_seed=self._noise_seed(token_ids, dropout_key),
-        )
+        how = self._options(token_ids, dropout_key, options)
+        return token_values(self.model, self.value_head, token_ids, lengths, action_mask, **how)
 
     @torch.no_grad()
     def reference_logprobs(
-        self,
-        token_ids: Tensor,
-        lengths: Tensor,
-        action_mask: Tensor,
-        *,
-        temperature: float = 1.0,
-        prefix_groups: Tensor | None = None,
+        self, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[RowOptions]
     ) -> Tensor:
         """Log-probabilities [B, T] under the frozen reference; the arguments are those of :meth:`forward`."""
         with nullcontext() if self.lora is None else self.model.disable_adapter():
             model = self.reference if self.lora is None else self.model
-            return self._logprobs(model, token_ids, lengths, action_mask, temperature, prefix_groups)
+            how = self._options(token_ids, None, options)
+            return token_logprobs(model, token_ids, lengths, action_mask, **how)
 
     def save_pretrained(self, folder: str | Path, *, write: bool = True) -> None:
         """Write the model and the tokenizer as a plain Hugging Face folder, with the value head beside them.
@@ -328,26 +298,10 @@ class Policy(nn.Module):
         if self.value_head is not None:
             self.value_head.save(folder, write=write)
 
-    def _logprobs(
-        self,
-        model: Any,
-        token_ids: Tensor,
-        lengths: Tensor,
-        action_mask: Tensor,
-        temperature: float,
-        prefix_groups: Tensor | None,
-        noise_seed: int | None = None,
-    ) -> Tensor:
-        return token_logprobs(
-            model,
-            token_ids,
-            lengths,
-            action_mask,
-            temperature=temperature,
-            prefix_groups=prefix_groups,
-            max_tokens=self.max_forward_tokens,
-            noise_seed=noise_seed,
-        )
+    def _options(self, token_ids: Tensor, dropout_key: int | None, options: RowOptions) -> NoisyRowOptions:
+        """Return the options of a forward pass over these rows, with this policy's bound and dropout."""
+        seed = self._noise_seed(token_ids, dropout_key)
+        return {**options, "max_tokens": self.max_forward_tokens, "noise_seed": seed}
 
     def _noise_seed(self, token_ids: Tensor, dropout_key: int | None) -> int | None:
         """Seed of the dropout of a forward pass over these rows, None where there is none."""
@@ -421,15 +375,15 @@ def _exported(model: str, run: Path) -> Path:
 def _check_numbers(
     model: str, rate: float, decay: float, dropout: float, random_init_seed: int | None, max_tokens: int | None
 ) -> None:
-    for name, value in {"learning_rate": rate, "weight_decay": decay}.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise PolicyError(f"policy {model!r}: {name} is {value}; it must be a number of 0 or above")
-    if not 0 <= dropout < 1:
-        raise PolicyError(f"policy {model!r}: dropout is {dropout}; it must be 0 or above and below 1")
-    if random_init_seed is not None and not 0 <= random_init_seed < 2**63:
-        raise PolicyError(f"policy {model!r}: random_init_seed is {random_init_seed}; it must be from 0 to 2**63 - 1")
-    if max_tokens is not None and max_tokens < 1:
-        raise PolicyError(f"policy {model!r}: max_forward_tokens is {max_tokens}; give 1 or above, or leave it out")
+    for name, value, holds, remedy in (
+        ("learning_rate", rate, 0 <= rate < math.inf, "a number of 0 or above"),
+        ("weight_decay", decay, 0 <= decay < math.inf, "a number of 0 or above"),
+        ("dropout", dropout, 0 <= dropout < 1, "0 or above and below 1"),
+        ("random_init_seed", random_init_seed, 0 <= (random_init_seed or 0) < 2**63, "from 0 to 2**63 - 1"),
+        ("max_forward_tokens", max_tokens, max_tokens is None or max_tokens >= 1, "1 or above, or left out"),
+    ):
+        if not holds:
+            raise PolicyError(f"policy {model!r}: {name} is {value}; it must be {remedy}")
 
 
 def _read_config(model: str, source: str) -> Any:

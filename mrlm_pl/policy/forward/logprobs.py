@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,19 @@ from torch.utils.checkpoint import checkpoint
 
 from mrlm_pl.policy.forward.families import base_model, forward_path, log_path
 from mrlm_pl.policy.forward.packing import RowPlan
-from mrlm_pl.policy.forward.passes import Wanted, forward_along, forward_passes, row_chunks
+from mrlm_pl.policy.forward.passes import (
+    NoisyRowOptions,
+    RowOptions,
+    Wanted,
+    forward_along,
+    forward_passes,
+    row_chunks,
+)
 from mrlm_pl.policy.sharding import is_sharded, passes_on_all_ranks
 from mrlm_pl.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class TokenOutputs(NamedTuple):
@@ -31,15 +41,7 @@ class TokenOutputs(NamedTuple):
 
 
 def token_logprobs(
-    model: nn.Module,
-    token_ids: Tensor,
-    lengths: Tensor,
-    action_mask: Tensor,
-    *,
-    temperature: float | Tensor = 1.0,
-    prefix_groups: Tensor | None = None,
-    max_tokens: int | None = None,
-    noise_seed: int | None = None,
+    model: nn.Module, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[NoisyRowOptions]
 ) -> Tensor:
     """Log-probability of every action token given the tokens before it, [B, T] float32; exactly 0 elsewhere.
 
@@ -53,31 +55,13 @@ def token_logprobs(
         token_ids: [B, T] int64, padded on the right.
         lengths: [B] number of real tokens of each row.
         action_mask: [B, T] bool, True where the policy sampled the token.
-        temperature: the sampler's temperature: a number, one per row [B], or one per token [B, T].
-        prefix_groups: [B] labels; rows with the same label compute what any of them begin with in common once. It never
-            changes the values, only the work.
-        max_tokens: most tokens in one forward pass; its rows, with what they share counted for each, have at most
-            ``row_tree.MOST_READ`` times as many. Needing several, they run one after the other and, when gradients
-            are wanted, each is computed again in the backward pass, so that memory is that of one pass. So is one that
-            is too much beside others that wait for the same backward pass (`held_passes`). The ranks of a sharded model
-            make equally many passes, some of them idle.
-        noise_seed: leave the model in the mode that it is in, with the dropout and the other noise of training, which
-            follow from this seed and the pass; None: no noise.
+        options: see :class:`~mrlm_pl.policy.forward.passes.NoisyRowOptions`.
 
     Raises:
         ValueError: shapes disagree, an action token has no token before it or lies in the padding, or the temperature
             is not positive.
     """
-    return token_outputs(
-        model,
-        token_ids,
-        lengths,
-        action_mask,
-        temperature=temperature,
-        prefix_groups=prefix_groups,
-        max_tokens=max_tokens,
-        noise_seed=noise_seed,
-    ).logp
+    return token_outputs(model, token_ids, lengths, action_mask, **options).logp
 
 
 def token_outputs(
@@ -86,12 +70,9 @@ def token_outputs(
     lengths: Tensor,
     action_mask: Tensor,
     *,
-    temperature: float | Tensor = 1.0,
-    prefix_groups: Tensor | None = None,
-    max_tokens: int | None = None,
     with_entropy: bool = False,
     value_head: nn.Module | None = None,
-    noise_seed: int | None = None,
+    **options: Unpack[NoisyRowOptions],
 ) -> TokenOutputs:
     """`token_logprobs` with, from the same forward pass, the entropies and the values of the action tokens.
 
@@ -103,18 +84,8 @@ def token_outputs(
         with_entropy: whether the entropies are wanted.
         value_head: module that turns hidden states [n, hidden size] into values [n]; None: no values.
     """
-    rows = _evaluate(
-        model,
-        token_ids,
-        lengths,
-        action_mask,
-        temperature,
-        prefix_groups,
-        max_tokens,
-        Wanted(True, with_entropy, value_head),
-        noise_seed,
-    )
-    found = list(rows.unbind())
+    wanted = Wanted(True, with_entropy, value_head)
+    found = list(_evaluate(model, wanted, token_ids, lengths, action_mask, **options).unbind())
     return TokenOutputs(
         found.pop(0), found.pop(0) if with_entropy else None, found.pop(0) if value_head is not None else None
     )
@@ -126,37 +97,24 @@ def token_values(
     token_ids: Tensor,
     lengths: Tensor,
     action_mask: Tensor,
-    *,
-    prefix_groups: Tensor | None = None,
-    max_tokens: int | None = None,
-    noise_seed: int | None = None,
+    **options: Unpack[NoisyRowOptions],
 ) -> Tensor:
     """The values of `token_outputs` alone, [B, T] float32: the language-model head is left out where it can be."""
-    wanted = Wanted(False, False, value_head)
-    return _evaluate(model, token_ids, lengths, action_mask, 1.0, prefix_groups, max_tokens, wanted, noise_seed)[0]
+    return _evaluate(model, Wanted(False, False, value_head), token_ids, lengths, action_mask, **options)[0]
 
 
 def _evaluate(
     model: nn.Module,
+    wanted: Wanted,
     token_ids: Tensor,
     lengths: Tensor,
     action_mask: Tensor,
-    temperature: float | Tensor,
-    prefix_groups: Tensor | None,
-    max_tokens: int | None,
-    wanted: Wanted,
+    *,
     noise_seed: int | None = None,
+    **options: Unpack[RowOptions],
 ) -> Tensor:
     """What is wanted of every token, [1 to 3, B, T]."""
-    planned = forward_passes(
-        model,
-        token_ids,
-        lengths,
-        action_mask,
-        temperature=temperature,
-        prefix_groups=prefix_groups,
-        max_tokens=max_tokens,
-    )
+    planned, max_tokens = forward_passes(model, token_ids, lengths, action_mask, **options), options.get("max_tokens")
     B, T = token_ids.shape
     path = forward_path(model)
     log_path(type(base_model(model)).__name__, path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,36 @@ from mrlm_pl.policy.forward.attention import ATTENTION_NAME, ForwardSwitches, Pa
 from mrlm_pl.policy.forward.families import ForwardPath, base_model, forward_path, rope_boundary
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
 from mrlm_pl.policy.forward.packing import ForwardInputs, RowPlan
+
+
+class RowOptions(TypedDict, total=False):
+    """How the log-probabilities of rows are computed.
+
+    Attributes:
+        temperature: the sampler's temperature: a number, one per row [B], or one per token [B, T]; 1 by default.
+        prefix_groups: [B] labels; rows with the same label compute what any of them begin with in common once. It never
+            changes the values, only the work.
+        max_tokens: most tokens in one forward pass; its rows, with what they share counted for each, have at most
+            ``row_tree.MOST_READ`` times as many. Needing several, they run one after the other and, when gradients
+            are wanted, each is computed again in the backward pass, so that memory is that of one pass. So is one that
+            is too much beside others that wait for the same backward pass (`held_passes`). The ranks of a sharded model
+            make equally many passes, some of them idle.
+    """
+
+    temperature: float | Tensor
+    prefix_groups: Tensor | None
+    max_tokens: int | None
+
+
+class NoisyRowOptions(RowOptions, total=False):
+    """:class:`RowOptions` of a forward pass that may have noise.
+
+    Attributes:
+        noise_seed: leave the model in the mode that it is in, with the dropout and the other noise of training, which
+            follow from this seed and the pass; None: no noise.
+    """
+
+    noise_seed: int | None
 
 
 class ForwardPass(NamedTuple):
