@@ -1,22 +1,16 @@
 """Advantages of one policy as pure functions: per row [B] from rewards in groups, or per token [B, T]."""
 
-from mrlm_pl.advantages.gae import broadcast_to_tokens, rewards_at_last_token, token_gae, transition_gae, turn_discounts
+from mrlm_pl.advantages.gae import token_gae, transition_gae, turn_discounts
 from mrlm_pl.advantages.groups import (
-    discounted_returns,
     finite_rewards,
     group_centered_advantages,
     group_normalized_advantages,
     leave_one_out_advantages,
-    reinforce_plus_plus_baseline,
-    reinforce_plus_plus_returns,
     remax_advantages,
-    singleton_groups,
     step_normalized_advantages,
-    zero_variance_groups,
 )
 from mrlm_pl.advantages.rae import role_conditioned_advantages
 from mrlm_pl.advantages.task_normalization import (
-    merge_task_moments,
     task_moments,
     task_scaled_advantages,
     task_standardized_advantages,
@@ -33,10 +27,8 @@ from mrlm_pl.advantages.whitening import Moments, masked_moments, merge_gathered
 
 __all__ = [
     "Moments",
-    "broadcast_to_tokens",
     "counterfactual_advantages",
     "decision_returns",
-    "discounted_returns",
     "finite_rewards",
     "group_centered_advantages",
     "group_max_advantages",
@@ -45,13 +37,8 @@ __all__ = [
     "leave_one_out_advantages",
     "masked_moments",
     "merge_gathered",
-    "merge_task_moments",
-    "reinforce_plus_plus_baseline",
-    "reinforce_plus_plus_returns",
     "remax_advantages",
-    "rewards_at_last_token",
     "role_conditioned_advantages",
-    "singleton_groups",
     "step_normalized_advantages",
     "task_moments",
     "task_scaled_advantages",
@@ -62,5 +49,4 @@ __all__ = [
     "turn_discounts",
     "unnormalizable_tasks",
     "whiten",
-    "zero_variance_groups",
 ]

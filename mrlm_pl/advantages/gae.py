@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.errors import NonFiniteError
-from mrlm_pl.losses.masking import last_token_mask, masked_values
+from mrlm_pl.losses.masking import masked_values
 
 
 def token_gae(
@@ -109,26 +109,6 @@ def _finite(what: str, numbers: Tensor) -> Tensor:
         where = ", ".join(f"{axis} {place}" for axis, place in zip(("row", "token"), position, strict=False))
         raise NonFiniteError(f"the {what} at {where} is {numbers[position].item()}; find the step that produced it")
     return numbers
-
-
-def broadcast_to_tokens(advantages: Tensor, action_mask: Tensor) -> Tensor:
-    """Each row's number [B] on all of its action tokens [B, T], 0 elsewhere.
-
-    >>> broadcast_to_tokens(torch.tensor([2.0]), torch.tensor([[False, True, True]])).tolist()
-    [[0.0, 2.0, 2.0]]
-    """
-    if advantages.shape != action_mask.shape[:1]:
-        raise ValueError(f"advantages has shape {tuple(advantages.shape)}; give one number per row of the mask, [B]")
-    return masked_values(advantages[:, None].expand(action_mask.shape), action_mask)
-
-
-def rewards_at_last_token(rewards: Tensor, action_mask: Tensor) -> Tensor:
-    """Each row's reward [B] on its last action token [B, T], 0 elsewhere.
-
-    >>> rewards_at_last_token(torch.tensor([2.0]), torch.tensor([[True, True, False]])).tolist()
-    [[0.0, 2.0, 0.0]]
-    """
-    return broadcast_to_tokens(rewards, last_token_mask(action_mask))
 
 
 def turn_discounts(action_mask: Tensor, gamma: float) -> Tensor:

@@ -11,9 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages.gae import broadcast_to_tokens, rewards_at_last_token, token_gae
 from mrlm_pl.errors import NonFiniteError
-from mrlm_pl.losses.masking import masked_values
 
 
 class GroupDeviations(NamedTuple):
@@ -64,29 +62,6 @@ def group_deviations(rewards: Tensor, group_ids: Tensor, counts: Tensor | None =
     deviations = heights - (totals / counted)[index]
     squared_sums = torch.zeros_like(minimum).index_add(0, index, weights * deviations.square())
     return GroupDeviations(deviations, counted[index], squared_sums[index])
-
-
-def zero_variance_groups(rewards: Tensor, group_ids: Tensor) -> int:
-    """Number of groups of two or more whose rewards are all equal, so that they carry no signal.
-
-    >>> zero_variance_groups(torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0, 5.0]), torch.tensor([3, 3, 3, 8, 8, 9]))
-    1
-    """
-    rewards = finite_rewards(rewards)
-    sizes, index = _group_sizes(rewards, group_ids)
-    extremes = rewards.new_zeros(sizes.shape)
-    lowest = extremes.scatter_reduce(0, index, rewards, "amin", include_self=False)
-    highest = extremes.scatter_reduce(0, index, rewards, "amax", include_self=False)
-    return int(((lowest == highest) & (sizes > 1)).sum())
-
-
-def singleton_groups(group_ids: Tensor) -> int:
-    """Number of groups with one member.
-
-    >>> singleton_groups(torch.tensor([3, 3, 8, 9]))
-    2
-    """
-    return int((torch.unique(group_ids, return_counts=True)[1] == 1).sum())
 
 
 def finite_rewards(rewards: Tensor) -> Tensor:
@@ -212,69 +187,6 @@ def step_normalized_advantages(rewards: Tensor, group_ids: Tensor, steps: Tensor
     advantages = torch.zeros_like(rewards)
     advantages[acted] = normalized.to(rewards.dtype)
     return advantages
-
-
-def discounted_returns(rewards: Tensor, action_mask: Tensor, *, gamma: float | Tensor = 1.0) -> Tensor:
-    """``R_t = r_t + gamma R_{t+1}`` [B, T] over each row's action tokens, 0 outside the mask.
-
-    Args:
-        rewards: [B, T], on action tokens; not read elsewhere.
-        action_mask: [B, T] bool; environment tokens carry the return through unchanged.
-        gamma: discount per action token, or [B, T] (``turn_discounts`` makes it count turns).
-
-    Raises:
-        NonFiniteError: a reward of an action token is NaN or infinite.
-
-    >>> rewards, mask = torch.tensor([[1.0, 9.0, 4.0]]), torch.tensor([[True, False, True]])
-    >>> discounted_returns(rewards, mask, gamma=0.5).tolist()
-    [[3.0, 0.0, 4.0]]
-    """
-    # Without values, GAE at lambda 1 is the discounted return.
-    return token_gae(rewards, torch.zeros_like(rewards), action_mask, gamma=gamma, lam=1.0)[0]
-
-
-def reinforce_plus_plus_returns(
-    rewards: Tensor, kl: Tensor, action_mask: Tensor, *, beta: float, gamma: float | Tensor = 1.0
-) -> Tensor:
-    """Discounted return [B, T] of ``r - beta kl`` per token, to be whitened over the global batch.
-
-    Args:
-        rewards: [B], placed on the last action token.
-        kl: [B, T], ``kl_k1(old_logp, ref_logp, action_mask)``.
-        action_mask: [B, T] bool.
-        beta: weight of the KL penalty, in units of reward.
-        gamma: see ``discounted_returns``.
-
-    Raises:
-        NonFiniteError: a reward, or the KL of an action token, is NaN or infinite.
-
-    Source: arXiv 2501.03262.
-
-    >>> mask, kl = torch.tensor([[True, True]]), torch.tensor([[1.0, 2.0]])
-    >>> reinforce_plus_plus_returns(torch.tensor([1.0]), kl, mask, beta=0.25).tolist()  # 1 - .5, then - .25
-    [[0.25, 0.5]]
-    """
-    token_rewards = rewards_at_last_token(finite_rewards(rewards), action_mask)
-    return discounted_returns(token_rewards - beta * masked_values(kl.detach(), action_mask), action_mask, gamma=gamma)
-
-
-def reinforce_plus_plus_baseline(rewards: Tensor, group_ids: Tensor, action_mask: Tensor) -> Tensor:
-    """``r - m`` of the group on every action token [B, T], to be whitened over the global batch.
-
-    Args:
-        rewards, group_ids: [B].
-        action_mask: [B, T] bool.
-
-    Raises:
-        NonFiniteError: a reward is NaN or infinite.
-
-    Source: arXiv 2501.03262.
-
-    >>> mask = torch.tensor([[True, True], [True, False]])
-    >>> reinforce_plus_plus_baseline(torch.tensor([1.0, 0.0]), torch.tensor([5, 5]), mask).tolist()
-    [[0.5, 0.5], [-0.5, 0.0]]
-    """
-    return broadcast_to_tokens(group_centered_advantages(rewards, group_ids), action_mask)
 
 
 def remax_advantages(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:

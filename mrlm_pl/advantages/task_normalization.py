@@ -1,8 +1,8 @@
 """Normalization of advantages per task type, after the group advantage. Source: arXiv 2510.04206.
 
 Task types that differ in length or difficulty give advantages of different spread; this brings each type to spread 1,
-measured over its action tokens in the GLOBAL batch. Merge the ``task_moments`` of all micro-batches and ranks with
-``merge_task_moments`` first; each piece is then normalized with the same numbers.
+measured over its action tokens in the GLOBAL batch. Add up the ``task_moments`` of all micro-batches and ranks
+first; each micro-batch is then normalized with the same numbers.
 """
 
 from __future__ import annotations
@@ -36,19 +36,6 @@ def task_moments(advantages: Tensor, action_mask: Tensor, task_types: Tensor) ->
         int(task): masked_moments(advantages, action_mask & (task_types == task)[:, None])
         for task in torch.unique(task_types)
     }
-
-
-def merge_task_moments(*pieces: Mapping[int, Moments]) -> dict[int, Moments]:
-    """Moments per task type of all the pieces together.
-
-    >>> merge_task_moments({0: Moments(1, 1.0, 0.0)}, {0: Moments(1, 3.0, 0.0), 4: Moments(1, 5.0, 0.0)})
-    {0: Moments(count=2, mean=2.0, squared_sum=2.0), 4: Moments(count=1, mean=5.0, squared_sum=0.0)}
-    """
-    merged: dict[int, Moments] = {}
-    for piece in pieces:
-        for task, moments in piece.items():
-            merged[task] = merged[task] + moments if task in merged else moments
-    return merged
 
 
 def unnormalizable_tasks(moments: Mapping[int, Moments]) -> list[int]:

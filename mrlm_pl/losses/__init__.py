@@ -3,7 +3,6 @@
 from mrlm_pl.losses.corrections import (
     Correction,
     RatioLevel,
-    decoupled_ppo_loss,
     masked_importance_weight,
     truncated_importance_weight,
 )
@@ -53,7 +52,6 @@ __all__ = [
     "clip_fraction",
     "correctness_loss",
     "cross_entropy_loss",
-    "decoupled_ppo_loss",
     "dpo_hinge_loss",
     "dpo_sigmoid_loss",
     "episode_token_counts",

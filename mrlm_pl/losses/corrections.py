@@ -15,7 +15,6 @@ from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
-from mrlm_pl.losses.policy_gradient import ppo_clip_loss
 
 RatioLevel = Literal["token", "sequence", "geometric_mean"]
 """``token``: each token's ratio; ``sequence``: the product over the row's action tokens, the same for all of them;
@@ -74,38 +73,6 @@ def masked_importance_weight(
     kept = (ratio >= low) & (ratio <= high)
     # NaN compares false: without the second test a non-finite ratio would be dropped in silence.
     return masked_values(torch.where(kept | ratio.isnan(), ratio, 0.0), action_mask)
-
-
-def decoupled_ppo_loss(
-    logp: Tensor,
-    proximal_logp: Tensor,
-    sampler_logp: Tensor,
-    advantages: Tensor,
-    action_mask: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    weight_cap: float | None = None,
-) -> Tensor:
-    """Decoupled PPO loss [B, T]: ``-w min(r A, clip(r) A)``, ``w = pi_prox / mu``, ``r = pi_theta / pi_prox``.
-
-    The clip is around ``pi_prox``, recomputed once per batch, while ``w`` (without gradient) corrects for the older
-    policy ``mu`` that sampled.
-
-    Args:
-        weight_cap: ``w`` is truncated at this value; None leaves it as it is.
-
-    Source: arXiv 2505.24298.
-
-    >>> logp, prox, sampler = torch.tensor([[-0.5]]), torch.tensor([[-1.0]]), torch.tensor([[-1.5]])
-    >>> loss = decoupled_ppo_loss(logp, prox, sampler, torch.tensor([[1.0]]), torch.tensor([[True]]))
-    >>> round(loss.item(), 4)  # -e^.5 * 1.2
-    -1.9785
-    """
-    weight = _importance_ratio(proximal_logp, sampler_logp, action_mask, "token")
-    if weight_cap is not None:
-        weight = weight.clamp(max=weight_cap)
-    return weight * ppo_clip_loss(logp, proximal_logp, advantages, action_mask, clip_low=clip_low, clip_high=clip_high)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from mrlm_pl.rewards.influence import (
     incentive_signs,
     incentives,
     influence_rewards,
-    score_table,
 )
 from mrlm_pl.rewards.overlong import overlong_penalty
 
@@ -19,5 +18,4 @@ __all__ = [
     "incentives",
     "influence_rewards",
     "overlong_penalty",
-    "score_table",
 ]

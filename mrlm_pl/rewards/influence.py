@@ -25,31 +25,6 @@ ROUNDING = 1e-12
 """Means nearer to .5 than this are .5: decimal fractions are not exact in binary."""
 
 
-def score_table(rows: Sequence[Sequence[float]], persons: Sequence[str]) -> list[dict[str, float]]:
-    """The scores of each turn by person.
-
-    Args:
-        rows: one list for each turn, with one score for each person.
-        persons: their names, in the order of the scores.
-
-    Raises:
-        ValueError: a list has another length, a name occurs twice, or there is no turn.
-
-    >>> score_table([[0.2, 0.9], [1.0, 0.5]], ["a", "b"])
-    [{'a': 0.2, 'b': 0.9}, {'a': 1.0, 'b': 0.5}]
-    """
-    if len(set(persons)) != len(persons):
-        raise ValueError(f"persons is {list(persons)}; every name must occur once")
-    for turn, row in enumerate(rows):
-        if len(row) != len(persons):
-            raise ValueError(
-                f"scores of turn {turn} are {len(row)} numbers for {len(persons)} persons; give one to each of them"
-            )
-    table = [dict(zip(persons, row, strict=True)) for row in rows]
-    _check(table)
-    return table
-
-
 def influence_rewards(
     scores: ScoreTable, gamma: float, reward: RewardShare = "team", horizon: Horizon = "discounted_sum"
 ) -> list[dict[str, float]]:
@@ -73,7 +48,7 @@ def influence_rewards(
         ConfigurationError: ``gamma``, ``reward`` or ``horizon`` is none of these.
         ValueError: there is no turn, or a score is not in [0, 1].
 
-    >>> table = score_table([[0.2, 0.9], [0.8, 0.6], [1.0, 0.5]], ["a", "b"])
+    >>> table = [{"a": 0.2, "b": 0.9}, {"a": 0.8, "b": 0.6}, {"a": 1.0, "b": 0.5}]
     >>> for turn in influence_rewards(table, gamma=0.3):
     ...     print({person: round(reward, 6) for person, reward in turn.items()})
     {'a': 0.343525, 'b': 0.847122}
@@ -129,7 +104,7 @@ def incentives(
         ConfigurationError: an amount is NaN or infinite.
         ValueError: there is no turn, or a score is not in [0, 1].
 
-    >>> table = score_table([[0.0, 1.0], [1.0, 1.0]], ["a", "b"])
+    >>> table = [{"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 1.0}]
     >>> incentives(table, alpha0=1.0, alpha1=0.1, beta0=10.0, beta1=0.01)  # a is persuaded by b, who was right
     ([{'a': 0.0, 'b': 0.01}, {'a': 0.1, 'b': 0.0}], 0)
     """
@@ -154,7 +129,7 @@ def incentive_signs(scores: ScoreTable) -> tuple[list[dict[str, dict[str, int]]]
     Raises:
         ValueError: there is no turn, or a score is not in [0, 1].
 
-    >>> incentive_signs(score_table([[0.0, 0.0], [1.0, 0.0]], ["a", "b"]))
+    >>> incentive_signs([{"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 0.0}])
     ([{'a': {}, 'b': {'beta0': 1}}, {'a': {'alpha0': 1}, 'b': {}}], 0)
     """
     _check(scores)

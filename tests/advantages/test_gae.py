@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mrlm_pl.advantages import broadcast_to_tokens, rewards_at_last_token, token_gae, transition_gae, turn_discounts
+from mrlm_pl.advantages import token_gae, transition_gae, turn_discounts
 from mrlm_pl.errors import NonFiniteError
 
 NEVER = torch.zeros(3, dtype=torch.bool)
@@ -164,20 +164,17 @@ def test_targets_are_constants() -> None:
 MASK = torch.tensor([[False, True, True, False, True], [True, False, False, False, False], [False] * 5])
 
 
-def test_broadcast() -> None:
-    tokens = broadcast_to_tokens(torch.tensor([2.0, -1.0, float("nan")]), MASK)
-    assert tokens.tolist() == [[0, 2, 2, 0, 2], [-1, 0, 0, 0, 0], [0] * 5]
-
-
-def test_reward_lands_once_per_row() -> None:
-    tokens = rewards_at_last_token(torch.tensor([2.0, -1.0, 5.0]), MASK)
-    assert tokens.tolist() == [[0, 0, 0, 0, 2], [-1, 0, 0, 0, 0], [0] * 5]
-
-
 def test_turns_end_where_the_environment_speaks_or_the_row_ends() -> None:
     assert turn_discounts(MASK, 0.25).tolist() == [[0, 1, 0.25, 0, 0.25], [0.25, 0, 0, 0, 0], [0] * 5]
 
 
-def test_shape_is_checked() -> None:
-    with pytest.raises(ValueError, match="one number per row"):
-        broadcast_to_tokens(torch.zeros(2), MASK)
+def test_without_values_and_at_lambda_1_it_is_the_discounted_return() -> None:
+    """Rewards -.05, .1, 1 - .2 and -.25, -1, at gamma .9, carried over text of the environment."""
+    mask = torch.tensor([[True, False, True, True], [True, True, False, False]])
+    rewards = torch.tensor([[-0.05, float("nan"), 0.1, 0.8], [-0.25, -1.0, float("nan"), float("nan")]])
+    returns, _ = token_gae(rewards, torch.zeros(2, 4), mask, gamma=0.9, lam=1.0)
+    middle = 0.1 + 0.9 * 0.8
+    expected = [[-0.05 + 0.9 * middle, 0.0, middle, 0.8], [-0.25 - 0.9, -1.0, 0.0, 0.0]]
+    torch.testing.assert_close(returns, torch.tensor(expected))
+    by_turn, _ = token_gae(rewards.abs(), torch.zeros(2, 4), mask, gamma=turn_discounts(mask, 0.5), lam=1.0)
+    torch.testing.assert_close(by_turn, torch.tensor([[0.05 + 0.5 * 0.9, 0.0, 0.9, 0.8], [1.25, 1.0, 0.0, 0.0]]))

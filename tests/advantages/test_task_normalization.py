@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mrlm_pl.advantages import (
-    broadcast_to_tokens,
-    merge_task_moments,
+    Moments,
     task_moments,
     task_scaled_advantages,
     task_standardized_advantages,
@@ -20,14 +19,14 @@ TASKS = torch.tensor([EASY] * 4 + [HARD] * 4)
 ADVANTAGES = torch.tensor([0.5, 0.5, 0.5, -1.5, 1.479658, -0.261116, -0.609271, -0.609271])
 LENGTHS = torch.tensor([2, 2, 2, 2, 1, 3, 4, 4])
 MASK = torch.arange(4)[None] < LENGTHS[:, None]
-TOKENS = broadcast_to_tokens(ADVANTAGES, MASK).masked_fill(~MASK, float("nan"))
+TOKENS = torch.where(MASK, ADVANTAGES[:, None], float("nan"))
 NORMALIZATIONS = [task_scaled_advantages, task_standardized_advantages]
 
 
 def per_row(tokens: Tensor) -> list[float]:
     """The number that a row's action tokens share; everything else must be 0."""
     assert (tokens[~MASK] == 0).all()
-    assert torch.equal(tokens, broadcast_to_tokens(tokens[:, 0], MASK))
+    assert torch.equal(tokens, tokens[:, :1] * MASK)
     return tokens[:, 0].tolist()
 
 
@@ -51,7 +50,10 @@ def test_any_cut_into_ranks_and_micro_batches_gives_the_same(normalize, pieces: 
     tokens = torch.nn.functional.pad(TOKENS, (0, padding), value=float("nan"))
     mask = torch.nn.functional.pad(MASK, (0, padding))
     cuts = [[i for i in range(8) if pieces[i] == piece] for piece in sorted(set(pieces), reverse=True)]
-    moments = merge_task_moments(*(task_moments(tokens[rows], mask[rows], TASKS[rows]) for rows in cuts))
+    moments: dict[int, Moments] = {}
+    for rows in cuts:
+        for task, of_task in task_moments(tokens[rows], mask[rows], TASKS[rows]).items():
+            moments[task] = moments.get(task, Moments(0, 0.0, 0.0)) + of_task
     for rows in cuts:
         part = normalize(tokens[rows], mask[rows], TASKS[rows], moments)
         torch.testing.assert_close(part[:, :4], whole[rows], atol=1e-6, rtol=0)

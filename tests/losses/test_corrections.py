@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.losses import decoupled_ppo_loss, masked_importance_weight, truncated_importance_weight
+from mrlm_pl.losses import Correction, masked_importance_weight, ppo_clip_loss, truncated_importance_weight
 
 # Log-ratios old - sampler of the action tokens: row 0 (.3, -.1), row 1 (1.0, 0.4, .1); sums .2 and 1.5, means .1 and .5
 OLD = torch.tensor([[-1.0, -1.0, 7.0], [-1.0, -1.0, -1.0]])
@@ -71,16 +71,18 @@ def test_decoupled_ppo_clips_around_the_proximal_policy() -> None:
     """w = e^.5; r = e^.5 clipped at 1.2 for A = 1, r itself for A = -1."""
     logp, proximal, sampler = (torch.full((1, 2), x) for x in (-0.5, -1.0, -1.5))
     advantages, mask = torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool)
-    loss = decoupled_ppo_loss(logp, proximal, sampler, advantages, mask)
+    clipped = ppo_clip_loss(logp, proximal, advantages, mask)
+    loss = Correction("plain").weights(proximal, sampler, mask) * clipped
     torch.testing.assert_close(loss, torch.tensor([[-1.2 * math.exp(0.5), math.exp(1.0)]]))
-    capped = decoupled_ppo_loss(logp, proximal, sampler, advantages, mask, weight_cap=1.1)
+    capped = Correction("truncated", cap=1.1).weights(proximal, sampler, mask) * clipped
     torch.testing.assert_close(capped, torch.tensor([[-1.2 * 1.1, 1.1 * math.exp(0.5)]]))
 
 
 def test_decoupled_ppo_gradient_is_weighted() -> None:
     logp = torch.tensor([[-1.0]], requires_grad=True)
     mask = torch.tensor([[True]])
-    loss = decoupled_ppo_loss(logp, torch.tensor([[-1.0]]), torch.tensor([[-1.5]]), torch.tensor([[2.0]]), mask)
+    weights = Correction("plain").weights(torch.tensor([[-1.0]]), torch.tensor([[-1.5]]), mask)
+    loss = weights * ppo_clip_loss(logp, torch.tensor([[-1.0]]), torch.tensor([[2.0]]), mask)
     (gradient,) = torch.autograd.grad(loss.sum(), logp)
     assert gradient.item() == pytest.approx(-2.0 * math.exp(0.5))
 

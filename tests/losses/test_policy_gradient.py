@@ -8,9 +8,9 @@ from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import (
+    Correction,
     cispo_loss,
     cross_entropy_loss,
-    decoupled_ppo_loss,
     gspo_loss,
     kl_k1,
     kl_k2,
@@ -174,7 +174,7 @@ TOKEN_LOSSES = {
     "policy_gradient": lambda x, a, b, c, m: policy_gradient_loss(x, a, m),
     "gspo": lambda x, a, b, c, m: gspo_loss(x, a, b, m, clip_low=0.2, clip_high=0.2),
     "cispo": lambda x, a, b, c, m: cispo_loss(x, a, b, m),
-    "decoupled": decoupled_ppo_loss,
+    "decoupled": lambda x, a, b, c, m: Correction("plain").weights(a, b, m) * ppo_clip_loss(x, a, c, m),
     "k1": lambda x, a, b, c, m: kl_k1(x, a, m),
     "k2": lambda x, a, b, c, m: kl_k2(x, a, m),
     "k3": lambda x, a, b, c, m: kl_k3(x, a, m),
