@@ -16,7 +16,21 @@ from fractions import Fraction
 MAX_CHARACTERS = 100_000
 MAX_DIGITS = 300
 
-_UP_TO_TWELVE = "zero one two three four five six seven eight nine ten eleven twelve".split()
+_UP_TO_TWELVE = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
 WORDS = {"one half": "1/2", "half": "1/2", **{word: str(number) for number, word in enumerate(_UP_TO_TWELVE)}}
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 

@@ -24,7 +24,22 @@ _log = logging.getLogger(__name__)
 # Families of transformers whose logits are exactly `lm_head(hidden states)`; the tests compare each with its own
 # forward pass. The first set also hands unknown keyword arguments down to the attention function.
 PACKED_FAMILIES = frozenset(
-    "ernie4_5 gemma glm4 llama mistral mixtral olmo2 phi3 qwen2 qwen3 qwen3_moe seed_oss smollm3 starcoder2".split()
+    [
+        "ernie4_5",
+        "gemma",
+        "glm4",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "starcoder2",
+    ]
 )
 PADDED_FAMILIES = frozenset({"gpt2", "gpt_neox", "stablelm"})
 # Rotary embeddings that depend on nothing but the position, "longrope" on either side of its boundary; others look at
