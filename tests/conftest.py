@@ -13,11 +13,20 @@ import pytest
 from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment, TaskSource
 from mrlm_pl.episode import Message, Task
 
+SLOW_SECONDS = 3600
+
 
 def pytest_configure() -> None:
     """Let Ctrl-C be heard: what a shell starts in its background ignores it, and so would all that is tested."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give slow tests without a limit of their own an hour."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
 
 class EchoEnvironment(SingleAgentEnvironment):

@@ -132,9 +132,7 @@ def test_the_check_of_arguments_ends(kind: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_unique_items_are_found_without_comparing_each_with_each() -> None:
     schema = {"properties": {"list": {"uniqueItems": True}}}
-    begun = time.monotonic()
-    assert value_fault(schema, LONG) is None
-    assert time.monotonic() - begun < 4
+    assert value_fault(schema, LONG) is None, "200 million comparisons would not end within CHECK_SECONDS"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, [[[]]] * 3, "\ud800", True, None])

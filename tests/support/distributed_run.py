@@ -1,6 +1,8 @@
-"""A run of several processes for the tests: trains on rollouts and leaves what each rank saw in a folder.
+"""Runs of several processes for the tests: each trains on rollouts and leaves what each rank saw in a folder.
 
-python -m tests.support.distributed_run FOLDER MODEL_FOLDER JSON_OPTIONS
+python -m tests.support.distributed_run MODEL_FOLDER FOLDER JSON_OPTIONS [FOLDER JSON_OPTIONS ...]
+
+Several runs share the processes, which take longer to start than to train.
 """
 
 from __future__ import annotations
@@ -198,4 +200,5 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))
+    for run_folder, run_options in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
+        main(Path(run_folder), sys.argv[1], json.loads(run_options))

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,32 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from mrlm_pl.cli.commands.consolidate import consolidate
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.policy.tiny import build_tokenizer
+from tests.support import distributed_run
 
-SCRIPT = "tests.support.distributed_run"
 ROOT = Path(__file__).parents[2]
+
+
+def start(model_folder: Path, runs: Mapping[Path, Mapping[str, Any]]) -> subprocess.CompletedProcess[str]:
+    """Train runs, by their folders, one after the other in the same processes."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for variable in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
+        environment.pop(variable, None)
+    words = [word for folder, options in runs.items() for word in (str(folder), json.dumps(options))]
+    command = [sys.executable, "-m", distributed_run.__name__, str(model_folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False, cwd=ROOT)
 
 
 @pytest.fixture
 def launch(tmp_path: Path, model_folder: Path) -> Any:
-    """Runs the script and gives its folder."""
+    """Return a function that trains a run and returns its folder; a run of one process is trained in this one."""
 
     def run(name: str, fails: bool = False, model_folder: Path = model_folder, **options: Any) -> Path:
         folder = tmp_path / name
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        for variable in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
-            environment.pop(variable, None)
-        command = [sys.executable, "-m", SCRIPT, str(folder), str(model_folder), json.dumps(options)]
-        result = subprocess.run(
-            command, capture_output=True, text=True, timeout=240, env=environment, check=False, cwd=ROOT
-        )
+        if options.get("devices", 1) == 1 and not fails:
+            with torch.random.fork_rng(devices=[]):
+                distributed_run.main(folder, str(model_folder), options)
+            return folder
+        result = start(model_folder, {folder: options})
         assert (result.returncode != 0) == fails, result.stderr[-4000:]
         return folder
 
@@ -56,10 +65,16 @@ def episodes(folder: Path) -> list[Any]:
     return list(read_episodes(folder / "episodes"))
 
 
-def test_two_processes_have_the_gradient_of_one_with_twice_the_rows(launch: Any) -> None:
-    one = launch("one", clip=1.0, callbacks=["held_out"])
-    for strategy in ("ddp", "fsdp"):
-        check_like_one(launch(strategy, strategy=strategy, devices=2, clip=1.0, callbacks=["held_out"]), one)
+def test_two_processes_have_the_gradient_of_one_with_twice_the_rows(
+    launch: Any, tmp_path: Path, model_folder: Path
+) -> None:
+    options = {"clip": 1.0, "callbacks": ["held_out"]}
+    one = launch("one", **options)
+    two = {tmp_path / name: {"strategy": name, "devices": 2, **options} for name in ("ddp", "fsdp")}
+    done = start(model_folder, two)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for folder in two:
+        check_like_one(folder, one)
 
 
 def check_like_one(two: Path, one: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from fractions import Fraction
 
 import pytest
@@ -111,10 +110,8 @@ def test_whole_numbers_stay_exact() -> None:
     ],
 )
 def test_what_has_no_value_is_told_why(expression: str, reason: str) -> None:
-    started = time.perf_counter()
     with pytest.raises(ToolError, match=reason):
         evaluate(expression)
-    assert time.perf_counter() - started < 10
 
 
 def test_a_long_sum_is_no_deep_nesting() -> None:
