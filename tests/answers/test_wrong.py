@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from pathlib import Path
 from random import Random
@@ -12,8 +11,8 @@ from mrlm_environments.answers import read_answer
 
 from mrlm_pl.answers.numbers import extract_answer, number_value
 from mrlm_pl.answers.wrong import wrong_answers
+from tests.support.data_sets import files_of, rows_of
 
-GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_train.jsonl"
 SOLUTION = "In May she sold 48/2 = <<48/2=24>>24 clips.\nThat is 48+24 = <<48+24=72>>72 clips in all.\n#### 72"
 
 
@@ -138,9 +137,9 @@ def test_made_answers_depend_on_the_seed_alone() -> None:
     assert len({tuple(made(SOLUTION, 3, seed)) for seed in range(5)}) > 1
 
 
-@pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K's train file is not beside the repository (../shared/data)")
-def test_nearly_every_solution_of_gsm8k_has_a_wrong_one() -> None:
-    rows = [json.loads(line) for line in GSM8K.read_text().splitlines()[:400]]
+@pytest.mark.parametrize("path", files_of("gsm8k", "gsm8k_train.jsonl"))
+def test_nearly_every_solution_of_gsm8k_has_a_wrong_one(path: Path) -> None:
+    rows = rows_of(path)[:400]
     found = [(row["answer"], wrong_answers(row["question"], [row["answer"]], 2, (), Random(0))) for row in rows]
     assert sum(len(texts) == 2 for _, texts in found) > 0.95 * len(rows)
     for right, texts in found:

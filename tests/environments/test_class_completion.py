@@ -17,8 +17,8 @@ from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.sandbox import Sandbox
+from tests.support.data_sets import files_of, rows_of
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 SKELETON = '''import math
 
 class Base:
@@ -336,18 +336,21 @@ BY_DATE = {"CalendarUtil", "Chat"}
 times to the second, and fails when one ends in between."""
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the ClassEval sample is not beside the repository (../shared/data)")
+@pytest.mark.parametrize("path", files_of("classeval", "classeval_sample.json"))
 @pytest.mark.parametrize(
     "agents", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 )
-def test_published_solutions_split_over_agents_earn_six(agents: int, caplog: pytest.LogCaptureFixture) -> None:
-    environment = ClassCompletionEnvironment(agents, {"test": str(DATA / "classeval_sample.json")})
+def test_published_solutions_split_over_agents_earn_six(
+    agents: int, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = ClassCompletionEnvironment(agents, {"test": str(path)})
     tasks = list(environment.tasks("test"))
-    assert len(tasks) == 29
-    assert "skipped 1 of 30 rows" in caplog.text
+    rows = len(rows_of(path))
+    assert len(tasks) == rows - 1
+    assert f"skipped 1 of {rows} rows" in caplog.text
     assert "the class DatabaseProcessor needs pandas" in caplog.text
     rewards = {}
-    for task in tasks[:: 1 if agents > 1 else 4]:
+    for task in tasks:
         seen = environment.reset(task)
         gold = environment.gold(task)
         assert gold is not None

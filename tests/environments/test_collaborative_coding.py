@@ -20,8 +20,8 @@ from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.sandbox import Sandbox, grade
+from tests.support.data_sets import files_of, rows_of
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 ROW = {
     "prompt": "Write f(x), twice x plus 1.",
     "entry_point": "f",
@@ -326,21 +326,16 @@ def test_a_task_for_a_function_of_the_helpers_name_is_refused(tmp_path: Path) ->
         CollaborativeCodingEnvironment({"train": str(path), "validation": str(path)}).tasks("train")
 
 
-EACH = [pytest.param(16, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="HumanEval and MBPP are not beside the repository (../shared/data)")
-@pytest.mark.parametrize("take", EACH)
-@pytest.mark.parametrize(("file", "rows"), [("humaneval.jsonl.gz", 164), ("mbpp_sample.jsonl", 120)])
-def test_published_solutions_split_over_the_agents_earn_the_maximum(file: str, rows: int, take: int) -> None:
-    environment = CollaborativeCodingEnvironment({"test": str(DATA / file)}, sandbox=Sandbox(wall_seconds=60.0))
+@pytest.mark.parametrize("path", [*files_of("humaneval", "humaneval.jsonl.gz"), *files_of("mbpp", "mbpp_sample.jsonl")])
+def test_published_solutions_split_over_the_agents_earn_the_maximum(path: Path) -> None:
+    environment = CollaborativeCodingEnvironment({"test": str(path)}, sandbox=Sandbox(wall_seconds=60.0))
     tasks = list(environment.tasks("test"))
-    assert len(tasks) == rows
+    assert len(tasks) == len(rows_of(path))
     rewards = []
-    for task in tasks[::take]:
+    for task in tasks:
         environment.reset(task)
         gold = environment.gold(task)
         assert gold is not None
         step = environment.step({agent: Message("assistant", replies[0]) for agent, replies in gold.items()})
         rewards.append(step.rewards["main"])
-    assert rewards == [4.0] * len(range(0, rows, take))
+    assert rewards == [4.0] * len(tasks)

@@ -18,8 +18,8 @@ from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.episode import person_of
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError
 from mrlm_pl.reward_models.scorer import TextScore, TextScorer
+from tests.support.data_sets import files_of, rows_of
 
-GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_train.jsonl"
 TASK = Task(
     "collaborative_reasoning", "train", 0, 0, {"format": "math", "question": "2+3?", "answer": "5", "solution": "5"}
 )
@@ -392,13 +392,14 @@ def test_majorities_of_single_replies() -> None:
     assert played.majority(TASK, []) is False
 
 
-@pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K's train file is not beside the repository (../shared/data)")
-def test_gsm8k_is_read_and_its_solutions_earn_the_maximum() -> None:
-    played = environment(data={"train": str(GSM8K)})
+@pytest.mark.parametrize("path", files_of("gsm8k", "gsm8k_train.jsonl"))
+def test_gsm8k_is_read_and_its_solutions_earn_the_maximum(path: Path) -> None:
+    played = environment(data={"train": str(path)})
     source = played.tasks("train")
+    rows = len(rows_of(path))
     assert source.size is not None
-    assert source.size > 6000
-    for index in range(0, source.size, 20):
+    assert 0.7 * rows < source.size < rows, "an eighth each is held out for validation and test"
+    for index in range(0, source.size, 1 + rows // 400):
         task = source[index]
         _, steps = play(played, {person: [task.data["solution"]] * 2 for person in ("solver_1", "solver_2")}, task)
         assert [step.rewards for step in steps] == [{"solver_1": 1.0, "solver_2": 1.0}] * 2, task.data

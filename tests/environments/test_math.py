@@ -13,9 +13,9 @@ from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.seeding import keyed_random
+from tests.support.data_sets import files_of, rows_of
 
 FORMATS = json.loads((Path(__file__).parents[1] / "data" / "samples" / "answer_formats.json").read_text())
-GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_train.jsonl"
 
 
 def graded(reply: str, answer: str = "7", **options: Any):
@@ -192,12 +192,9 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
         MathEnvironment(**options)
 
 
-@pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K's train file is not beside the repository (../shared/data)")
-def test_every_gold_answer_of_gsm8k_earns_the_maximum() -> None:
-    with GSM8K.open(encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    assert len(rows) == 7473
-    for row in rows:
+@pytest.mark.parametrize("path", files_of("gsm8k", "gsm8k_train.jsonl"))
+def test_every_gold_answer_of_gsm8k_earns_the_maximum(path: Path) -> None:
+    for row in rows_of(path):
         value = row["answer"].rpartition("####")[2].strip()
         found = extract_answer(row["answer"])
         assert found is not None

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import json
 import threading
 from collections.abc import Mapping
@@ -19,8 +18,8 @@ from mrlm_pl.environment.check import HOSTILE_REPLIES, SPAM, check_environment
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.sandbox import Sandbox
+from tests.support.data_sets import files_of, rows_of
 
-DATA = Path(__file__).parents[4] / "shared" / "data"
 ROW = {
     "prompt": "Write double(x), which returns x twice.",
     "entry_point": "double",
@@ -440,14 +439,12 @@ def test_it_is_known_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "9 of 9" in capsys.readouterr().out
 
 
-def dataset_rewards(path: Path, take: int, body: bool = False) -> list[float]:
-    """Rewards of the reference solutions of every ``take``-th row of a file."""
+def dataset_rewards(path: Path, body: bool = False) -> list[float]:
+    """Return the rewards of the reference solutions of a file's rows."""
     # One reference of MBPP computes for three seconds.
     environment = CodeEnvironment(data={"train": str(path), "test": str(path)}, sandbox=Sandbox(wall_seconds=60.0))
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as lines:
-        rows = [json.loads(line) for line in lines]
     rewards = []
-    for task, row in list(zip(environment.tasks("test"), rows, strict=True))[::take]:
+    for task, row in zip(environment.tasks("test"), rows_of(path), strict=True):
         environment.reset(task)
         gold = environment.gold(task)
         assert gold is not None
@@ -456,17 +453,12 @@ def dataset_rewards(path: Path, take: int, body: bool = False) -> list[float]:
     return rewards
 
 
-EACH = [pytest.param(12, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+@pytest.mark.parametrize("path", files_of("humaneval", "humaneval.jsonl.gz"))
+@pytest.mark.parametrize("body", [False, True], ids=["program", "body"])
+def test_canonical_solutions_of_humaneval_earn_the_maximum(path: Path, body: bool) -> None:
+    assert dataset_rewards(path, body) == [2.0] * len(rows_of(path))
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="HumanEval is not beside the repository (../shared/data)")
-@pytest.mark.parametrize("take", EACH)
-@pytest.mark.parametrize("body", [False, True], ids=["whole", "body"])
-def test_canonical_solutions_of_humaneval_earn_the_maximum(take: int, body: bool) -> None:
-    assert dataset_rewards(DATA / "humaneval.jsonl.gz", take, body) == [2.0] * len(range(0, 164, take))
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="the MBPP sample is not beside the repository (../shared/data)")
-@pytest.mark.parametrize("take", EACH)
-def test_reference_programs_of_mbpp_earn_the_maximum(take: int) -> None:
-    assert dataset_rewards(DATA / "mbpp_sample.jsonl", take) == [2.0] * len(range(0, 120, take))
+@pytest.mark.parametrize("path", files_of("mbpp", "mbpp_sample.jsonl"))
+def test_reference_programs_of_mbpp_earn_the_maximum(path: Path) -> None:
+    assert dataset_rewards(path) == [2.0] * len(rows_of(path))

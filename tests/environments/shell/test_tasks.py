@@ -13,11 +13,10 @@ from mrlm_environments.shell.tasks import COMPARISONS, generate_data, task_data
 from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import DataError
+from tests.support.data_sets import files_of, rows_of
 from tests.support.shell_rows import COUNT, FINISH, answer
 
 pytestmark = pytest.mark.usefixtures("namespaces")
-
-DATA = Path(__file__).parents[4] / "shared" / "data"
 
 
 @pytest.mark.parametrize(
@@ -133,16 +132,12 @@ def test_splits_share_no_question() -> None:
     assert not asked["train"] & asked["test"]
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="AgentBench's tasks are not beside the repository (../shared/data)")
-@pytest.mark.parametrize(
-    "take", [pytest.param(15, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)  # fmt: skip
-def test_references_of_agentbench_are_right(take: int) -> None:
+@pytest.mark.parametrize("path", files_of("agentbench_os", "agentbench_os_train_sample.json"))
+def test_references_of_agentbench_are_right(path: Path) -> None:
     """The agent runs the reference in its own system and answers with what it prints."""
-    path = str(DATA / "agentbench_os_train_sample.json")
-    environment = ShellEnvironment(data={"train": path, "test": path})
+    environment = ShellEnvironment(data={"train": str(path), "test": str(path)})
     failed = []
-    tasks = list(environment.tasks("test"))[::take]
+    tasks = list(environment.tasks("test"))
     for task in tasks:
         environment.reset(task)
         cell = environment._cell
@@ -151,8 +146,8 @@ def test_references_of_agentbench_are_right(take: int) -> None:
         if not environment.step({"agent": Message("assistant", answer(printed))}).success:
             failed.append(task.data["description"])
     environment.close()
-    assert len(tasks) in (10, 150)
+    assert len(tasks) == len(rows_of(path))
     # It adds up the sizes of the files in /var/log, which is empty: its reference prints nothing, which is never right.
     known = 'You need to find the total disk space used by all ".log" files in the "/var/log" directory and its '
     assert [text for text in failed if not text.startswith(known)] == []
-    assert len(failed) == (1 if take == 1 else 0)
+    assert len(failed) == 1

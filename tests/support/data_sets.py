@@ -1,0 +1,33 @@
+"""Public data sets for tests: the samples in the repository, and the whole files where a machine has them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "tests" / "data" / "samples"
+WHOLE = Path(os.environ.get("MRLM_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+
+def files_of(sample: str, whole: str) -> list[Any]:
+    """Return parameters for a test of a data set: the sample, and the whole file for the slow tests."""
+    path = WHOLE / whole
+    absent = pytest.mark.skipif(
+        not path.is_file(), reason=f"{whole} is not in {WHOLE}; name its folder: MRLM_TEST_DATA"
+    )
+    return [
+        pytest.param(SAMPLES / f"{sample}.jsonl", id=f"{sample}-sample"),
+        pytest.param(path, id=f"{sample}-whole", marks=[pytest.mark.slow, absent]),
+    ]
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a JSON or JSON-lines file, which may be compressed."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        return json.load(file) if path.suffix == ".json" else [json.loads(line) for line in file]
