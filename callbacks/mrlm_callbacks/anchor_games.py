@@ -17,6 +17,7 @@ from mrlm_pl.evaluation.intervals import share_interval
 from mrlm_pl.evaluation.report import evaluation_specs
 from mrlm_pl.learner.ranks import data_parallel_rank, each_share
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import at_least
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,7 @@ class AnchorGames:
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.games < 1:
-            raise ConfigurationError(
-                f"the anchors of SelfPlay have every {self.every} and games {self.games}; both must be 1 or above"
-            )
+        at_least(1, "the anchors of SelfPlay: ", every=self.every, games=self.games)
         if "initial" in self.models:
             raise ConfigurationError("the anchors of SelfPlay: 'initial' is the initial snapshot; take another name")
 

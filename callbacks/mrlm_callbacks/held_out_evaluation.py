@@ -16,6 +16,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import SPLITS
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.report import EvaluationReport, played_episodes
+from mrlm_pl.settings import at_least, one_of
 
 
 class HeldOutEvaluation(Callback):
@@ -31,10 +32,8 @@ class HeldOutEvaluation(Callback):
     """
 
     def __init__(self, episodes: int = 256, split: str = "test", sampling: Sampling | None = None) -> None:
-        if episodes < 1:
-            raise ConfigurationError(f"HeldOutEvaluation.episodes is {episodes}; it must be 1 or above")
-        if split not in SPLITS:
-            raise ConfigurationError(f"HeldOutEvaluation.split is {split!r}; use {', '.join(SPLITS)}")
+        at_least(1, "HeldOutEvaluation.", episodes=episodes)
+        one_of(SPLITS, "HeldOutEvaluation.", split=split)
         self.episodes, self.split, self.sampling = episodes, split, sampling
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -24,6 +24,7 @@ from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.ranks import each_share
 from mrlm_pl.policy.lora import merged_state
 from mrlm_pl.rollout.cross_policy import stale_turns
+from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +70,8 @@ class SelfPlay(Callback, CollectionObserver):
         anchors: AnchorGames = AnchorGames(),  # noqa: B008 (frozen)
         alarm: CollapseAlarm = CollapseAlarm(),  # noqa: B008 (frozen)
     ) -> None:
-        if snapshot_every < 1 or pool_size < 2:
-            raise ConfigurationError(
-                f"SelfPlay has snapshot_every {snapshot_every} and pool_size {pool_size}; they must be 1 and 2 or above"
-            )
+        at_least(1, "SelfPlay: ", snapshot_every=snapshot_every)
+        at_least(2, "SelfPlay: ", pool_size=pool_size)
         self.learner, self.opponent, self.snapshot_every = learner, opponent, snapshot_every
         self.anchors, self.alarm = anchors, alarm
         self.pool = SnapshotPool(pool_size, draw)

@@ -16,22 +16,8 @@ from fractions import Fraction
 MAX_CHARACTERS = 100_000
 MAX_DIGITS = 300
 
-_UP_TO_TWELVE = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-]
-WORDS = {"one half": "1/2", "half": "1/2", **{word: str(number) for number, word in enumerate(_UP_TO_TWELVE)}}
+_UP_TO_TWELVE = "zero one two three four five six seven eight nine ten eleven twelve"
+WORDS = {"one half": "1/2", "half": "1/2", **{word: str(value) for value, word in enumerate(_UP_TO_TWELVE.split())}}
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
 _UNSIGNED = r"(?:[0-9]{1,3}(?:[,_'][0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"

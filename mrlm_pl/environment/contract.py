@@ -16,7 +16,8 @@ import inspect
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat, TypeAlias
 
@@ -118,7 +119,7 @@ class Environment(ABC):
         for name, check, note in (
             ("reset", _begin, _began),
             ("step", _check_actions, _stepped),
-            ("tasks", _any_split, _check_tasks),
+            ("tasks", lambda environment, split: None, _check_tasks),  # sources check the split,
         ):
             method = cls.__dict__.get(name)
             if inspect.isfunction(method) and not getattr(method, "__isabstractmethod__", False):
@@ -314,38 +315,34 @@ def _checked(
     A method that a subclass calls through ``super()`` is not checked: the subclass's own is.
     """
 
-    def before(environment: Environment, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    @contextmanager
+    def watched(environment: Environment, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[list[Any]]:
+        result: list[Any] = []
+        if environment.__dict__.get("_inside"):
+            yield result
+            return
         check(environment, next(iter((*arguments, *named.values())), None))
         environment.__dict__["_inside"] = True
-
-    def after(environment: Environment, result: Any) -> Any:
         try:
-            note(environment, result)
+            yield result
+        finally:
+            environment.__dict__["_inside"] = False
+        try:
+            note(environment, result[0])
         except (EnvironmentContractError, ConfigurationError, NonFiniteError) as error:
             raise type(error)(f"{error} ({place(method)})") from None
-        return result
 
     @functools.wraps(method)
     def called(self: Environment, *arguments: Any, **named: Any) -> Any:
-        if self.__dict__.get("_inside"):
-            return method(self, *arguments, **named)
-        before(self, arguments, named)
-        try:
-            result = method(self, *arguments, **named)
-        finally:
-            self.__dict__["_inside"] = False
-        return after(self, result)
+        with watched(self, arguments, named) as result:
+            result.append(method(self, *arguments, **named))
+        return result[0]
 
     @functools.wraps(method)
     async def awaited(self: Environment, *arguments: Any, **named: Any) -> Any:
-        if self.__dict__.get("_inside"):
-            return await method(self, *arguments, **named)
-        before(self, arguments, named)
-        try:
-            result = await method(self, *arguments, **named)
-        finally:
-            self.__dict__["_inside"] = False
-        return after(self, result)
+        with watched(self, arguments, named) as result:
+            result.append(await method(self, *arguments, **named))
+        return result[0]
 
     return awaited if inspect.iscoroutinefunction(method) else called
 
@@ -385,10 +382,6 @@ def _check_actions(environment: Environment, actions: Any) -> None:
 
 def _stepped(environment: Environment, step: Any) -> None:
     environment.__dict__["_order"].stepped(step)
-
-
-def _any_split(environment: Environment, split: Any) -> None:
-    """Sources check the split themselves."""
 
 
 def _check_tasks(environment: Environment, source: Any) -> None:

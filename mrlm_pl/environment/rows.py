@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from mrlm_pl.environment.tasks import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError, nearest_path
+from mrlm_pl.settings import one_of
 
 __all__ = ["BadRows", "all_rows", "numbered_rows", "read_rows", "read_split"]
 
@@ -127,8 +128,7 @@ def read_split(
     """
     if split not in SPLITS:
         raise ConfigurationError(f"there is no split {split!r}; use {', '.join(SPLITS)}")
-    if bad_rows not in get_args(BadRows):
-        raise ConfigurationError(f"bad_rows is {bad_rows!r}; use {' or '.join(get_args(BadRows))}")
+    one_of(get_args(BadRows), "", bad_rows=bad_rows)
     source, part, belongs = _source_of(data, split)
     rows: list[tuple[T, str]] = []
     faults: list[DataError] = []

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.seeding import derive_seed
+from mrlm_pl.settings import at_least, positive
 
 ADAPTER_FOLDER = "adapter"
 """Where an exported policy's adapter lies, below the folder with the merged weights."""
@@ -44,10 +45,8 @@ class LoRA:
     target_modules: list[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.alpha <= 0:
-            raise ConfigurationError(
-                f"lora has rank {self.rank} and alpha {self.alpha}; they must be 1 or above, above 0"
-            )
+        at_least(1, "lora.", rank=self.rank)
+        positive("lora.", alpha=self.alpha)
 
 
 def with_shared_weights(model: nn.Module) -> Any:

@@ -6,9 +6,10 @@ import copy
 import io
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -38,53 +39,71 @@ def own_copy(module: M) -> M:
     """
     if not any(isinstance(part, FSDPModule) for part in module.modules()):
         return copy.deepcopy(module)
-    file, tensors = io.BytesIO(), list[Tensor]()
+    file = io.BytesIO()
+    pickler = _PlainPickler(file)
     try:
-        _Pickler(file, tensors).dump(module)
+        pickler.dump(module)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise EngineError(f"{type(module).__name__}, which is split over ranks, cannot be copied: {error}") from error
-    file.seek(0)
-    copied: M = _Unpickler(file, tensors).load()
+    copies = TensorLoader(file.getvalue(), lambda name, _: whole(pickler.tensors[name].detach()).clone())
+    copied: M = copies.load()
     return copied
 
 
-def reduced(item: object) -> Any:
-    """For a pickler's ``reducer_override``: how a marked module is made again without its marks."""
-    if isinstance(item, nn.Module) and _is_marked(item):
-        return _new, (_plain_class(item),), _whole_state(item)
-    return NotImplemented
+class TensorNames:
+    """A mixin of picklers: tensors are written as names, and modules without the marks of sharding and checkpoints."""
 
+    tensors: dict[str, Tensor]
+    """All tensors by name; those that :meth:`name` was not given are numbered."""
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
-        super().__init__(file)
-        self._tensors, self._numbers = tensors, dict[int, int]()
+    def name(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give tensors their names, before anything is written."""
+        self.tensors, self._names = dict(tensors), {id(tensor): name for name, tensor in tensors.items()}
 
-    def persistent_id(self, item: Any) -> int | None:
+    def persistent_id(self, item: Any) -> Any:
         if not isinstance(item, Tensor):
             return None
-        if id(item) not in self._numbers:
-            self._numbers[id(item)] = len(self._tensors)
-            self._tensors.append(item)
-        return self._numbers[id(item)]
+        if id(item) not in self._names:
+            name = f"tensor {len(self._names)}"
+            self._names[id(item)], self.tensors[name] = name, item
+        dtype = str(item.dtype).removeprefix("torch.")
+        return self._names[id(item)], dtype, isinstance(item, nn.Parameter), item.requires_grad
 
     def reducer_override(self, item: Any) -> Any:
-        return reduced(item)
+        if isinstance(item, nn.Module) and _is_marked(item):
+            return _new, (_plain_class(item),), _whole_state(item)
+        plain = getattr(super(), "reducer_override", None)
+        return NotImplemented if plain is None else plain(item)
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+class _PlainPickler(TensorNames, pickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self._tensors, self._copies = tensors, dict[int, Tensor]()
+        self.name({})
 
-    def persistent_load(self, number: int) -> Tensor:
-        if number not in self._copies:
-            tensor = self._tensors[number]
-            copied = whole(tensor.detach()).clone()
-            self._copies[number] = (
-                nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
-            )
-        return self._copies[number]
+
+class TensorLoader(pickle.Unpickler):
+    """Read what a pickler with :class:`TensorNames` wrote.
+
+    Args:
+        data: the bytes.
+        make: makes a tensor from its name and dtype, once.
+
+    Attributes:
+        tensors: those that were made, by name.
+    """
+
+    def __init__(self, data: bytes, make: Callable[[str, torch.dtype], Tensor]) -> None:
+        super().__init__(io.BytesIO(data))
+        self.tensors: dict[str, Tensor] = {}
+        self._make = make
+
+    def persistent_load(self, item: tuple[str, str, bool, bool]) -> Tensor:
+        name, dtype, parameter, trained = item
+        if name not in self.tensors:
+            tensor = self._make(name, getattr(torch, dtype))
+            self.tensors[name] = nn.Parameter(tensor, requires_grad=trained) if parameter else tensor
+        return self.tensors[name]
 
 
 def _new(cls: Any) -> Any:

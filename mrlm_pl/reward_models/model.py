@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import ConfigurationError, DataError, NonFiniteError, PolicyError
+from mrlm_pl.errors import DataError, NonFiniteError, PolicyError
 from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
+from mrlm_pl.settings import at_least, one_of
 
 if TYPE_CHECKING:
     import torch
@@ -52,12 +53,9 @@ class RewardModel(TextScorer):
         batch_tokens: int = 8192,
         precision: Precision = "32",
     ) -> None:
-        if max_tokens is not None and max_tokens < 2:
-            raise ConfigurationError(f"reward model: max_tokens is {max_tokens}; it must be 2 or above")
-        if batch_tokens < 1:
-            raise ConfigurationError(f"reward model: batch_tokens is {batch_tokens}; it must be 1 or above")
-        if precision not in get_args(Precision):
-            raise ConfigurationError(f"reward model: precision is {precision!r}; use one of {get_args(Precision)}")
+        at_least(2, "reward model: ", max_tokens=max_tokens)
+        at_least(1, "reward model: ", batch_tokens=batch_tokens)
+        one_of(get_args(Precision), "reward model: ", precision=precision)
         self.model, self.device, self.precision = model, device, precision
         self.max_tokens, self.batch_tokens = max_tokens, batch_tokens
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from mrlm_pl.sandbox.host.server_process import ServerProcess, server, strongest
 from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
 from mrlm_pl.sandbox.wall.confinement import HOME, SYSTEM_FOLDERS, CellSettings
 from mrlm_pl.sandbox.wall.isolation import Isolation, IsolationName
+from mrlm_pl.settings import at_least, positive
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +83,9 @@ class Sandbox:
     packages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 < self.wall_seconds < math.inf:
-            raise ConfigurationError(f"sandbox.wall_seconds is {self.wall_seconds}; it must be a number above 0")
-        for name, least in (("memory_mb", 64), ("disk_mb", 1), ("output_kb", 1)):
-            if getattr(self, name) < least:
-                raise ConfigurationError(f"sandbox.{name} is {getattr(self, name)}; it must be {least} or above")
+        positive("sandbox.", wall_seconds=self.wall_seconds)
+        at_least(64, "sandbox.", memory_mb=self.memory_mb)
+        at_least(1, "sandbox.", disk_mb=self.disk_mb, output_kb=self.output_kb)
         object.__setattr__(self, "packages", tuple(sorted(set(self.packages))))
         if self.level and Isolation.of(self.level) < Isolation.of(self.minimum):
             raise ConfigurationError(
@@ -169,7 +168,7 @@ class Sandbox:
         # The child ends a script at its time and lives on; should it not answer, it is ended itself.
         done = self.execute(cell, message, grace=0.5)
         if done.status == SHELL_TIMED_OUT and done.seconds >= self.wall_seconds:
-            return Execution(done.output, done.cut, done.error, "time", done.status, done.seconds, done.isolation)
+            return replace(done, ending="time")
         return done
 
     def copy_files(self, source: Cell, target: Cell) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from mrlm_pl.concurrency.backoff import Backoff, until
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limits, RefusalError
@@ -223,8 +224,7 @@ class ControllerService(EnvironmentService):
 
     async def _until(self, ready: Any) -> None:
         """Wait for workers to dial in again, shortly after this controller was started."""
-        while not ready() and time.monotonic() - self._started < REJOIN_SECONDS:
-            await asyncio.sleep(0.05)
+        await until(ready, self._started + REJOIN_SECONDS - time.monotonic())
 
 
 class _Joining(environment_pb2_grpc.ControllerServiceServicer):
@@ -332,11 +332,11 @@ class Membership:
 
     async def _run(self) -> None:
         assert self._connection is not None, "start makes it"
-        pause, told = 0.1, ""
+        backoff, told = Backoff(longest=1.0), ""
         while True:
             try:
                 async for order in self._connection.join(self._reports()):
-                    pause, told, self._joined = 0.1, "", True
+                    backoff, told, self._joined = Backoff(longest=1.0), "", True
                     if order.drain:
                         logger.info("the controller is going down")
             except grpc.aio.AioRpcError as error:
@@ -348,8 +348,7 @@ class Membership:
                 if (problem := error.details() or error.code().name) != told:
                     logger.warning("the controller at %s cannot be reached, and is tried again: %s", target, problem)
                     told = problem
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 1.0)
+            await backoff.pause()
 
     async def _reports(self) -> AsyncIterator[pb.WorkerReport]:
         while True:

@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from mrlm_pl.concurrency.backoff import until
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import EnvironmentService, Limits
@@ -157,10 +158,8 @@ class EnvironmentServer:
         if self.verifier is not None:
             self.verifier.draining = True
         await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + grace_seconds
-        while (len(self.service.sessions) or self.service.opening) and loop.time() < deadline:
-            await asyncio.sleep(0.05)
+        deadline = asyncio.get_running_loop().time() + grace_seconds
+        await until(lambda: not (len(self.service.sessions) or self.service.opening), grace_seconds)
         if self.verifier is not None:
             await self.verifier.drain(deadline)
         await self.stop()

@@ -184,14 +184,14 @@ def test_the_side_that_earned_more_has_won(near: float | None, far: float | None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"snapshot_every": 0}, "snapshot_every 0"),
-        ({"pool_size": 1}, "pool_size 1"),
+        ({"snapshot_every": 0}, "snapshot_every is 0"),
+        ({"pool_size": 1}, "pool_size is 1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         SelfPlay(**options)
-    with pytest.raises(ConfigurationError, match="games 0"):
+    with pytest.raises(ConfigurationError, match="games is 0"):
         AnchorGames(games=0)
     with pytest.raises(ConfigurationError, match="'initial'"):
         AnchorGames(models={"initial": "builtin:tiny"})

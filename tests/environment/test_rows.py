@@ -114,7 +114,7 @@ def test_a_file_of_bad_rows_alone_is_an_error(tmp_path: Path) -> None:
     path.write_text(lines([{"a": -1}, {"a": -2}]))
     with pytest.raises(DataError, match="row 1: a is -1"):
         read_split(str(path), "train", ("a",), identity, made, "skip")
-    with pytest.raises(ConfigurationError, match="bad_rows is 'ignore'; use skip or stop"):
+    with pytest.raises(ConfigurationError, match="bad_rows is 'ignore'; choose from skip, stop"):
         read_split(str(path), "train", ("a",), identity, made, "ignore")  # type: ignore[arg-type]
 
 

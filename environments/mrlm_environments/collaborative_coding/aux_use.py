@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mrlm_environments.code.syntax import BROKEN, METHOD
+from mrlm_pl.sandbox.inside.grader import bound_by
 
 AUX = "aux"
 _SCOPES = (*METHOD, ast.Lambda, ast.ClassDef)
@@ -189,15 +190,7 @@ def _bound_inside(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
 
 def _bound_names(stmt: ast.stmt) -> set[str]:
     """Names that a statement binds in its own scope."""
-    bound: set[str] = set()
-    for node in [stmt, *_own_nodes([stmt])]:
-        if isinstance(node, (ast.ClassDef, *METHOD)):
-            bound.add(node.name)
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            bound.add(node.id)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-    return bound
+    return bound_by([stmt, *_own_nodes([stmt])])
 
 
 def _is_aux(node: ast.expr) -> bool:

@@ -26,6 +26,7 @@ from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.episode import person_of
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer
+from mrlm_pl.settings import at_least, one_of
 
 Role = Literal["leader", "summarizer"]
 LEAD = "You lead the team. Read its answers and give the team's answer."
@@ -70,13 +71,7 @@ class CollaborativeReasoningEnvironment(Environment):
 
     name = "collaborative_reasoning"
     client_settings = (
-        "max_turns",
-        "format",
-        "difficulty",
-        "show_scores",
-        "consensus_stop",
-        "policies_by",
-        "instruction",
+        *("max_turns", "format", "difficulty", "show_scores", "consensus_stop", "policies_by", "instruction"),
     )
     forks = True
 
@@ -113,17 +108,13 @@ class CollaborativeReasoningEnvironment(Environment):
         return self._scorer.scorer
 
     def _check(self, solvers: int, max_turns: int, role: str | None, consensus_stop: bool, policies_by: str) -> None:
-        for name, value in (("solvers", solvers), ("max_turns", max_turns)):
-            if value < 1:
-                raise ConfigurationError(f"{self.name}: {name} is {value!r}; it must be 1 or above")
-        if role is not None and role not in ROLES:
-            raise ConfigurationError(f"{self.name}: role is {role!r}; use {' or '.join(ROLES)}, or none")
+        at_least(1, f"{self.name}: ", solvers=solvers, max_turns=max_turns)
+        one_of(ROLES, f"{self.name}: ", role=role)
+        one_of(("agent", "turn"), f"{self.name}: ", policies_by=policies_by)
         if role == SUMMARIZER and max_turns == 1:
             raise ConfigurationError(f"{self.name}: nobody reads the {SUMMARIZER} when max_turns is 1; raise it")
         if consensus_stop and solvers == 1:
             raise ConfigurationError(f"{self.name}: one of one always agrees; for consensus_stop have more solvers")
-        if policies_by not in ("agent", "turn"):
-            raise ConfigurationError(f"{self.name}: policies_by is {policies_by!r}; use agent or turn")
 
     def _all_agents(self) -> tuple[str, ...]:
         everybody = (*self._solvers, *([self.role] if self.role else []))

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import at_least
 
 MAX_CHARACTERS = 100_000
 MOST_REPEATS = 3
@@ -33,11 +33,7 @@ class AnswerMasks:
     loop_ngram: int = 8
 
     def __post_init__(self) -> None:
-        if not 0 <= self.penalty < float("inf"):
-            raise ConfigurationError(f"masks.penalty is {self.penalty!r}; it must be a number of 0 or above")
-        for name in ("min_characters", "loop_ngram"):
-            if getattr(self, name) < 0:
-                raise ConfigurationError(f"masks.{name} is {getattr(self, name)!r}; it must be 0 or above")
+        at_least(0, "masks.", **vars(self))
 
     def faults(self, text: str, *, answered: bool) -> frozenset[str]:
         """What is wrong with an answer: some of ``too_short``, ``looping`` and ``unanswered``; of most, nothing.

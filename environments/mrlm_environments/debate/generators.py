@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, EngineError, MRLMError, RemoteError
+from mrlm_pl.settings import at_least, positive
 
 if TYPE_CHECKING:
     from mrlm_pl.policy import ChatFormat
@@ -219,8 +220,6 @@ def within(seconds: float, call: Callable[[], T], label: str) -> T:
 
 
 def _check_settings(what: str, max_tokens: int, temperature: float, seconds: float) -> None:
-    if max_tokens < 1 or temperature < 0 or not seconds > 0:
-        raise ConfigurationError(
-            f"{what}: max_tokens is {max_tokens}, temperature {temperature} and seconds {seconds}; they must be 1 or "
-            "above, 0 or above, and above 0"
-        )
+    at_least(1, f"{what}: ", max_tokens=max_tokens)
+    at_least(0, f"{what}: ", temperature=temperature)
+    positive(f"{what}: ", seconds=seconds)

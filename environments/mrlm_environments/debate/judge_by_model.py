@@ -13,8 +13,9 @@ from mrlm_environments.debate.generators import GenerationError, TextGenerator
 from mrlm_environments.debate.judge import OPPONENT, SIDES, Debate, Judge, Side, Verdict
 from mrlm_environments.debate.judge_by_rules import RuleJudge
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import ConfigurationError, MRLMError
+from mrlm_pl.errors import MRLMError
 from mrlm_pl.seeding import derive_seed
+from mrlm_pl.settings import at_least, one_of
 
 logger = logging.getLogger(__name__)
 HIGHEST = 10.0
@@ -62,12 +63,9 @@ class LanguageModelJudge(Judge):
         criteria: str = DEFAULT_CRITERIA,
         pause: float = 0.5,
     ) -> None:
-        if attempts < 1 or pause < 0:
-            raise ConfigurationError(
-                f"language-model judge: attempts is {attempts} and pause {pause}; use 1 or above and 0 or above"
-            )
-        if fallback not in ("rule", "tie", "error"):
-            raise ConfigurationError(f"language-model judge: fallback is {fallback!r}; use rule, tie or error")
+        at_least(1, "language-model judge: ", attempts=attempts)
+        at_least(0, "language-model judge: ", pause=pause)
+        one_of(("rule", "tie", "error"), "language-model judge: ", fallback=fallback)
         self.generator, self.both_orders, self.attempts = generator, both_orders, attempts
         self.fallback, self.criteria, self.pause = fallback, criteria, pause
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mrlm_environments.debate.judge import OPPONENT, SIDES, Debate, Judge, Side, Verdict
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import at_least
 
 WEIGHTS: Mapping[str, float] = {
     "length": 0.2,
@@ -80,8 +80,7 @@ class RuleJudge(Judge):
     """
 
     def __init__(self, words: int = 60) -> None:
-        if words < 1:
-            raise ConfigurationError(f"rule judge: words is {words}; it must be 1 or above")
+        at_least(1, "rule judge: ", words=words)
         self.words = words
 
     def judge(self, debate: Debate) -> Verdict:

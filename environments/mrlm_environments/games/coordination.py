@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from mrlm_environments.games.letters import chosen_letter
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
 
 COLLABORATE, ALONE = "C", "A"
-_CHOICE = re.compile(r"[A-Za-z]")
 _NOUNS = ("game", "round", "match", "turn", "deal", "hand")
 
 
@@ -59,7 +58,7 @@ class CoordinationGame(Environment):
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pay both players; see :meth:`Environment.step`."""
-        choices = {agent: choice(message.content) for agent, message in actions.items()}
+        choices = {agent: chosen_letter(message.content, COLLABORATE + ALONE) for agent, message in actions.items()}
         together = all(chosen == COLLABORATE for chosen in choices.values())
         pay = {COLLABORATE: self.together if together else self.deserted, ALONE: self.alone, None: 0.0}
         return Step(
@@ -72,17 +71,6 @@ class CoordinationGame(Environment):
                 "parsed": sum(chosen is not None for chosen in choices.values()) / len(choices),
             },
         )
-
-
-def choice(reply: str) -> str | None:
-    """``C`` or ``A``, or None where the reply's first letter is neither.
-
-    >>> choice(" c, gladly"), choice("A"), choice("Both"), choice("")
-    ('C', 'A', None, None)
-    """
-    letter = _CHOICE.search(reply[:1000])
-    found = letter.group().upper() if letter else ""
-    return found if found in (COLLABORATE, ALONE) else None
 
 
 def _wording(rng: Random) -> dict[str, Any]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from random import Random
 from typing import Any
 
+from mrlm_environments.games.letters import chosen_letter
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 
 CARDS = ("J", "Q", "K")
 """The deck, lowest card first."""
 
-PASS, BET = "P", "B"
-_LETTER = re.compile(r"[A-Za-z]")
 _SHOWDOWNS = {"PP": 1, "BB": 2, "PBB": 2}
 _FOLDS = ("BP", "PBP")
 
@@ -51,7 +49,7 @@ class KuhnPoker(Environment):
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pass, bet or fold; see :meth:`Environment.step`."""
         ((agent, message),) = actions.items()
-        action = choice(message.content)
+        action = chosen_letter(message.content, "PB")
         self._history += action or ""
         if action is None:
             step = self._end("illegal_action", self._other(agent), chips=1)
@@ -88,17 +86,6 @@ class KuhnPoker(Environment):
                 "chips": float(chips),
             },
         )
-
-
-def choice(reply: str) -> str | None:
-    """``P`` or ``B``, or None where the reply's first letter is neither.
-
-    >>> choice("b, of course"), choice("P"), choice("fold"), choice("")
-    ('B', 'P', None, None)
-    """
-    letter = _LETTER.search(reply[:1000])
-    found = letter.group().upper() if letter else ""
-    return found if found in (PASS, BET) else None
 
 
 def _deal(rng: Random) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import at_least, between
 
 MAX_CHARACTERS = 10_000
 """What a text counts at most."""
@@ -44,10 +45,8 @@ class LengthRatioGame(Environment):
         band = tuple(target)
         if len(band) != 2 or not 0 < band[0] <= band[1] < math.inf:
             raise ConfigurationError(f"length_ratio: target is {target!r}; give [lowest, highest], both above 0")
-        if rounds < 1:
-            raise ConfigurationError(f"length_ratio: rounds is {rounds!r}; it must be 1 or above")
-        if not 1 <= minimum <= MAX_CHARACTERS:
-            raise ConfigurationError(f"length_ratio: minimum is {minimum!r}; it must be from 1 to {MAX_CHARACTERS}")
+        at_least(1, "length_ratio: ", rounds=rounds)
+        between(1, MAX_CHARACTERS, "length_ratio: ", minimum=minimum)
         self.target, self.rounds, self.minimum = (band[0], band[1]), rounds, minimum
 
     def tasks(self, split: str) -> TaskSource:

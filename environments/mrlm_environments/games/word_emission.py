@@ -9,6 +9,7 @@ from typing import Any
 
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import at_least
 
 JUDGED = 4096
 """Characters of a reply that are looked at."""
@@ -36,8 +37,7 @@ class WordEmission(Environment):
 
     def __init__(self, num_agents: int = 2, words: list[str] | None = None) -> None:
         words = ["a"] if words is None else list(words)
-        if num_agents < 1:
-            raise ConfigurationError(f"word_emission: num_agents is {num_agents}; it must be 1 or above")
+        at_least(1, "word_emission: ", num_agents=num_agents)
         if not words or any(not word or word.split() != [word] for word in words):
             raise ConfigurationError(f"word_emission: words is {words}; give at least one, each without white space")
         self.agents = tuple(f"agent_{number}" for number in range(1, num_agents + 1))

@@ -14,7 +14,8 @@ from typing import Any
 from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.tools import Tool, ToolError
 from mrlm_pl.episode import Task
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import DataError
+from mrlm_pl.settings import at_least
 
 MAX_PATH = 200
 MAX_DEPTH = 8
@@ -56,10 +57,7 @@ class FileSystem(Tool):
     _remove: weakref.finalize[..., FileSystem] | None
 
     def __init__(self, max_bytes: int = 100_000, max_files: int = 100) -> None:
-        if max_bytes < 1 or max_files < 1:
-            raise ConfigurationError(
-                f"file_system: max_bytes is {max_bytes}, max_files is {max_files}; both must be above 0"
-            )
+        at_least(1, "file_system: ", max_bytes=max_bytes, max_files=max_files)
         self.max_bytes, self.max_files = max_bytes, max_files
         self._forget()
 

@@ -20,6 +20,7 @@ from mrlm_pl.environment.schemas import schema_fault
 from mrlm_pl.environment.tools import Tool, ToolError, ToolSet, clipped
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError, MRLMError
+from mrlm_pl.settings import positive
 
 T = TypeVar("T")
 
@@ -72,10 +73,7 @@ class McpTools(ToolSet):
     ) -> None:
         if bool(command) == bool(url):
             raise ConfigurationError(f"McpTools: command is {command!r} and url is {url!r}; give one of them")
-        if not timeout > 0 or not start_timeout > 0:
-            raise ConfigurationError(
-                f"McpTools: timeout is {timeout} and start_timeout is {start_timeout}; both must be above 0 seconds"
-            )
+        positive("McpTools: ", timeout=timeout, start_timeout=start_timeout)
         try:
             import mcp  # noqa: F401
         except ImportError as error:

@@ -16,6 +16,7 @@ from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.rows import read_rows
 from mrlm_pl.environment.tools import Tool, ToolError, clipped
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.settings import at_least, between
 
 MAX_WORDS = 32
 """Words of a query that are searched for; further ones are left out."""
@@ -138,11 +139,8 @@ class WebSearch(Tool):
     ) -> None:
         if backend is not None and corpus is not None:
             raise ConfigurationError("web_search: backend and corpus are both given; give one of them")
-        if not 1 <= results <= MAX_RESULTS or max_characters < 1:
-            raise ConfigurationError(
-                f"web_search: results is {results} and max_characters is {max_characters}; they must be 1 to "
-                f"{MAX_RESULTS} and above 0"
-            )
+        between(1, MAX_RESULTS, "web_search: ", results=results)
+        at_least(1, "web_search: ", max_characters=max_characters)
         self.backend = backend or CorpusSearch(corpus)
         self.results, self.max_characters = results, max_characters
 

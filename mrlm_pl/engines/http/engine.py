@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.http.dialects import Call, Drawn, ended_by_stop, read_reply
@@ -308,8 +309,8 @@ class OpenAICompatible(Engine):
 
     async def _ready_anywhere(self, policy: str) -> None:
         """Prepare all servers that answer; at least one must."""
-        loop = asyncio.get_running_loop()
-        deadline, problem = loop.time() + self._terms.patience_seconds, ""
+        loop, problem = asyncio.get_running_loop(), ""
+        backoff = Backoff(self._terms.patience_seconds, first=0.2, longest=5.0)
         for attempt in range(self._terms.retries + 1):
             awake = [item for item in self._replicas.all if item.rests_until <= loop.time()] or self._replicas.all
             found = await asyncio.gather(*map(self._replicas.make_ready, awake), return_exceptions=True)
@@ -322,11 +323,8 @@ class OpenAICompatible(Engine):
                         logger.warning("passed over until it answers: %s", item)
                 return
             problem = str(found[0])
-            pause = min(5.0, 0.2 * 2**attempt)
-            if loop.time() + pause > deadline:
+            if attempt == self._terms.retries or not await backoff.pause():
                 break
-            if attempt < self._terms.retries:
-                await asyncio.sleep(pause)
         raise RemoteError(f"policy {policy!r}: no server answers: {problem}; start one, or check the URL")
 
     async def _probes(self, policy: str) -> dict[str, Drawn]:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
+from mrlm_pl.settings import at_least, positive
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +64,9 @@ class Terms:
     concurrency: int = 256
 
     def __post_init__(self) -> None:
-        for name in ("timeout_seconds", "patience_seconds"):
-            if getattr(self, name) <= 0:
-                raise ConfigurationError(f"{name} is {getattr(self, name):g}; it must be above 0")
-        if self.retries < 0 or self.concurrency < 1:
-            raise ConfigurationError(
-                f"retries is {self.retries} and concurrency {self.concurrency}; they must be at least 0 and 1"
-            )
+        positive("", timeout_seconds=self.timeout_seconds, patience_seconds=self.patience_seconds)
+        at_least(0, "", retries=self.retries)
+        at_least(1, "", concurrency=self.concurrency)
 
 
 @dataclass

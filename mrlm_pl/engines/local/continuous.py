@@ -12,6 +12,7 @@ from typing import Any
 from mrlm_pl.engines.base import Engine, EngineWrapper, FinishReason, Sample, SampleRequest
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError
+from mrlm_pl.settings import at_least
 
 
 @dataclass(eq=False)
@@ -80,8 +81,7 @@ class ContinuousEngine(EngineWrapper):
     """
 
     def __init__(self, engine: Engine, piece: int = 32, rows: int = 256) -> None:
-        if piece < 1 or rows < 1:
-            raise ConfigurationError(f"piece is {piece} and rows {rows}; both must be 1 or above")
+        at_least(1, "", piece=piece, rows=rows)
         if not engine.takes_pieces:
             raise ConfigurationError(f"{type(engine).__name__} samples whole turns; use it without ContinuousEngine")
         super().__init__(engine)

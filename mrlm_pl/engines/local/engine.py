@@ -23,7 +23,8 @@ from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.llama_weights import read_affine, unsupported_reason
 from mrlm_pl.engines.local.session_cache import SessionCache
 from mrlm_pl.engines.local.transformers_model import GenericModel
-from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
+from mrlm_pl.errors import EngineError, NonFiniteError
+from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +78,8 @@ class InProcessEngine(Engine):
         fused: bool = True,
         own_weights: bool = False,
     ) -> None:
-        if max_batch_tokens < 1:
-            raise ConfigurationError(f"max_batch_tokens is {max_batch_tokens}; it must be 1 or above")
-        if cache_bytes < 0:
-            raise ConfigurationError(f"cache_bytes is {cache_bytes}; it must be 0 (keep nothing) or above")
+        at_least(1, "", max_batch_tokens=max_batch_tokens)
+        at_least(0, "", cache_bytes=cache_bytes)
         self._dtype = dtype
         self._max_batch_tokens = max_batch_tokens
         self._fused, self._own_weights = fused, own_weights

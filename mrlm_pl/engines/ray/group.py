@@ -21,6 +21,7 @@ from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTra
 from mrlm_pl.engines.transfer.broadcast import Invitation, WeightSender
 from mrlm_pl.engines.transfer.manifest import Snapshot
 from mrlm_pl.errors import ConfigurationError, EngineError
+from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +85,8 @@ class WorkerGroup:
         deadlines: PoolDeadlines,
         replacements: int,
     ) -> None:
-        for name, value, least in (("workers", workers, 1), ("replacements", replacements, 0)):
-            if value < least:
-                raise ConfigurationError(f"{name} is {value}; it must be {least} or above")
+        at_least(1, "", workers=workers)
+        at_least(0, "", replacements=replacements)
         self.kind, self._make, self.count, self._address = kind, make, workers, address
         self.resources, self.transfer, self.deadlines, self.replacements = resources, transfer, deadlines, replacements
         self.workers: list[Worker] = []
@@ -384,6 +384,29 @@ class WorkerGroup:
             self.cluster.close()
             self._served.clear()
             self.cluster = None
+
+
+class OfWorkers:
+    """What an engine and a reference have in common that work through a group of workers."""
+
+    _group: WorkerGroup
+
+    @property
+    def replaced(self) -> int:
+        """How many workers were replaced."""
+        return self._group.replaced
+
+    def meet_learner(self, place: LearnerPlace) -> None:
+        """Take note of where the learner computes, before its weights are first used."""
+        self._group.learner = place
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return ``pid``, ``host``, ``device`` and ``gpus`` (ids) of each worker, and what its engine says."""
+        return [worker.about for worker in self._group.workers]
+
+    def close(self) -> None:
+        """End the workers, and Ray if it was started here and nobody else uses it; may be called twice."""
+        self._group.close()
 
 
 def check_claims(claims: Mapping[str, Sequence[str]]) -> None:

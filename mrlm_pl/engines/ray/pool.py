@@ -12,16 +12,16 @@ from typing import Any
 from torch import nn
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
-from mrlm_pl.engines.learner_place import LearnerPlace
 from mrlm_pl.engines.local.engine import InProcessEngine
 from mrlm_pl.engines.ray.cluster import CHECK_SECONDS, WorkerLostError
-from mrlm_pl.engines.ray.group import Worker, WorkerGroup
+from mrlm_pl.engines.ray.group import OfWorkers, Worker, WorkerGroup
 from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
 from mrlm_pl.engines.routing import sampled_in_parts
-from mrlm_pl.errors import ConfigurationError, EngineError
+from mrlm_pl.errors import EngineError
+from mrlm_pl.settings import at_least
 
 
-class RayPool(Engine):
+class RayPool(OfWorkers, Engine):
     """Generates in worker processes under Ray, each with an engine and the weights of all policies.
 
     A request goes to the worker that has its session's cache, else to the least busy one. :meth:`load` sends what has
@@ -62,8 +62,7 @@ class RayPool(Engine):
         replacements: int = 8,
         calls: int | None = None,
     ) -> None:
-        if calls is not None and calls < 1:
-            raise ConfigurationError(f"calls is {calls}; it must be 1 or above")
+        at_least(1, "", calls=calls)
         self._make_engine, self._calls = engine, calls
         self._group = WorkerGroup(
             "the pool", self._worker, workers, address, resources, transfer, deadlines, replacements
@@ -76,15 +75,6 @@ class RayPool(Engine):
         from mrlm_pl.engines.ray.workers import PoolWorker
 
         return PoolWorker, (gpus, self._make_engine, f"{self.name}/{place}", place, self._group.count, self._calls)
-
-    @property
-    def replaced(self) -> int:
-        """How many workers were replaced."""
-        return self._group.replaced
-
-    def meet_learner(self, place: LearnerPlace) -> None:
-        """Take note of where the learner computes, before the first :meth:`load`; see :meth:`Engine.meet_learner`."""
-        self._group.learner = place
 
     # Weights.
 
@@ -171,10 +161,6 @@ class RayPool(Engine):
             found = await asyncio.to_thread(cluster.translated, error, worker.name, "generate")
             raise found from error
 
-    def describe(self) -> list[dict[str, Any]]:
-        """``pid``, ``host``, ``device``, ``gpus`` (ids), ``takes_pieces`` and ``claims`` of each worker."""
-        return [worker.about for worker in self._group.workers]
-
     @property
     def stats(self) -> list[Any]:
         """What the engine of each worker has counted since the worker was started; see :attr:`Engine.stats`.
@@ -193,7 +179,7 @@ class RayPool(Engine):
 
     def close(self) -> None:
         """End the workers, and Ray if it was started here and nobody else uses it; may be called twice."""
-        self._group.close()
+        super().close()
         self._repairing.shutdown(wait=False)
 
 

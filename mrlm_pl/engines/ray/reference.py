@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mrlm_pl.engines.learner_place import LearnerPlace
 from mrlm_pl.engines.ray.cluster import CHECK_SECONDS, WorkerLostError
-from mrlm_pl.engines.ray.group import Worker, WorkerGroup
+from mrlm_pl.engines.ray.group import OfWorkers, Worker, WorkerGroup
 from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
 from mrlm_pl.engines.reference import Reference, TokenRows
 from mrlm_pl.policy import Policy
@@ -23,7 +23,7 @@ from mrlm_pl.policy.forward.passes import ForwardPass, forward_passes
 logger = logging.getLogger(__name__)
 
 
-class RayReference(Reference):
+class RayReference(OfWorkers, Reference):
     """Holds the reference models in worker processes under Ray, and computes log-probabilities there.
 
     The learner reads the initial weights when they are first asked for, sends them to every worker, and keeps none;
@@ -65,15 +65,6 @@ class RayReference(Reference):
         from mrlm_pl.engines.ray.workers import ReferenceWorker
 
         return ReferenceWorker, (gpus, f"{self.name}/{place}")
-
-    @property
-    def replaced(self) -> int:
-        """How many workers were replaced."""
-        return self._group.replaced
-
-    def meet_learner(self, place: LearnerPlace) -> None:
-        """See :meth:`Reference.meet_learner`."""
-        self._group.learner = place
 
     @torch.no_grad()
     def logprobs(self, policy: Policy, rows: TokenRows) -> Tensor:
@@ -148,11 +139,3 @@ class RayReference(Reference):
         if not future.done():
             raise WorkerLostError(f"{worker.name} did not {does}, within {self._group.deadlines.sample:g} s")
         return self._group.cluster.wait(future, self._group.deadlines.sample, worker.name, does)
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Process id (``pid``), ``host``, ``device`` and ``gpus`` (their ids) of each worker."""
-        return [worker.about for worker in self._group.workers]
-
-    def close(self) -> None:
-        """End the workers, and Ray if it was started here and nobody else uses it; may be called twice."""
-        self._group.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from mrlm_pl.engines.learner_place import LearnerPlace
@@ -10,6 +9,7 @@ from mrlm_pl.engines.ray.cluster import Strategy
 from mrlm_pl.engines.transfer.broadcast import Transport
 from mrlm_pl.engines.transfer.manifest import ALIGNMENT
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import at_least, positive
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,12 @@ class PoolResources:
     strategy: Strategy = "PACK"
 
     def __post_init__(self) -> None:
-        for name in ("cpus", "gpus", "learner_cpus", "learner_gpus"):
-            if getattr(self, name) < 0:
-                raise ConfigurationError(f"resources.{name} is {getattr(self, name)}; it must be 0 or above")
+        amounts = {name: getattr(self, name) for name in ("cpus", "gpus", "learner_cpus", "learner_gpus")}
+        at_least(0, "resources.", **amounts)
         for name in ("gpus", "learner_gpus"):
-            if getattr(self, name) > 1 and getattr(self, name) % 1:
+            if amounts[name] > 1 and amounts[name] % 1:
                 raise ConfigurationError(
-                    f"resources.{name} is {getattr(self, name)}; above 1 it must be whole: parts are of one GPU"
+                    f"resources.{name} is {amounts[name]}; above 1 it must be whole: parts are of one GPU"
                 )
 
     def in_own_ray(self) -> PoolResources:
@@ -81,8 +80,7 @@ class WeightTransfer:
     transport: Transport | None = None
 
     def __post_init__(self) -> None:
-        if self.bucket_bytes < ALIGNMENT:
-            raise ConfigurationError(f"transfer.bucket_bytes is {self.bucket_bytes}; it must be {ALIGNMENT} or above")
+        at_least(ALIGNMENT, "transfer.", bucket_bytes=self.bucket_bytes)
 
     def between(self, learner: LearnerPlace, resources: PoolResources) -> Transport:
         """The transport from the learner to workers with these resources."""
@@ -110,6 +108,4 @@ class PoolDeadlines:
     silence: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("start", "sample", "transfer", "silence"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigurationError(f"deadlines.{name} is {getattr(self, name)}; it must be above 0 and finite")
+        positive("deadlines.", **vars(self))

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from mrlm_pl.engines.transfer.manifest import ALIGNMENT, Manifest, checksum
 from mrlm_pl.engines.transfer.store_gate import StoreGate, new_secret, reached_store
-from mrlm_pl.errors import ConfigurationError, EngineError
+from mrlm_pl.errors import EngineError
+from mrlm_pl.settings import at_least, positive
 
 Transport = Literal["gloo", "nccl"]
 
@@ -77,10 +78,8 @@ class WeightSender:
     def __init__(
         self, host: str = "127.0.0.1", bucket_bytes: int = 2**23, seconds: float = 120.0, transport: Transport = "gloo"
     ) -> None:
-        if bucket_bytes < ALIGNMENT or seconds <= 0:
-            raise ConfigurationError(
-                f"bucket_bytes is {bucket_bytes} and seconds is {seconds}; they must be {ALIGNMENT} or above, above 0"
-            )
+        at_least(ALIGNMENT, "", bucket_bytes=bucket_bytes)
+        positive("", seconds=seconds)
         self.host, self.bucket_bytes, self.seconds, self.transport = host, bucket_bytes, seconds, transport
         self._secret = new_secret()
         self._gate: StoreGate | None = StoreGate(host, self._secret, seconds)

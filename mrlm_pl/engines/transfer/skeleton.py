@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from mrlm_pl.errors import EngineError
-from mrlm_pl.policy.plain_module import reduced
+from mrlm_pl.policy.plain_module import TensorLoader, TensorNames
 from mrlm_pl.policy.sharding import whole
 
 
@@ -28,7 +28,6 @@ class Skeleton:
 
     Attributes:
         data: the bytes.
-        names: of all tensors.
         passing: whether the module's tensors are put together from several ranks for a while only.
 
     Raises:
@@ -37,16 +36,15 @@ class Skeleton:
 
     def __init__(self, module: nn.Module) -> None:
         named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        self._others: dict[str, Tensor] = {}
-        names = {id(tensor): name for name, tensor in named.items()}
         file = io.BytesIO()
-        pickler = _Pickler(file, names, self._others)
+        pickler = _Pickler(file)
+        pickler.name(named)
         try:
             pickler.dump(module)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise EngineError(f"{type(module).__name__} cannot be sent to another process: {error}") from error
         self.data = file.getvalue()
-        self.names = frozenset(named) | frozenset(self._others)
+        self._others = {name: tensor for name, tensor in pickler.tensors.items() if name not in named}
         sharded = any(isinstance(part, FSDPModule) for part in module.modules())
         self.passing = sharded or any(isinstance(tensor, DTensor) for tensor in named.values())
 
@@ -71,38 +69,9 @@ def rebuild(data: bytes, device: torch.device) -> tuple[Any, dict[str, Tensor]]:
 
     Parameters require a gradient where those of the original did: an engine sees by that which weights are trained.
     """
-    unpickler = _Unpickler(io.BytesIO(data), device)
-    return unpickler.load(), unpickler.tensors
+    loader = TensorLoader(data, lambda name, dtype: torch.empty(0, dtype=dtype, device=device))
+    return loader.load(), loader.tensors
 
 
-class _Pickler(Pickler):
-    def __init__(self, file: io.BytesIO, names: dict[int, str], others: dict[str, Tensor]) -> None:
-        super().__init__(file)
-        self._names, self._others = names, others
-
-    def persistent_id(self, item: Any) -> Any:
-        if not isinstance(item, Tensor):
-            return None
-        if id(item) not in self._names:
-            name = f"tensor {len(self._others)}"
-            self._names[id(item)], self._others[name] = name, item
-        dtype = str(item.dtype).removeprefix("torch.")
-        return self._names[id(item)], dtype, isinstance(item, nn.Parameter), item.requires_grad
-
-    def reducer_override(self, item: Any) -> Any:
-        plain = reduced(item)
-        return super().reducer_override(item) if plain is NotImplemented else plain
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, device: torch.device) -> None:
-        super().__init__(file)
-        self._device = device
-        self.tensors: dict[str, Tensor] = {}
-
-    def persistent_load(self, item: tuple[str, str, bool, bool]) -> Tensor:
-        name, dtype, parameter, trained = item
-        if name not in self.tensors:
-            empty = torch.empty(0, dtype=getattr(torch, dtype), device=self._device)
-            self.tensors[name] = nn.Parameter(empty, requires_grad=trained) if parameter else empty
-        return self.tensors[name]
+class _Pickler(TensorNames, Pickler):
+    """Of Ray's, which writes classes that other processes cannot import by value."""

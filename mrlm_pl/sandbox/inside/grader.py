@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mrlm_pl.sandbox.inside.channel import Channel
@@ -202,8 +202,13 @@ def unbound_names(tests: str) -> set[str]:
 
 def bound_names(code: str) -> set[str]:
     """Names that code defines, imports or assigns, wherever in it."""
+    return bound_by(ast.walk(ast.parse(code)))
+
+
+def bound_by(nodes: Iterable[ast.AST]) -> set[str]:
+    """Names that nodes of a syntax tree define, import or assign."""
     bound: set[str] = set()
-    for node in ast.walk(ast.parse(code)):
+    for node in nodes:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             bound.add(node.id)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -25,50 +25,12 @@ from mrlm_pl.sandbox.wall import confinement
 from mrlm_pl.sandbox.wall import kernel as syscalls
 from mrlm_pl.sandbox.wall.confinement import CellSettings
 
-PRELOADED = [
-    "abc",
-    "array",
-    "bisect",
-    "builtins",
-    "calendar",
-    "cmath",
-    "collections",
-    "contextlib",
-    "copy",
-    "csv",
-    "dataclasses",
-    "datetime",
-    "decimal",
-    "enum",
-    "fractions",
-    "functools",
-    "hashlib",
-    "heapq",
-    "inspect",
-    "io",
-    "itertools",
-    "json",
-    "keyword",
-    "linecache",
-    "math",
-    "numbers",
-    "operator",
-    "queue",
-    "random",
-    "re",
-    "secrets",
-    "statistics",
-    "string",
-    "struct",
-    "textwrap",
-    "threading",
-    "time",
-    "traceback",
-    "types",
-    "typing",
-    "unicodedata",
-    "unittest",
-]
+_PRELOADED = """
+    abc array bisect builtins calendar cmath collections contextlib copy csv dataclasses datetime decimal enum
+    fractions functools hashlib heapq inspect io itertools json keyword linecache math numbers operator queue random
+    re secrets statistics string struct textwrap threading time traceback types typing unicodedata unittest
+"""
+PRELOADED = tuple(_PRELOADED.split())
 """Modules that a program finds loaded."""
 
 MAX_MESSAGE = 65_536

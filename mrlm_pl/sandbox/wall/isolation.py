@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, cast
 
 IsolationName = Literal["limits", "landlock", "namespaces"]
 
@@ -27,8 +27,7 @@ class Isolation(IntEnum):
     @property
     def title(self) -> IsolationName:
         """The name that options and results use."""
-        names: tuple[IsolationName, ...] = ("limits", "landlock", "namespaces")
-        return names[self.value - 1]
+        return cast(IsolationName, self.name.lower())
 
     @classmethod
     def of(cls, name: str) -> Isolation:

@@ -55,8 +55,7 @@ def restrict(
         fields.append(_BIND_TCP | _CONNECT_TCP)
     if offered >= 6:
         fields.append(_ABSTRACT_SOCKETS | _SIGNALS)
-    attributes = struct.pack(f"{len(fields)}Q", *fields)
-    rules = syscall(_CREATE, ctypes.create_string_buffer(attributes, len(attributes)), len(attributes), 0)
+    rules = _ruleset(fields)
     writing = handled & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _IOCTL)
     rights = {
         **dict.fromkeys(list_names, _READ_DIR),
@@ -66,17 +65,21 @@ def restrict(
     rights |= {**dict.fromkeys(write, writing), **dict.fromkeys(write_and_execute, writing | _EXECUTE)}
     for path, right in rights.items():
         _allow(rules, path, right & handled)
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
-    syscall(_RESTRICT, rules, 0)
-    os.close(rules)
+    _enforce(rules)
 
 
 def scope_signals() -> None:
-    """Keep this process, and what it starts, from signalling processes outside; nothing where the kernel cannot."""
-    if version() < 6:
-        return
-    attributes = struct.pack("QQQ", 0, 0, _SIGNALS)
-    rules = syscall(_CREATE, ctypes.create_string_buffer(attributes, len(attributes)), len(attributes), 0)
+    """Keep this process, and what it starts, from signaling processes outside; nothing where the kernel cannot."""
+    if version() >= 6:
+        _enforce(_ruleset([0, 0, _SIGNALS]))
+
+
+def _ruleset(fields: list[int]) -> int:
+    attributes = struct.pack(f"{len(fields)}Q", *fields)
+    return syscall(_CREATE, ctypes.create_string_buffer(attributes, len(attributes)), len(attributes), 0)
+
+
+def _enforce(rules: int) -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     syscall(_RESTRICT, rules, 0)
     os.close(rules)

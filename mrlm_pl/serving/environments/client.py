@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 import grpc
 
 from mrlm_pl import errors
+from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.environment import Environment, Observations, Step, TaskSource, ToolSchema
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from mrlm_pl.serving.transport.addresses import addresses_of, in_turn, is_gone, note_back, note_gone
+from mrlm_pl.serving.transport.addresses import addresses_of, first_answer, note_gone
 from mrlm_pl.serving.transport.codec import (
     from_observations,
     from_step,
@@ -33,6 +34,7 @@ from mrlm_pl.serving.transport.codec import (
 from mrlm_pl.serving.transport.connection import (
     CONTROLLER_SECONDS,
     Address,
+    Connection,
     SilenceError,
     StatusError,
     client_name,
@@ -40,6 +42,7 @@ from mrlm_pl.serving.transport.connection import (
     submit,
 )
 from mrlm_pl.serving.transport.security import Identity
+from mrlm_pl.settings import positive
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,6 @@ ASK_SECONDS = 30.0
 TASKS_AT_ONCE = 64
 REACH_SECONDS = 3.0
 ASK_AGAIN_SECONDS = 60.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 _ELSEWHERE = (*_GONE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 """Statuses after which another server, or the same one later, may open the session."""
@@ -90,10 +92,7 @@ class RemoteEnvironment(Environment, proxy=True):
         step_seconds: float = 90.0,
         message_mb: int = 16,
     ) -> None:
-        if not (open_seconds > 0 and step_seconds > 0):
-            raise ConfigurationError(
-                f"remote: open_seconds is {open_seconds} and step_seconds {step_seconds}; both must be above 0"
-            )
+        positive("remote: ", open_seconds=open_seconds, step_seconds=step_seconds)
         identity = Identity(tls_certificate, tls_key, tls_authority)
         self.addresses = addresses_of(address, token_file, identity, message_mb)
         self.name, self.settings = name, dict(settings or {})
@@ -183,50 +182,39 @@ class RemoteEnvironment(Environment, proxy=True):
             client=client_name(),
             key=secrets.token_urlsafe(16),
         )
-        deadline = asyncio.get_running_loop().time() + self.open_seconds
-        pause = FIRST_PAUSE
-        while True:
-            problem: StatusError | None = None
-            for address in in_turn(self.addresses):
-                server = await connection(address)
-                try:
-                    reply: pb.OpenReply = await server.operation(self.step_seconds, open=request)
-                except StatusError as error:
-                    problem = error
-                    if error.code in (*_GONE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                        note_gone(address)
-                    if error.code not in _ELSEWHERE and not isinstance(error, SilenceError):
-                        raise _told(error, f"environment {self.name!r}") from error
-                    continue
-                note_back(address)
-                if reply.direct:
-                    server.patience = CONTROLLER_SECONDS
-                    worker = replace(address, target=reply.direct)
-                    if await _reaches(worker, reply.session):
-                        server, address = await connection(worker), worker
-                server.hold(reply.session, reply.lease_seconds)
-                return reply, address
-            assert problem is not None
-            if asyncio.get_running_loop().time() + pause > deadline:
-                raise _told(problem, f"no server opened a session within {self.open_seconds:g} s") from problem
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+
+        def final(error: StatusError, address: Address) -> Exception | None:
+            again = error.code in _ELSEWHERE or isinstance(error, SilenceError)
+            return None if again else _told(error, f"environment {self.name!r}")
+
+        def ask(server: Connection) -> Awaitable[pb.OpenReply]:
+            return server.operation(self.step_seconds, open=request)
+
+        try:
+            reply, address = await first_answer(self.addresses, ask, Backoff(self.open_seconds), final)
+        except StatusError as error:
+            raise _told(error, f"no server opened a session within {self.open_seconds:g} s") from error
+        server = await connection(address)
+        if reply.direct:
+            server.patience = CONTROLLER_SECONDS
+            worker = replace(address, target=reply.direct)
+            if await _reaches(worker, reply.session):
+                server, address = await connection(worker), worker
+        server.hold(reply.session, reply.lease_seconds)
+        return reply, address
 
     async def _step(self, place: Address, request: pb.StepRequest) -> pb.StepReply:
         server = await connection(place)
-        deadline = asyncio.get_running_loop().time() + self.step_seconds
-        pause = FIRST_PAUSE
+        backoff = Backoff(self.step_seconds)
         while True:
             try:
                 return await server.operation(self.step_seconds, step=request)
             except StatusError as error:
                 if error.code in _GONE or isinstance(error, SilenceError):
                     note_gone(place)
-                late = asyncio.get_running_loop().time() + pause > deadline
-                if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or late:
+                # An overloaded server refuses before anything is done.
+                if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or not await backoff.pause():
                     raise _told(error, f"environment {self.name!r}, turn {request.turn}") from error
-            await asyncio.sleep(pause)  # it is overloaded, and said so before anything was done
-            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _release(self) -> None:
         if self._place is None:
@@ -240,34 +228,25 @@ class RemoteEnvironment(Environment, proxy=True):
         return submit(self._asked(method, request)).result()
 
     async def _asked(self, method: str, request: Any) -> Any:
-        deadline = asyncio.get_running_loop().time() + ASK_SECONDS
-        pause = FIRST_PAUSE
-        while True:
-            problem: StatusError | None = None
-            for address in sorted(self.addresses, key=is_gone):
-                server = await connection(address)
-                try:
-                    reply = await server.unary(method, request, ASK_SECONDS, wait=False)
-                except StatusError as error:
-                    problem = error
-                    if error.code in (*_GONE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                        note_gone(address)
-                    elif error.code not in _ELSEWHERE:
-                        raise _told(error, f"environment {self.name!r}") from error
-                else:
-                    note_back(address)
-                    return reply
-            assert problem is not None
-            if asyncio.get_running_loop().time() + pause > deadline:
-                targets = ", ".join(address.target for address in self.addresses)
-                raise RemoteError(
-                    f"environment {self.name!r}: no server answers at {targets} within {ASK_SECONDS:g} s; start one "
-                    f"with `mrlm serve`, or check the address and whether both sides use TLS ({problem.text})"
-                ) from problem
-            if pause == FIRST_PAUSE:
-                logger.warning("no server answers yet (%s); it is tried for %g s", problem.text, ASK_SECONDS)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+        def final(error: StatusError, address: Address) -> Exception | None:
+            again = error.code in (*_ELSEWHERE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            return None if again else _told(error, f"environment {self.name!r}")
+
+        def ask(server: Connection) -> Awaitable[Any]:
+            return server.unary(method, request, ASK_SECONDS, wait=False)
+
+        def waiting(problem: StatusError) -> None:
+            logger.warning("no server answers yet (%s); retrying for %g s", problem.text, ASK_SECONDS)
+
+        try:
+            reply, _ = await first_answer(self.addresses, ask, Backoff(ASK_SECONDS), final, waiting, rotate=False)
+        except StatusError as error:
+            targets = ", ".join(address.target for address in self.addresses)
+            raise RemoteError(
+                f"environment {self.name!r}: no server answers at {targets} within {ASK_SECONDS:g} s; start one "
+                f"with `mrlm serve`, or check the address and whether both sides use TLS ({error.text})"
+            ) from error
+        return reply
 
 
 class RemoteTasks(TaskSource):

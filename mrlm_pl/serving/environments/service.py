@@ -59,6 +59,23 @@ class Limits:
     message_mb: int = 16
 
 
+def _unary(method: str) -> Any:
+    """Return a call of the protocol that a method of the service answers; its exceptions become statuses."""
+
+    async def answered(self: EnvironmentService, request: Any, context: Any) -> Any:
+        try:
+            return await getattr(self, method)(request)
+        except asyncio.CancelledError:
+            if context.cancelled():
+                raise
+            refusal = refusal_of(asyncio.CancelledError())
+        except Exception as error:  # an environment may raise anything, and each is told with its class
+            refusal = refusal_of(error)
+        return await context.abort(refusal.code, refusal.reason)  # which raises
+
+    return answered
+
+
 class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
     """The gRPC service over an offer of environments.
 
@@ -287,17 +304,13 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
 
     # How they arrive.
 
-    async def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenReply:  # noqa: N802 (names of the protocol)
-        return await _answered(self.open(request), context)
-
-    async def Step(self, request: pb.StepRequest, context: Any) -> pb.StepReply:  # noqa: N802
-        return await _answered(self.step(request), context)
-
-    async def KeepAlive(self, request: pb.KeepAliveRequest, context: Any) -> pb.KeepAliveReply:  # noqa: N802
-        return await _answered(self.keep_alive(request), context)
-
-    async def Close(self, request: pb.CloseRequest, context: Any) -> pb.CloseReply:  # noqa: N802
-        return await _answered(self.close(request), context)
+    Open = _unary("open")
+    Step = _unary("step")
+    KeepAlive = _unary("keep_alive")
+    Close = _unary("close")
+    Describe = _unary("_describe")
+    GetTasks = _unary("_tasks")
+    ListSessions = _unary("_list")
 
     async def Batch(self, request: pb.BatchRequest, context: Any) -> pb.BatchReply:  # noqa: N802
         if len(request.operations) > MAX_IN_FLIGHT:
@@ -326,15 +339,6 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
 
         async for reply in exchanged(requests, at_once, waited, self.stopping):
             yield reply
-
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
-        return await _answered(self._describe(request), context)
-
-    async def GetTasks(self, request: pb.TasksRequest, context: Any) -> pb.TasksReply:  # noqa: N802
-        return await _answered(self._tasks(request), context)
-
-    async def ListSessions(self, request: pb.ListSessionsRequest, context: Any) -> pb.ListSessionsReply:  # noqa: N802
-        return await _answered(self._list(request), context)
 
     async def _describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
         names = [request.environment] if request.environment else sorted(self.offer.factories)
@@ -393,18 +397,6 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         except Exception as error:  # an environment may raise anything, and each is told with its class
             return refused(operation, error)
         return None if reply is None else pb.Result(id=operation.id, step=reply)
-
-
-async def _answered(answer: Awaitable[Any], context: Any) -> Any:
-    try:
-        return await answer
-    except asyncio.CancelledError:
-        if context.cancelled():
-            raise
-        refusal = refusal_of(asyncio.CancelledError())
-    except Exception as error:  # an environment may raise anything, and each is told with its class
-        refusal = refusal_of(error)
-    return await context.abort(refusal.code, refusal.reason)  # which raises
 
 
 def _retrieved(done: asyncio.Future[Any]) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import grpc
 
+from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.errors import EngineError, RemoteError
 from mrlm_pl.serving.policies.service import MAX_REQUESTS
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.connection import Address, StatusError, connection, submit
+from mrlm_pl.serving.transport.addresses import first_answer
+from mrlm_pl.serving.transport.connection import Address, Connection, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
 
 logger = logging.getLogger(__name__)
@@ -22,8 +24,7 @@ logger = logging.getLogger(__name__)
 _STUB = environment_pb2_grpc.PolicyServiceStub
 
 
-RETRY_SECONDS = 0.5
-"""After which a server that cannot be reached is asked again."""
+Code = grpc.StatusCode
 
 
 class RemoteEngine(Engine):
@@ -101,28 +102,28 @@ class RemoteEngine(Engine):
 
     async def _ask(self, method: str, request: Any) -> Any:
         """The reply, which a server that dies and is started again in time gives as well: a request has its seed."""
-        server = await connection(self.address)
-        loop = asyncio.get_running_loop()
-        deadline, told = loop.time() + self.seconds, False
-        while True:
-            try:
-                # Not waited for in the library, so that what keeps the server from answering can be told.
-                return await server.of(_STUB, method, request, max(deadline - loop.time(), 0.001), wait=False)
-            except StatusError as error:
-                if error.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
-                    raise EngineError(error.text) from error
-                late = loop.time() + RETRY_SECONDS > deadline
-                if error.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    raise RemoteError(str(error)) from error
-                if late:
-                    raise RemoteError(
-                        f"the policies at {self.address.target} did not answer within {self.seconds:g} s; start their "
-                        f"server again with `mrlm serve --policies ...` ({error.text})"
-                    ) from error
-                if not told:
-                    logger.warning("%s does not answer, and is waited for %g s", self.address.target, self.seconds)
-                    told = True
-            await asyncio.sleep(RETRY_SECONDS)
+        backoff = Backoff(self.seconds)
+
+        def ask(server: Connection) -> Awaitable[Any]:
+            # Not waited for in the library, so that what keeps the server from answering can be told.
+            return server.of(_STUB, method, request, max(backoff.left, 0.001), wait=False)
+
+        def final(error: StatusError, address: Address) -> Exception | None:
+            if error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND):
+                return EngineError(error.text)
+            return None if error.code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED) else RemoteError(str(error))
+
+        def waiting(problem: StatusError) -> None:
+            logger.warning("%s does not answer, and is waited for %g s", self.address.target, self.seconds)
+
+        try:
+            reply, _ = await first_answer([self.address], ask, backoff, final, waiting)
+        except StatusError as error:
+            raise RemoteError(
+                f"the policies at {self.address.target} did not answer within {self.seconds:g} s; start their "
+                f"server again with `mrlm serve --policies ...` ({error.text})"
+            ) from error
+        return reply
 
 
 def _to_request(request: SampleRequest) -> pb.SampleRequest:

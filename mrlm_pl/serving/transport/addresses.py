@@ -8,16 +8,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
+import grpc
+
+from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from mrlm_pl.serving.transport.connection import Address, StatusError, connection
+from mrlm_pl.serving.transport.connection import Address, Connection, StatusError, connection
 from mrlm_pl.serving.transport.security import Identity, read_token
 
 FIRST_REST, LONGEST_REST = 1.0, 30.0
 """Seconds after which a server that was gone is asked whether it is back; doubled each time that it is not."""
 
 PROBE_SECONDS = 3.0
+T = TypeVar("T")
 
 _turns = itertools.count()
 _gone: dict[Address, asyncio.Task[None]] = {}
@@ -48,6 +53,50 @@ def in_turn(addresses: Sequence[Address]) -> list[Address]:
     return sorted(turned, key=is_gone)
 
 
+async def first_answer(
+    addresses: Sequence[Address],
+    ask: Callable[[Connection], Awaitable[T]],
+    backoff: Backoff,
+    final: Callable[[StatusError, Address], Exception | None],
+    waiting: Callable[[StatusError], None] = lambda problem: None,
+    rotate: bool = True,
+) -> tuple[T, Address]:
+    """Ask servers in turn until one answers; return its answer and its address.
+
+    Args:
+        addresses: of servers that can stand in for each other.
+        ask: makes one request.
+        backoff: pauses between rounds over all servers, and when to give up.
+        final: the exception for an error that asking again would not change, else None.
+        waiting: is called after the first round without an answer.
+        rotate: begin with another server than the last call, rather than with the first one.
+
+    Raises:
+        StatusError: the last problem, when the time is over.
+        Exception: what ``final`` returned.
+    """
+    told = False
+    while True:
+        for address in in_turn(addresses) if rotate else sorted(addresses, key=is_gone):
+            try:
+                answer = await ask(await connection(address))
+            except StatusError as error:
+                problem = error
+                raised = final(error, address)
+                if raised is not None:
+                    raise raised from error
+                if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    note_gone(address)
+                continue
+            note_back(address)
+            return answer, address
+        if not told:
+            waiting(problem)
+            told = True
+        if not await backoff.pause():
+            raise problem
+
+
 def is_gone(address: Address) -> bool:
     """Whether a server was gone when it was last asked."""
     asking = _gone.get(address)
@@ -69,10 +118,8 @@ def note_back(address: Address) -> None:
 
 async def _until_back(address: Address) -> None:
     """Ask in the background, ever more rarely, until the server answers whatever it is."""
-    rest = FIRST_REST
-    while True:
-        await asyncio.sleep(rest)
-        rest = min(2 * rest, LONGEST_REST)
+    backoff = Backoff(first=FIRST_REST, longest=LONGEST_REST)
+    while await backoff.pause():
         try:
             server = await connection(address)
             await server.operation(PROBE_SECONDS, keep_alive=pb.KeepAliveRequest())

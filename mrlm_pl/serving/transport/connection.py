@@ -11,7 +11,6 @@ import atexit
 import itertools
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
@@ -21,13 +20,14 @@ from typing import Any, TypeVar
 
 import grpc
 
+from mrlm_pl.concurrency.backoff import Backoff, until
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.errors import RemoteError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.exchange import MESSAGE_MARGIN, SIZE_HEADER, smaller_size
 from mrlm_pl.serving.transport.security import PLAIN, Identity, read_token, with_token
-from mrlm_pl.settings import check_address
+from mrlm_pl.settings import between, check_address
 
 T = TypeVar("T")
 MAX_BATCH = 256
@@ -79,8 +79,7 @@ class Address:
 
     def __post_init__(self) -> None:
         check_address(self.target)
-        if not 1 <= self.message_mb <= LARGEST_MESSAGE_MB:
-            raise ConfigurationError(f"message_mb is {self.message_mb}; it must be 1 to {LARGEST_MESSAGE_MB}")
+        between(1, LARGEST_MESSAGE_MB, "", message_mb=self.message_mb)
 
     @property
     def message_bytes(self) -> int:
@@ -213,17 +212,16 @@ class Connection:
 
     async def _run(self) -> None:
         """Keep a stream to the server while anything is unanswered."""
-        pause, broken = FIRST_PAUSE, None
+        backoff: Backoff | None = None
         while self._pending:
-            started = time.monotonic()
-            answered = False
+            backoff, answered = backoff or Backoff(self.patience, FIRST_PAUSE, LONGEST_PAUSE), False
             try:
                 streams: list[Any] = []
                 told = (*self._metadata, (SIZE_HEADER, str(self.address.message_bytes)))
                 streams.append(self._stub.Exchange(self._requests(streams), metadata=told))
                 await self._agree(streams[0])
                 async for reply in streams[0]:
-                    answered, broken, pause = True, None, FIRST_PAUSE
+                    answered = True
                     for result in reply.results:
                         self._settle(result)
                 problem = StatusError(grpc.StatusCode.UNAVAILABLE, "the server ended the stream")
@@ -231,13 +229,11 @@ class Connection:
                 problem = StatusError(error.code(), error.details() or "the stream broke")
             except Exception as error:  # a server that talks nonsense makes the library raise all kinds of errors
                 problem = StatusError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
-            broken = broken or (time.monotonic() if answered else started)
-            if problem.code in FINAL or time.monotonic() - broken + pause > self.patience:
+            if answered:
+                backoff = Backoff(self.patience, FIRST_PAUSE, LONGEST_PAUSE)
+            if problem.code in FINAL or not await backoff.pause():
                 self._fail(problem.code, f"{self.address.target}: {problem.text}")
-                broken = None
-                continue
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+                backoff = None
 
     async def _agree(self, stream: Any) -> None:
         """Take over the server's limit where it is below this end's; too large a message would break the stream."""
@@ -378,9 +374,9 @@ async def _close_all(process: _Process) -> None:
         for session in server.leases
     ]
     await asyncio.gather(*closing, return_exceptions=True)
+    # Environments that were dropped close their sessions by themselves.
+    await until(lambda: not any(server.unanswered for server in process.connections.values()), GOODBYE_SECONDS)
     for server in process.connections.values():
-        while server.unanswered:  # environments that were dropped close their sessions by themselves
-            await asyncio.sleep(0.01)
         await server.close()
 
 

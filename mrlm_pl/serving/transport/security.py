@@ -130,32 +130,16 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         method: str = handler_call_details.method
         metadata = dict(handler_call_details.invocation_metadata)
         given = str(metadata.get(_HEADER, "")).encode()
-        handler = await continuation(handler_call_details)
         if method.startswith(_OPEN_TO_ALL) or hmac.compare_digest(given, self._expected):
-            return handler
-        return _refusing(handler)
+            return await continuation(handler_call_details)
+        return grpc.stream_stream_rpc_method_handler(_refuse)
 
 
-def _refusing(handler: Any) -> Any:
-    """A handler of the same kind that refuses every call."""
+async def _refuse(requests: Any, context: Any) -> Any:
+    """Refuse a call of any kind before its request is read."""
     reason = "the token is missing or wrong; give it with token_file or in MRLM_TOKEN"
-
-    async def refuse(request: Any, context: Any) -> Any:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
-
-    async def refuse_stream(request: Any, context: Any) -> Any:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
-        yield  # makes it a stream
-
-    if handler is None:
-        return grpc.unary_unary_rpc_method_handler(refuse)
-    if handler.request_streaming and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse_stream)
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(refuse_stream)
-    if handler.request_streaming:
-        return grpc.stream_unary_rpc_method_handler(refuse)
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+    yield  # makes it a stream
 
 
 def _file(path: str, name: str) -> bytes:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import math
 import os
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
 
+from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.errors import DataError, RemoteError
 from mrlm_pl.reward_models.scorer import Conversation, TextScore
-from mrlm_pl.serving.transport.addresses import in_turn, note_back, note_gone
+from mrlm_pl.serving.transport.addresses import first_answer
 from mrlm_pl.serving.transport.codec import to_message
-from mrlm_pl.serving.transport.connection import Address, StatusError, connection
+from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
 
@@ -34,13 +35,12 @@ REQUEST_CHARACTERS = 1 << 20
 AT_ONCE = 4
 """Requests of one call that are under way."""
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+LONGEST_PAUSE = 5.0
 _AGAIN = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.CANCELLED)
 _BROKEN = ("RST_STREAM", "Stream removed")
 """What the library says, under various statuses, when a connection breaks."""
 
 _ids = itertools.count(1)
-_jitter = random.Random()  # of the length of pauses alone, so that many clients do not come back at the same moment
 _waited_for: set[tuple[Address, ...]] = set()
 
 
@@ -115,39 +115,30 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
             for messages in conversations
         ]
     )
-    loop = asyncio.get_running_loop()
-    deadline, attempts, allowed = loop.time() + terms.patience_seconds, 0, terms.timeout_seconds
-    while True:
-        problem: StatusError | None = None
-        for address in in_turn(terms.addresses):
-            server = await connection(address)
-            seconds = min(allowed, max(deadline - loop.time(), 0.05))
-            try:
-                reply = await server.of(verifier_pb2_grpc.VerifierServiceStub, "Score", request, seconds, wait=False)
-            except StatusError as error:
-                if not _may_pass(error):
-                    raise RemoteError(f"the verifier at {address.target} refuses: {error}") from error
-                problem = error
-                if error.code is Code.DEADLINE_EXCEEDED:
-                    allowed *= 2  # it may have too much to do, and never be done in time
-                if error.code is not Code.RESOURCE_EXHAUSTED:
-                    note_gone(address)
-                continue
-            note_back(address)
-            _tell_of_answer(terms)
-            return _checked(reply, request, address.target)
-        assert problem is not None
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempts) * _jitter.uniform(0.5, 1.0)
-        attempts = min(attempts + 1, 10)
-        left = deadline - loop.time()
-        if left <= 0:
-            raise RemoteError(
-                f"no verifier at {terms.targets} gave scores within {terms.patience_seconds:g} s; start it again with "
-                f"`mrlm serve --verifier ...`, or check the address and whether both sides use TLS ({problem})"
-            ) from problem
-        if problem.code is not Code.RESOURCE_EXHAUSTED:
-            _tell_of_waiting(terms, problem)
-        await asyncio.sleep(min(pause, left))
+    backoff, allowed = Backoff(terms.patience_seconds, longest=LONGEST_PAUSE), terms.timeout_seconds
+
+    async def ask(server: Connection) -> pb.ScoreReply:
+        nonlocal allowed
+        seconds = min(allowed, max(backoff.left, 0.05))
+        try:
+            return await server.of(verifier_pb2_grpc.VerifierServiceStub, "Score", request, seconds, wait=False)
+        except StatusError as error:
+            if error.code is Code.DEADLINE_EXCEEDED:
+                allowed *= 2  # it may have too much to do, and never be done in time
+            raise
+
+    def final(error: StatusError, address: Address) -> Exception | None:
+        return None if _may_pass(error) else RemoteError(f"the verifier at {address.target} refuses: {error}")
+
+    try:
+        reply, address = await first_answer(terms.addresses, ask, backoff, final, functools.partial(_tell, terms))
+    except StatusError as error:
+        raise RemoteError(
+            f"no verifier at {terms.targets} gave scores within {terms.patience_seconds:g} s; start it again with "
+            f"`mrlm serve --verifier ...`, or check the address and whether both sides use TLS ({error})"
+        ) from error
+    _tell_of_answer(terms)
+    return _checked(reply, request, address.target)
 
 
 def _may_pass(error: StatusError) -> bool:
@@ -182,8 +173,8 @@ def _checked(reply: pb.ScoreReply, request: pb.ScoreRequest, target: str) -> lis
     return [TextScore(score.probability, score.truncated) for score in reply.scores]
 
 
-def _tell_of_waiting(terms: Terms, problem: StatusError) -> None:
-    if terms.addresses not in _waited_for:
+def _tell(terms: Terms, problem: StatusError) -> None:
+    if problem.code is not Code.RESOURCE_EXHAUSTED and terms.addresses not in _waited_for:
         _waited_for.add(terms.addresses)
         logger.warning(
             "the verifier at %s gives no scores (%s), and is waited for %g s",

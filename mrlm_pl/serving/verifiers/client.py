@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
+from mrlm_pl.settings import between, positive
 
 
 class VerifierClient(TextScorer):
@@ -45,13 +45,8 @@ class VerifierClient(TextScorer):
         from mrlm_pl.serving.transport.security import Identity
         from mrlm_pl.serving.verifiers.asking import MAX_BATCH, Terms
 
-        if not (timeout_seconds > 0 and patience_seconds > 0):
-            raise ConfigurationError(
-                f"verifier client: timeout_seconds is {timeout_seconds} and patience_seconds {patience_seconds}; both "
-                "must be above 0"
-            )
-        if not 1 <= batch_size <= MAX_BATCH:
-            raise ConfigurationError(f"verifier client: batch_size is {batch_size}; use 1 to {MAX_BATCH}")
+        positive("verifier client: ", timeout_seconds=timeout_seconds, patience_seconds=patience_seconds)
+        between(1, MAX_BATCH, "verifier client: ", batch_size=batch_size)
         identity = Identity(tls_certificate, tls_key, tls_authority)
         self.terms = Terms(
             addresses_of(address, token_file, identity), float(timeout_seconds), float(patience_seconds), batch_size

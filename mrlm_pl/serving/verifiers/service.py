@@ -12,22 +12,19 @@ from typing import Any
 
 import grpc
 
+from mrlm_pl.concurrency.backoff import until
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.reward_models.scorer import Conversation, TextScorer, as_probability
 from mrlm_pl.serving.transport.codec import from_message
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
+from mrlm_pl.serving.verifiers.asking import MAX_BATCH, MAX_CHARACTERS
+from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
 
 Code = grpc.StatusCode
 SERVICE = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
-MAX_CONVERSATIONS = 1024
-"""Of one request."""
-
-MAX_CHARACTERS = 1 << 20
-"""Of one conversation."""
-
 DECIMALS = 6
 """Of a probability: the digits after them depend on which conversations share a call of the model."""
 
@@ -48,8 +45,7 @@ class ScoreLimits:
     queue: int = 4096
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.queue < 1:
-            raise ConfigurationError(f"verifier: batch is {self.batch} and queue {self.queue}; use 1 or above")
+        at_least(1, "verifier: ", batch=self.batch, queue=self.queue)
 
 
 class _Request:
@@ -101,7 +97,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         return self._runner is not None and not self._runner.done()
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
-        return pb.DescribeReply(model=self.model, max_conversations=MAX_CONVERSATIONS, max_characters=MAX_CHARACTERS)
+        return pb.DescribeReply(model=self.model, max_conversations=MAX_BATCH, max_characters=MAX_CHARACTERS)
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreReply:  # noqa: N802 (of the protocol)
         try:
@@ -137,9 +133,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     async def drain(self, deadline: float) -> None:
         """Take no more requests, and wait for those that there are until the event loop's clock says so."""
         self.draining = True
-        loop = asyncio.get_running_loop()
-        while self.busy and loop.time() < deadline:
-            await asyncio.sleep(0.02)
+        await until(lambda: not self.busy, deadline - asyncio.get_running_loop().time())
 
     def close(self) -> None:
         """Stop scoring; what waits is not answered. May be called twice."""
@@ -237,8 +231,8 @@ def _conversations(request: pb.ScoreRequest) -> list[Conversation]:
         RemoteError: there are too many, one is empty, too long or malformed, or an id comes twice.
     """
     count = len(request.conversations)
-    if count > MAX_CONVERSATIONS:
-        raise RemoteError(f"{count} conversations in one request; at most {MAX_CONVERSATIONS} are taken")
+    if count > MAX_BATCH:
+        raise RemoteError(f"{count} conversations in one request; at most {MAX_BATCH} are taken")
     if len({item.id for item in request.conversations}) < count:
         raise RemoteError("two conversations of the request have the same id; number them")
     found: list[Conversation] = []

@@ -302,7 +302,7 @@ def test_both_ends_keep_to_the_smaller_limit_of_messages(serve: Server, ours: in
 
 @pytest.mark.parametrize("size", [0, -1, 2048])
 def test_a_size_of_messages_that_cannot_be(size: int) -> None:
-    with pytest.raises(ConfigurationError, match=f"message_mb is {size}; it must be 1 to 2047"):
+    with pytest.raises(ConfigurationError, match=f"message_mb is {size}; it must be from 1 to 2047"):
         RemoteEnvironment("a:1", "x", message_mb=size)
 
 

@@ -338,8 +338,8 @@ def test_the_global_generator_is_left_alone(free_port: Callable[[], int]) -> Non
         ({"address": "nowhere"}, "'nowhere' is not HOST:PORT"),
         ({"address": []}, "'' is not HOST:PORT"),
         ({"address": "h:1", "timeout_seconds": 0}, "timeout_seconds is 0"),
-        ({"address": "h:1", "patience_seconds": -1}, "patience_seconds -1"),
-        ({"address": "h:1", "batch_size": 0}, "batch_size is 0; use 1 to 1024"),
+        ({"address": "h:1", "patience_seconds": -1}, "patience_seconds is -1"),
+        ({"address": "h:1", "batch_size": 0}, "batch_size is 0; it must be from 1 to 1024"),
         ({"address": "h:1", "tls_authority": "/nowhere/ca"}, "tls_authority: '/nowhere/ca' cannot be read"),
     ],
 )

@@ -20,7 +20,8 @@ from mrlm_pl.reward_models import RewardModel
 from mrlm_pl.serving.server import Endpoint
 from mrlm_pl.serving.transport.security import TOKEN_VARIABLE
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
-from mrlm_pl.serving.verifiers.service import MAX_CHARACTERS, MAX_CONVERSATIONS, ScoreLimits
+from mrlm_pl.serving.verifiers.asking import MAX_BATCH, MAX_CHARACTERS
+from mrlm_pl.serving.verifiers.service import ScoreLimits
 from tests.support.environment_servers import eventually, refusal
 from tests.support.verifier_models import tiny
 from tests.support.verifier_servers import Raw, Spoken, Verifier, request
@@ -40,7 +41,7 @@ def test_scores_come_in_order_with_their_ids(serve: Any) -> None:
     assert [score.truncated for score in reply.scores] == [False, False, True, False]
     assert chances(server.ask()) == []
     described = server.stub.Describe(pb.DescribeRequest())
-    assert (described.model, described.max_conversations) == ("spoken", MAX_CONVERSATIONS)
+    assert (described.model, described.max_conversations) == ("spoken", MAX_BATCH)
 
 
 def test_the_sigmoid_is_applied_to_raw_numbers_alone(serve: Any) -> None:
@@ -211,7 +212,7 @@ def test_the_event_loop_answers_while_the_model_computes(serve: Any) -> None:
 def test_wrong_requests(serve: Any) -> None:
     server: Verifier = serve(message_mb=4)
     for asked, text in (
-        (request(*["0"] * (MAX_CONVERSATIONS + 1)), "1025 conversations in one request; at most 1024 are taken"),
+        (request(*["0"] * (MAX_BATCH + 1)), "1025 conversations in one request; at most 1024 are taken"),
         (request("x" * MAX_CHARACTERS), f"conversation 0 has {MAX_CHARACTERS + 1} characters"),
         (pb.ScoreRequest(conversations=[pb.Conversation(id=1)]), "conversation 0 has no messages"),
         (pb.ScoreRequest(conversations=[*request("0").conversations] * 2), "have the same id"),
@@ -268,5 +269,5 @@ def test_a_drain_ends_in_time(serve: Any) -> None:
 
 def test_limits_that_are_none() -> None:
     for limits in ({"batch": 0}, {"queue": 0}):
-        with pytest.raises(ConfigurationError, match="use 1 or above"):
+        with pytest.raises(ConfigurationError, match="must be 1 or above"):
             ScoreLimits(**limits)

@@ -1,0 +1,48 @@
+"""Pauses between attempts, and waiting for a condition."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable
+
+_POLL_SECONDS = 0.05
+_jitter = random.Random()  # of the length of pauses alone, so that many callers do not come back at the same moment
+
+
+class Backoff:
+    """Growing pauses between the attempts of one call; made and used on an event loop.
+
+    Args:
+        seconds: after which no further attempt begins.
+        first: the first pause; each is up to half shorter, at random.
+        longest: the longest one; until then they double.
+    """
+
+    def __init__(self, seconds: float = math.inf, first: float = 0.1, longest: float = 2.0) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline, self._pause, self._longest = self._loop.time() + seconds, first, longest
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline; below 0 after it."""
+        return self._deadline - self._loop.time()
+
+    async def pause(self) -> bool:
+        """Sleep before the next attempt, at most until the deadline; return False, at once, after it."""
+        if self.left <= 0:
+            return False
+        await asyncio.sleep(min(self._pause * _jitter.uniform(0.5, 1.0), self.left))
+        self._pause = min(2 * self._pause, self._longest)
+        return True
+
+
+async def until(ready: Callable[[], object], seconds: float) -> bool:
+    """Wait until a condition holds, for at most some seconds; return whether it does."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not ready():
+        if asyncio.get_running_loop().time() >= deadline:
+            return False
+        await asyncio.sleep(_POLL_SECONDS)
+    return True
