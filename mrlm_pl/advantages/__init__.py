@@ -23,9 +23,10 @@ from mrlm_pl.advantages.tree import (
     group_scaled_advantages,
     tree_returns,
 )
-from mrlm_pl.advantages.whitening import Moments, masked_moments, merge_gathered, whiten
+from mrlm_pl.advantages.whitening import NO_MOMENTS, Moments, masked_moments, whiten
 
 __all__ = [
+    "NO_MOMENTS",
     "Moments",
     "counterfactual_advantages",
     "decision_returns",
@@ -36,7 +37,6 @@ __all__ = [
     "group_scaled_advantages",
     "leave_one_out_advantages",
     "masked_moments",
-    "merge_gathered",
     "remax_advantages",
     "role_conditioned_advantages",
     "step_normalized_advantages",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import operator
 
-import torch
 from torch import Tensor
 
 from mrlm_pl.losses.masking import masked_values
@@ -47,18 +44,9 @@ class Moments:
         """
         return (self.squared_sum / (self.count - 1)) ** 0.5 if self.count > 1 else 0.0
 
-    def to_tensor(self, device: torch.device | str = "cpu") -> Tensor:
-        """The three numbers [3] in fp64, to be gathered (not summed) over ranks and merged by ``merge_gathered``."""
-        return torch.tensor(dataclasses.astuple(self), dtype=torch.float64, device=device)
 
-
-def merge_gathered(gathered: Tensor) -> Moments:
-    """The moments of all ranks together, from their ``to_tensor`` results [ranks, 3].
-
-    >>> merge_gathered(torch.stack([Moments(1, 1.0, 0.0).to_tensor(), Moments(1, 3.0, 0.0).to_tensor()]))
-    Moments(count=2.0, mean=2.0, squared_sum=2.0)
-    """
-    return functools.reduce(operator.add, (Moments(*row) for row in gathered.tolist()))
+NO_MOMENTS = Moments(0, 0.0, 0.0)
+"""Those of no numbers."""
 
 
 def masked_moments(values: Tensor, mask: Tensor) -> Moments:
@@ -69,7 +57,7 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
     """
     kept = masked_values(values.detach(), mask)[mask].double()
     if not kept.numel():
-        return Moments(0, 0.0, 0.0)
+        return NO_MOMENTS
     anchor = kept[0]  # equal numbers lie exactly 0 from it, so that no rounding makes up a variance
     heights = kept - anchor
     shift = heights.mean()

@@ -113,7 +113,7 @@ class CorrectnessModel(RewardModelAlgorithm):
         guesses = self._question_losses(name, rows)[0]
         with torch.no_grad():
             agree = ((scores > 0) == (rows.correct > 0.5)).float()
-        self.note_policy(name, {"accuracy": agree.mean(), "question_only_loss": guesses.mean()}, len(agree))
+        self.metrics.add_policy(name, {"accuracy": agree.mean(), "question_only_loss": guesses.mean()}, len(agree))
         answers = batch.totals[name].sequences
         probed = guesses.sum() / answers
         return losses.sum() / answers + (probed - probed.detach())  # the loss is the verifier's alone
@@ -169,7 +169,7 @@ class CorrectnessModel(RewardModelAlgorithm):
             losses, scores = self._losses(name, rows)
             if not bool(torch.isfinite(scores).all()):
                 raise NonFiniteError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are not finite")
-            self.note_evaluation(prefix, {"loss": (float(losses.mean()), float(len(losses)))})
+            self.metrics.add_evaluation(prefix, {"loss": (float(losses.mean()), float(len(losses)))})
             found = {
                 "scores": scores,
                 "question_scores": self._question_losses(name, rows)[1],
@@ -179,12 +179,11 @@ class CorrectnessModel(RewardModelAlgorithm):
         assert isinstance(measures, AnswerMeasures)
         measures.add(**found)
 
-    def _log_evaluated(self, prefix: str) -> None:
-        super()._log_evaluated(prefix)
+    def evaluation_metrics(self, prefix: str) -> dict[str, float]:
         measures = self.measures[prefix]
         assert isinstance(measures, AnswerMeasures)
-        for name, value in measures.take().items():
-            self.log(f"{prefix}/{name}", value, prog_bar=name == "auc")
+        found = {f"{prefix}/{name}": value for name, value in measures.take().items()}
+        return super().evaluation_metrics(prefix) | found
 
 
 def _after_first(action_mask: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class DPO(Algorithm):
                 "reward_margin": (chosen - rejected).mean(),
                 "preference_accuracy": (gaps > 0).float().mean(),
             }
-        self.note_policy(name, metrics, len(losses))
+        self.metrics.add_policy(name, metrics, len(losses))
         return losses.sum() / (batch.totals[name].sequences / 2)
 
     def _compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,4 +103,6 @@ class DPO(Algorithm):
                 "preference_accuracy": (gaps > 0).float().mean(),
                 "reward_margin": (rewards[:, 0] - rewards[:, 1]).mean(),
             }
-            self.note_evaluation(prefix, {metric: (float(value), len(losses)) for metric, value in numbers.items()})
+            self.metrics.add_evaluation(
+                prefix, {metric: (float(value), len(losses)) for metric, value in numbers.items()}
+            )

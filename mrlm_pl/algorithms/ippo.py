@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mrlm_pl.advantages import Moments, masked_moments, whiten
+from mrlm_pl.advantages import masked_moments, whiten
 from mrlm_pl.algorithms.ppo import PPO
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
@@ -19,7 +18,7 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.team import paid_as_a_team, warn_of_constant_sum
 from mrlm_pl.learner.credit.turns import RewardedRows
 from mrlm_pl.learner.critics import check_critic, check_reads, critic_groups, critic_loss
-from mrlm_pl.learner.ranks import each_share
+from mrlm_pl.learner.ranks import merged
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
 
@@ -163,21 +162,17 @@ class IPPO(PPO):
             return super()._whitened(advantages, mask, agents)
         places = agent_places(agents)
         own = {agent: masked_moments(advantages[rows], mask[rows]) for agent, rows in places.items()}
-        # A rank may have no rows of an agent, so what is exchanged carries the names.
-        shares = each_share(self.trainer, {agent: dataclasses.astuple(moments) for agent, moments in own.items()})
+        moments = merged(self.trainer, own)
         whitened = torch.zeros_like(advantages)
         for agent, rows in places.items():
-            total = Moments(0, 0.0, 0.0)
-            for share in shares:
-                total += Moments(*share.get(agent, (0, 0.0, 0.0)))
-            whitened[rows] = whiten(advantages[rows], mask[rows], total)
+            whitened[rows] = whiten(advantages[rows], mask[rows], moments[agent])
         return whitened
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         if name in self.policies:
             return super().policy_loss(name, rows, batch)
         loss, metrics = critic_loss(self.learners[name], rows, batch.totals[name], self.value_clip)
-        self.note_policy(name, metrics, rows.action_mask.sum())
+        self.metrics.add_policy(name, metrics, rows.action_mask.sum())
         return loss
 
     def _is_saved(self, weight: str) -> bool:

@@ -81,11 +81,11 @@ class MADPO(Algorithm):
                 "preference_accuracy": (gaps > 0).float(),
             }
             for metric, values in metrics.items():
-                self.note(f"train/{metric}", values.mean(), len(gaps))
+                self.metrics.add(f"train/{metric}", values.mean(), len(gaps))
             if len(self.policies) > 1:
                 for name, part in losses.items():
                     margin = self.beta * self._compare({name: part})[0].mean()
-                    self.note_policy(name, {"reward_margin": margin}, len(gaps))
+                    self.metrics.add_policy(name, {"reward_margin": margin}, len(gaps))
         # An update has one denominator: its pairs of joint actions, whichever policies have a part in them.
         return self.loss(gaps).sum() / (next(iter(batch.totals.values())).episodes / 2)
 
@@ -116,4 +116,4 @@ class MADPO(Algorithm):
             "preference_accuracy": (gaps > 0).float().mean(),
             "reward_margin": (rewards[:, 0] - rewards[:, 1]).mean(),
         }
-        self.note_evaluation(prefix, {metric: (float(value), len(gaps)) for metric, value in numbers.items()})
+        self.metrics.add_evaluation(prefix, {metric: (float(value), len(gaps)) for metric, value in numbers.items()})

@@ -152,17 +152,17 @@ class MAPoRL(IPPO):
         """Log what the episodes of all ranks were paid; all ranks must ask."""
         totals: Sums = {}
         for own in each_share(self.trainer, list(sums)):
-            for told in own:
-                for name, (value, count) in told.items():
+            for of_episode in own:
+                for name, (value, count) in of_episode.items():
                     before = totals.get(name, (0.0, 0.0))
                     totals[name] = (before[0] + value, before[1] + count)
         played: set[int] = set()
         for name, (value, count) in sorted(totals.items()):
-            self._prepared_metrics[f"train/{name}"] = value if name == "ties" else value / count
+            self.metrics.rollout[f"train/{name}"] = value if name == "ties" else value / count
             turn = name.partition("turn_")[2]
             if turn:
                 played.add(int(turn))
-                self._prepared_metrics[f"train/trained/turn_{turn}"] = float(turns is None or int(turn) in turns)
+                self.metrics.rollout[f"train/trained/turn_{turn}"] = float(turns is None or int(turn) in turns)
         if played and turns is not None and played.isdisjoint(turns):
             logger.warning(
                 "turn_schedule names the turns %s, but no episode went beyond turn %d: nothing is learnt from this "

@@ -17,6 +17,7 @@ from mrlm_pl.learner.credit.joint_states import CriticTargets, JointReader, Join
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.critics import check_critic, critic_groups, critic_loss
 from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.learner.ranks import merged
 from mrlm_pl.losses import clip_fraction, ppo_clip_loss
 from mrlm_pl.policy import Policy
 
@@ -154,8 +155,8 @@ class MAPPO(PolicyGradient):
             assert states.batch.values is not None
             returns, values, mask = states.batch.returns, states.batch.values, states.batch.action_mask
         spread, error = self.global_moments(returns, mask), self.global_moments(returns - values, mask)
-        shortened = self.from_all_ranks(torch.tensor(states.shortened if states else 0, device=self.device)).sum()
-        self._prepared_metrics |= {
+        shortened = merged(self.trainer, {"shortened": states.shortened if states else 0})["shortened"]
+        self.metrics.rollout |= {
             f"train/{CRITIC}/return": spread.mean,
             f"train/{CRITIC}/explained_variance": 1.0 - (error.std / spread.std) ** 2 if spread.std else 0.0,
             f"train/{CRITIC}/shortened_states": float(shortened),
@@ -165,7 +166,7 @@ class MAPPO(PolicyGradient):
         if name != CRITIC:
             return super().policy_loss(name, rows, batch)
         loss, metrics = critic_loss(self.critic, rows, batch.totals[CRITIC], self.value_clip)
-        self.note_policy(CRITIC, metrics, rows.action_mask.sum())
+        self.metrics.add_policy(CRITIC, metrics, rows.action_mask.sum())
         return loss
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

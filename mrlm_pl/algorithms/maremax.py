@@ -16,6 +16,7 @@ from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.tree import Decision
+from mrlm_pl.learner.ranks import merged
 from mrlm_pl.learner.tree_policy_gradient import JointPolicyGradient
 from mrlm_pl.policy import Policy
 
@@ -78,8 +79,8 @@ class MAREMAX(JointPolicyGradient):
             missing = groups - self._greedy.keys()
             if missing:
                 logger.warning("%d groups are left out, as their greedy episode failed", len(missing))
-            left_out = self.from_all_ranks(torch.tensor(float(len(missing)), device=self.device)).sum()
-            self._prepared_metrics["train/missing_baselines"] = float(left_out)
+            left_out = merged(self.trainer, {"missing": len(missing)})["missing"]
+            self.metrics.rollout["train/missing_baselines"] = float(left_out)
             episodes = [episode for episode in episodes if episode.group in self._greedy]
         try:
             return super().credit(episodes, sampling, greedy)

@@ -58,7 +58,7 @@ class PairwiseRewardModel(RewardModelAlgorithm):
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         losses, gaps = self._compare(name, rows)
-        self.note_policy(name, {"pair_accuracy": _share_won(gaps), "margin": gaps.mean()}, len(gaps))
+        self.metrics.add_policy(name, {"pair_accuracy": _share_won(gaps), "margin": gaps.mean()}, len(gaps))
         return losses.sum() / (batch.totals[name].sequences / 2)
 
     def _compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,9 @@ class PairwiseRewardModel(RewardModelAlgorithm):
                     f"{int((~gaps.isfinite()).sum())} of {len(gaps)} pairs have scores that are not finite"
                 )
             numbers = {"loss": losses.mean(), "pair_accuracy": _share_won(gaps), "margin": gaps.mean()}
-            self.note_evaluation(prefix, {metric: (float(value), len(gaps)) for metric, value in numbers.items()})
+            self.metrics.add_evaluation(
+                prefix, {metric: (float(value), len(gaps)) for metric, value in numbers.items()}
+            )
 
 
 def _share_won(gaps: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.turns import DiscountUnit, RewardedRows, discounts_of, rewarded_rows
 from mrlm_pl.learner.critics import check_critic, check_reads, check_window, critic_groups, value_group
 from mrlm_pl.learner.kl_controller import KLController
-from mrlm_pl.learner.metrics import note_policies_apart
+from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.reference import ReferencePolicy
 from mrlm_pl.losses import (
     Correction,
     Reduction,
@@ -159,13 +160,8 @@ class PPO(Algorithm):
         self.reduction, self.max_length = reduction, max_length
         self.correction, self.recompute_old_logp = correction, correction.recomputes(recompute_old_logp)
         self.kl_controllers = {name: KLController(kl_coefficient, kl_target, kl_horizon) for name in self.policies}
-        self._kl_coefficient = kl_coefficient
-        self.place_reference(reference)
+        self.reference = ReferencePolicy(kl_coefficient > 0, reference)
         self._over = False
-
-    @property
-    def uses_reference(self) -> bool:
-        return self._kl_coefficient > 0
 
     @property
     def collection_over(self) -> bool:
@@ -239,8 +235,8 @@ class PPO(Algorithm):
         mask, rewards = rows.action_mask, table.rewards
         if recomputed:
             rows.proximal_logp = policy(**rows.inputs())
-        if self.uses_reference:
-            rows.ref_logp = self.reference_logprobs(name, rows)
+        if self.reference.used:
+            rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
             penalty = kl_k1(rows.old_logp, rows.ref_logp, mask)
             if self.kl_in == "reward":
                 rewards = rewards - self.kl_controllers[name].coefficient * penalty
@@ -268,7 +264,7 @@ class PPO(Algorithm):
     def _take_part(self, name: str) -> None:
         """What :meth:`_credit` asks of all ranks, on one without rows of the policy."""
         nothing, nowhere = torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.bool)
-        if self.uses_reference:
+        if self.reference.used:
             self._steer(name, nothing, nowhere, 0)
         for _ in range(2):
             self.global_moments(nothing, nowhere)
@@ -321,10 +317,10 @@ class PPO(Algorithm):
         kl = self.global_moments(penalty, mask).mean
         self._tell(name, "reference_kl", kl)
         self._tell(name, "kl_coefficient", controller.coefficient)
-        controller.update(kl, int(self.from_all_ranks(torch.tensor(episodes, device=self.device)).sum()))
+        controller.update(kl, merged(self.trainer, {"episodes": episodes})["episodes"])
 
     def _tell(self, name: str, metric: str, value: float) -> None:
-        self._prepared_metrics[self.metric_name(metric, name)] = value
+        self.metrics.rollout[self.metrics.name(metric, name)] = value
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         assert rows.advantages is not None
@@ -351,8 +347,8 @@ class PPO(Algorithm):
             metrics["entropy"] = masked_mean(found.entropy, mask)
         if self.correction.kind != "none":
             metrics["correction_weight"] = masked_mean(weights, mask)
-        self.note_policy(name, metrics, mask.sum())
-        note_policies_apart(self, name, logp, rows)
+        self.metrics.add_policy(name, metrics, mask.sum())
+        self.metrics.add_divergences(name, logp, rows)
         return reduce_tokens(
             losses,
             mask,
@@ -366,7 +362,7 @@ class PPO(Algorithm):
         super().on_before_optimizer_step(optimizer)
         if self.target_kl is None:
             return
-        moved = [self._update_metrics.get(self.metric_name("approx_kl", name), 0.0) for name in self.policies]
+        moved = [self.metrics.update.get(self.metrics.name("approx_kl", name), 0.0) for name in self.policies]
         before, self._over = self._over, self._over or max(moved) > self.target_kl
         self.log("train/early_stop", float(self._over and not before), batch_size=1)
 

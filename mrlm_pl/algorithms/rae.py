@@ -76,7 +76,7 @@ class RAE(PolicyGradient):
             returns, [role for role, _ in plays], self._baselines, decay=self.baseline_decay
         )
         for role, level in self._baselines.items():
-            self._prepared_metrics[f"train/baseline/{role}"] = level
+            self.metrics.rollout[f"train/baseline/{role}"] = level
         rank, _ = data_parallel_rank(self.trainer)
         start = sum(map(len, shares[:rank]))
         mine = advantages[start : start + len(own)]

@@ -71,7 +71,7 @@ class REINFORCE(PolicyGradient):
             returns = finite_rewards(torch.tensor(collected_returns(episodes, mine, bonus), dtype=torch.float64))[None]
             moments = self.global_moments(returns, torch.ones_like(returns, dtype=torch.bool))
             levels[name] = self._level(name, moments.mean, moments.count > 0)
-            self._prepared_metrics[self.metric_name("baseline", name)] = levels[name]
+            self.metrics.rollout[self.metrics.name("baseline", name)] = levels[name]
         compared = [levels[self.seat(agent)] for _, agent in comparison_keys(episodes)]
         baselines = torch.tensor(compared, dtype=torch.float64)
         return self.group_credit(episodes, sampling, lambda values, _: values - baselines)

@@ -77,8 +77,8 @@ class REINFORCEPlusPlus(PolicyGradient):
             if not self.policy(name).trained:
                 continue
             batch, rewards = table.batch.to(self.device), table.rewards.to(self.device)
-            if self.uses_reference:
-                batch.ref_logp = self.reference_logprobs(name, batch)
+            if self.reference.used:
+                batch.ref_logp = self.reference.logprobs(self.policy(name), batch, self.trainer)
                 if self.recomputes(sampling):
                     batch.proximal_logp = self.policy(name)(**batch.inputs())
                 rewards = rewards - self.kl_coefficient * kl_k1(batch.old_logp, batch.ref_logp, batch.action_mask)

@@ -16,6 +16,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.groups import agent_return, comparison_keys
 from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.learner.ranks import merged
 from mrlm_pl.losses import policy_gradient_loss
 
 logger = logging.getLogger(__name__)
@@ -77,11 +78,11 @@ class ReMax(PolicyGradient):
 
     def _note_baselines(self, returns: Sequence[float], missing: int) -> None:
         """Leave what is logged of the baselines of all ranks."""
-        own = torch.tensor([math.fsum(returns), len(returns), missing], dtype=torch.float64, device=self.device)
-        total, count, left_out = self.from_all_ranks(own).sum(0).tolist()
-        if count:
-            self._prepared_metrics["train/greedy_reward"] = total / count
-        self._prepared_metrics["train/missing_baselines"] = left_out
+        own = {"total": math.fsum(returns), "count": len(returns), "missing": missing}
+        totals = merged(self.trainer, own)
+        if totals["count"]:
+            self.metrics.rollout["train/greedy_reward"] = totals["total"] / totals["count"]
+        self.metrics.rollout["train/missing_baselines"] = float(totals["missing"])
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         assert rows.advantages is not None

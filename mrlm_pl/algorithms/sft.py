@@ -88,7 +88,7 @@ class SFT(Algorithm):
             observed = self._share(logp, rows.observation_mask, rows, batch, f"{name}/observations")
             share = share + self.observation_weight * observed
         for metric, (mean, tokens) in parts.items():
-            self.note_policy(name, {metric: mean}, tokens)
+            self.metrics.add_policy(name, {metric: mean}, tokens)
         return share
 
     def _likelihoods(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
@@ -121,4 +121,4 @@ class SFT(Algorithm):
         for name, rows in batch.policies.items():
             _, parts = self._likelihoods(name, rows)
             means = {metric: (float(mean), float(tokens)) for metric, (mean, tokens) in parts.items() if tokens}
-            self.note_evaluation(prefix, means)
+            self.metrics.add_evaluation(prefix, means)

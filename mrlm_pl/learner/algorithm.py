@@ -12,20 +12,21 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mrlm_pl.advantages import Moments, masked_moments, merge_gathered
+from mrlm_pl.advantages import Moments, masked_moments
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, nearest
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.groups import equal_returns
-from mrlm_pl.learner.ranks import data_parallel_rank
-from mrlm_pl.learner.reference import ReferenceUse
+from mrlm_pl.learner.metrics import Metrics, on_evaluation_bar, on_rollout_bar, on_update_bar
+from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.reference import ReferencePolicy
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import bounded_together
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
 
-class Algorithm(ReferenceUse, ABC):
+class Algorithm(LightningModule, ABC):
     """Base class: a subclass adds :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
 
     Args:
@@ -48,6 +49,10 @@ class Algorithm(ReferenceUse, ABC):
         schedule: how the learning rates change over the run.
         warmup_steps: optimizer steps over which they rise from 0.
         betas: decay rates of AdamW's moments.
+
+    Attributes:
+        metrics: what is logged of rollouts, updates and evaluations.
+        reference: the policies' initial weights, where the algorithm compares with them.
 
     Raises:
         ConfigurationError: there is no trained policy, or a seat names a policy that does not exist.
@@ -93,8 +98,8 @@ class Algorithm(ReferenceUse, ABC):
         self.strict_loading = False
         self.tasks_of_run: tuple[str, ...] = ()
         self._absent: set[str] = set()
-        self._prepared_metrics: dict[str, float] = {}
-        self._update_metrics: dict[str, float] = {}
+        self.metrics = Metrics(policies)
+        self.reference = ReferencePolicy()
 
     @property
     def collection_over(self) -> bool:
@@ -221,8 +226,7 @@ class Algorithm(ReferenceUse, ABC):
 
     def take_prepared_metrics(self) -> dict[str, float]:
         """Numbers that :meth:`prepare` left to be logged with the collection, handed out once."""
-        metrics, self._prepared_metrics = self._prepared_metrics, {}
-        return metrics
+        return self.metrics.take_rollout()
 
     def progress(self) -> dict[str, Any]:
         """What decides the future beside weights and data, as plain values for the checkpoint."""
@@ -243,7 +247,7 @@ class Algorithm(ReferenceUse, ABC):
         Raises:
             ConfigurationError: the agent has no seat and there are several policies to choose from.
         """
-        policy = seated_policy(agent, self.seats, self.policies)
+        policy = seated_policy(agent, self.seats, list(self.policies))
         if policy is not None:
             return policy
         alike = [
@@ -269,7 +273,7 @@ class Algorithm(ReferenceUse, ABC):
         bases: dict[Any, Any] = {}
         for name in self.policies:
             policy = self.policy(name)
-            policy.load(reference=self.holds_reference and policy.trained, name=name, bases=bases)
+            policy.load(reference=self.reference.here and policy.trained, name=name, bases=bases)
 
     def _split_over_ranks(self) -> None:
         mesh = self._trainer.strategy.device_mesh  # type: ignore[union-attr]
@@ -338,9 +342,9 @@ class Algorithm(ReferenceUse, ABC):
                 f"the loss is {loss.item()} at step {self.global_step}; lower the learning rate, clip gradients "
                 "(`--trainer.gradient_clip_val 1.0`) or check the rewards"
             )
-        self.note_share("train/loss", loss)
-        if batch.metrics:
-            self._log_collection(batch.metrics)
+        self.metrics.add_sum("train/loss", loss)
+        for name, value in batch.metrics.items():
+            self.log(name, value, prog_bar=on_rollout_bar(name), batch_size=1)
         # Lightning divides by the accumulation steps and strategies average over ranks; the shares are to be summed.
         return loss * batch.pieces
 
@@ -354,7 +358,9 @@ class Algorithm(ReferenceUse, ABC):
                 self.policy(name).idle_loss()  # the ranks of a sharded model make every forward pass together
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._update_metrics = self._log_noted()
+        metrics = self.metrics.take_update(self.trainer)
+        for name, value in metrics.items():
+            self.log(name, value, prog_bar=on_update_bar(name, metrics), batch_size=1)
         for group in optimizer.param_groups:
             if group["policy"] in self._absent:
                 # A zero gradient would still move AdamW; a policy without data must stay where it is.
@@ -371,8 +377,8 @@ class Algorithm(ReferenceUse, ABC):
                     "lower its learning rate or clip it (`--trainer.gradient_clip_val 1.0`)"
                 )
             part = group["name"].removeprefix(group["policy"]).replace("/", "_")
-            self.log(self.metric_name(f"grad_norm{part}", group["policy"]), norm, batch_size=1)
-            self.log(self.metric_name(f"learning_rate{part}", group["policy"]), group["lr"], batch_size=1)
+            self.log(self.metrics.name(f"grad_norm{part}", group["policy"]), norm, batch_size=1)
+            self.log(self.metrics.name(f"learning_rate{part}", group["policy"]), group["lr"], batch_size=1)
 
     def configure_gradient_clipping(
         self,
@@ -390,10 +396,24 @@ class Algorithm(ReferenceUse, ABC):
                 clip_norm(group["params"], float(gradient_clip_val))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.note_evaluation("val", batch.means(), batch.counts())
+        self.metrics.add_evaluation("val", batch.means(), batch.counts())
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.note_evaluation("test", batch.means(), batch.counts())
+        self.metrics.add_evaluation("test", batch.means(), batch.counts())
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    def _log_evaluation(self, prefix: str) -> None:
+        for name, value in self.evaluation_metrics(prefix).items():
+            self.log(name, value, prog_bar=on_evaluation_bar(name))
+
+    def evaluation_metrics(self, prefix: str) -> dict[str, float]:
+        """Return what an evaluation loop has measured on all ranks, by name under ``val/`` or ``test/``, once."""
+        return self.metrics.take_evaluation(prefix, self.trainer)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return batch.episodes
@@ -497,18 +517,9 @@ class Algorithm(ReferenceUse, ABC):
         """Whether training uses the log-probabilities that the sampler reported."""
         return True
 
-    def from_all_ranks(self, values: Tensor) -> Tensor:
-        """``values`` of all ranks, [ranks, ...]; of tensor-parallel ranks, which have the same rows, only the first."""
-        if self.trainer.world_size == 1:
-            return values[None]
-        gathered = self.all_gather(values)
-        assert isinstance(gathered, Tensor)
-        _, shares = data_parallel_rank(self.trainer)
-        return gathered[:: self.trainer.world_size // shares]
-
     def global_moments(self, values: Tensor, mask: Tensor) -> Moments:
-        """Moments of ``values`` [B, T] where ``mask`` is True, over the rows of all ranks; every rank must ask."""
-        return merge_gathered(self.from_all_ranks(masked_moments(values, mask).to_tensor(self.device)))
+        """Return moments of ``values`` [B, T] where ``mask`` is True over all ranks; every rank must call this."""
+        return merged(self.trainer, {"all": masked_moments(values, mask)})["all"]
 
     def take_part(self, batch: Batch) -> None:
         """Forward passes without a result for the policies that have rows on other ranks, which wait for this one."""

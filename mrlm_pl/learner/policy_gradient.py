@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import whiten
+from mrlm_pl.advantages import Moments, masked_moments, whiten
 from mrlm_pl.advantages.task_normalization import unnormalizable_tasks
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
@@ -19,8 +19,9 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm, LearningRateSchedule
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.groups import GroupAdvantage, credited_rows
-from mrlm_pl.learner.credit.task_types import NORMALIZATIONS, TaskNormalization, global_task_moments, label_task_types
-from mrlm_pl.learner.metrics import note_policies_apart
+from mrlm_pl.learner.credit.task_types import NORMALIZATIONS, TaskNormalization, label_task_types, moments_by_task
+from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.reference import ReferencePolicy
 from mrlm_pl.losses import (
     Correction,
     Reduction,
@@ -123,7 +124,7 @@ class PolicyGradient(Algorithm):
         self.recompute_old_logp = correction.recomputes(recompute_old_logp)
         self.task_normalization: TaskNormalization | None = task_normalization
         self._told_of: set[tuple[str, str]] = set()
-        self.place_reference(reference)
+        self.reference = ReferencePolicy(kl_coefficient > 0, reference)
 
     @abstractmethod
     def credit(
@@ -134,10 +135,6 @@ class PolicyGradient(Algorithm):
     @abstractmethod
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss [B, T] of each token, and what else is to be logged."""
-
-    @property
-    def uses_reference(self) -> bool:
-        return self.kl_coefficient > 0
 
     def group_credit(
         self, episodes: Sequence[Episode], sampling: Sampling, advantage: GroupAdvantage
@@ -151,15 +148,17 @@ class PolicyGradient(Algorithm):
 
     def whiten(self, rows: Mapping[str, PolicyBatch]) -> None:
         """Whiten each trained policy's advantages over its tokens on all ranks, in place; every rank must call this."""
+        own: dict[str, Moments] = {}
         for name in self.policies:
-            if not self.policy(name).trained:
-                continue
-            if name not in rows:
-                self.global_moments(torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.bool))
-                continue
-            mask, advantages = rows[name].action_mask, rows[name].advantages
+            if name in rows and self.policy(name).trained:
+                advantages = rows[name].advantages
+                assert advantages is not None
+                own[name] = masked_moments(advantages, rows[name].action_mask)
+        moments = merged(self.trainer, own)
+        for name in own:
+            advantages = rows[name].advantages
             assert advantages is not None
-            rows[name].advantages = whiten(advantages, mask, self.global_moments(advantages, mask))
+            rows[name].advantages = whiten(advantages, rows[name].action_mask, moments[name])
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """What is added to a turn's reward, or None.
@@ -185,29 +184,29 @@ class PolicyGradient(Algorithm):
             if name not in self.policies:
                 continue  # a critic's rows come with all that its loss needs
             policy = self.policy(name)
-            if self.uses_reference and rows.ref_logp is None:
-                rows.ref_logp = self.reference_logprobs(name, rows)
+            if self.reference.used and rows.ref_logp is None:
+                rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
             if rows.proximal_logp is None and self.recomputes(sampling):
                 rows.proximal_logp = policy(**rows.inputs())
         return trained
 
     def _exclude_without_advantage(self, tables: Mapping[str, PolicyBatch]) -> None:
         """Take the (group, agent) pairs of which no row has an advantage out of the loss; every rank must call this."""
-        for name in self.policies:
-            if not self.policy(name).trained:
+        own: dict[tuple[str, str], int] = {}
+        for name, rows in tables.items():
+            if name not in self.policies:
                 continue
-            counts = torch.zeros(2, dtype=torch.float64)
-            if name in tables:
-                rows = tables[name]
-                assert rows.advantages is not None
-                useful = (rows.advantages != 0).any(-1)
-                kept = torch.isin(rows.comparisons, rows.comparisons[useful])
-                rows.action_mask &= kept[:, None]
-                pairs, used = len(rows.comparisons.unique()), len(rows.comparisons[useful].unique())
-                counts = torch.tensor([pairs - used, pairs], dtype=torch.float64)
-            filtered, pairs_of_all = self.from_all_ranks(counts.to(self.device)).sum(0).tolist()
-            if pairs_of_all:
-                self._prepared_metrics[self.metric_name("filtered_agents", name)] = filtered / pairs_of_all
+            assert rows.advantages is not None
+            useful = (rows.advantages != 0).any(-1)
+            kept = torch.isin(rows.comparisons, rows.comparisons[useful])
+            rows.action_mask &= kept[:, None]
+            pairs, used = len(rows.comparisons.unique()), len(rows.comparisons[useful].unique())
+            own |= {(name, "filtered"): pairs - used, (name, "pairs"): pairs}
+        totals = merged(self.trainer, own)
+        for name in self.policies:
+            if totals.get((name, "pairs")):
+                share = totals[name, "filtered"] / totals[name, "pairs"]
+                self.metrics.rollout[self.metrics.name("filtered_agents", name)] = share
 
     def _normalize_tasks(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
         """Bring the advantages of each task type to one scale, in place; every rank must call this."""
@@ -216,16 +215,20 @@ class PolicyGradient(Algorithm):
         if not names or (len(names) == 1 and chosen == "none"):
             return
         label_task_types(tables, episodes, names)
+        own = {
+            (policy, task): moments
+            for policy in self.policies
+            if policy in tables
+            for task, moments in moments_by_task(tables[policy]).items()
+        }
+        totals = merged(self.trainer, own)
         for policy in self.policies:
-            if not self.policy(policy).trained:
-                continue
-            rows = tables.get(policy)
-            moments = global_task_moments(rows, len(names), self.device, self.from_all_ranks)
-            if rows is not None:
-                NORMALIZATIONS[chosen](rows, moments)
+            moments = {task: totals[policy, task] for task in range(len(names)) if (policy, task) in totals}
+            if policy in tables:
+                NORMALIZATIONS[chosen](tables[policy], moments)
             part = "" if len(self.policies) == 1 else f"{policy}/"
             for task, of_task in moments.items():
-                self._prepared_metrics[f"rollout/{names[task]}/{part}advantage_std"] = of_task.std
+                self.metrics.rollout[f"rollout/{names[task]}/{part}advantage_std"] = of_task.std
             flat = [names[task] for task in unnormalizable_tasks(moments)] if chosen != "none" else []
             new = [name for name in flat if (policy, name) not in self._told_of]
             if new:
@@ -248,7 +251,7 @@ class PolicyGradient(Algorithm):
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
-        if not self.uses_reference and rows.advantages is not None:
+        if not self.reference.used and rows.advantages is not None:
             counted &= (rows.advantages != 0).any(-1)
         return counted.nonzero().flatten()
 
@@ -263,8 +266,8 @@ class PolicyGradient(Algorithm):
             metrics["correction_weight"] = masked_mean(weights, mask)
         if rows.ref_logp is not None and self.kl_coefficient:
             losses = losses + self._reference_losses(logp, rows)
-        self.note_policy(name, metrics, mask.sum())
-        note_policies_apart(self, name, logp, rows)
+        self.metrics.add_policy(name, metrics, mask.sum())
+        self.metrics.add_divergences(name, logp, rows)
         return reduce_tokens(
             losses,
             mask,
@@ -280,11 +283,11 @@ class PolicyGradient(Algorithm):
         if self.correction.kind != "none":
             weights = self.correction.weights(old_logp, rows.behavior_logp, mask)
             metrics["correction_weight"] = masked_mean(weights, mask)
-        self.note_policy(name, metrics, mask.sum())
+        self.metrics.add_policy(name, metrics, mask.sum())
         if not batch.on_policy:
-            note_policies_apart(self, name, self.policies[name](**rows.inputs()), rows)
+            self.metrics.add_divergences(name, self.policies[name](**rows.inputs()), rows)
         elif rows.proximal_logp is not None:
-            note_policies_apart(self, name, rows.proximal_logp, rows)
+            self.metrics.add_divergences(name, rows.proximal_logp, rows)
 
     def _reference_losses(self, logp: Tensor, rows: PolicyBatch) -> Tensor:
         assert rows.ref_logp is not None

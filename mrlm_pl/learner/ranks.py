@@ -1,35 +1,74 @@
-"""What the processes of a run tell each other."""
+"""All conversation between the processes of a run; every rank must call these functions together."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from mrlm_pl.engines.learner_place import LearnerPlace
 
+K = TypeVar("K", bound=Hashable)
+
 
 def data_parallel_rank(trainer: Any) -> tuple[int, int]:
-    """Which share of the data this process has, and how many shares there are; tensor-parallel ranks have the same."""
+    """Return this process's data-parallel rank and their number; tensor-parallel ranks have the same one."""
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
     return (int(kwargs["rank"]), int(kwargs["num_replicas"])) if kwargs else (0, 1)
 
 
 def learner_place(trainer: Any) -> LearnerPlace:
-    """Where the processes of a run compute on this machine."""
+    """Return where the processes of a run compute on this machine."""
     on_gpu = trainer.strategy.root_device.type == "cuda"
     devices = tuple(trainer.device_ids) if on_gpu else ()
     return LearnerPlace(devices, int(trainer.local_rank), int(trainer.num_devices))
 
 
 def each_share(trainer: Any, own: Any) -> list[Any]:
-    """What the ranks hold, in the order of their shares of the data, one for each share; every rank must ask.
+    """Return the objects of all data-parallel ranks, in the order of the ranks.
 
-    Tensor-parallel ranks hold the same: the first of them speaks.
+    Tensor-parallel ranks hold the same: the first of them counts.
     """
-    _, shares = data_parallel_rank(trainer)
     if trainer.world_size == 1:
         return [own]
+    _, shares = data_parallel_rank(trainer)
     found: list[Any] = [None] * trainer.world_size
     torch.distributed.all_gather_object(found, own)
     return found[:: trainer.world_size // shares]
+
+
+def merged(trainer: Any, own: Mapping[K, Any]) -> dict[K, Any]:
+    """Return the sum over all data-parallel ranks of each key's value; a rank may lack keys that others have.
+
+    Args:
+        trainer: of the run.
+        own: numbers, :class:`~mrlm_pl.advantages.Moments` or other values with a sum, by key.
+    """
+    totals: dict[K, Any] = {}
+    for values in each_share(trainer, dict(own)):
+        for key, value in values.items():
+            totals[key] = totals[key] + value if key in totals else value
+    return totals
+
+
+def sum_over_ranks(trainer: Any, values: Tensor) -> Tensor:
+    """Return the sum of ``values``, of the same shape on every rank, over all data-parallel ranks, on the CPU."""
+    _, shares = data_parallel_rank(trainer)
+    if shares == 1:
+        return values
+    # Tensor-parallel ranks have the same rows, each of which counts once.
+    copies = trainer.world_size // shares
+    total = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
+    return total.cpu() / copies
+
+
+def at_first_rank(value: Any) -> list[Any]:
+    """Return the values of all ranks on the first rank, which writes the checkpoint; an empty list on the others."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [value]
+    first = torch.distributed.get_rank() == 0
+    values: list[Any] | None = [None] * torch.distributed.get_world_size() if first else None
+    torch.distributed.gather_object(value, values, dst=0)
+    return values or []

@@ -1,53 +1,51 @@
-"""Where an algorithm has its reference: the policies as they were before the first update."""
+"""The reference policy of an algorithm: the policies' weights before the first update."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor
 
 from mrlm_pl.engines.reference import Reference
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.metrics import MetricLog
 from mrlm_pl.learner.ranks import learner_place
+from mrlm_pl.policy import Policy
 
 
-class ReferenceUse(MetricLog):
-    """A module with policies that may need log-probabilities of their initial weights.
+class ReferencePolicy:
+    """The frozen initial weights of the policies, in this process or elsewhere.
 
-    Attributes:
-        reference: what computes them; None: this process.
+    Args:
+        used: whether the loss or the reward needs their log-probabilities.
+        remote: the pool that computes them; None: this process.
+
+    Raises:
+        ConfigurationError: there is a pool, but nothing needs the log-probabilities.
     """
 
-    reference: Reference | None = None
-
-    @property
-    def uses_reference(self) -> bool:
-        """Whether the loss needs log-probabilities of the frozen initial weights."""
-        return False
-
-    @property
-    def holds_reference(self) -> bool:
-        """Whether this process computes them, and so needs the weights."""
-        return self.uses_reference and self.reference is None
-
-    def place_reference(self, reference: Reference | None) -> None:
-        """Let ``reference`` compute them.
-
-        Raises:
-            ConfigurationError: the loss needs none.
-        """
-        if reference is not None and not self.uses_reference:
+    def __init__(self, used: bool = False, remote: Reference | None = None) -> None:
+        if remote is not None and not used:
             raise ConfigurationError(
-                f"model.reference is {type(reference).__name__}, but without a kl_coefficient {type(self).__name__} "
-                "needs no reference; give one above 0, or leave model.reference out"
+                f"model.reference is {type(remote).__name__}, but without a kl_coefficient there is no reference "
+                "policy; set a coefficient above 0, or leave model.reference out"
             )
-        self.reference = reference
+        self.used, self.remote = used, remote
 
-    def reference_logprobs(self, name: str, rows: PolicyBatch) -> Tensor:
-        """Log-probabilities [B, T] of a policy's rows under its frozen reference; called without gradient."""
-        policy = self.policies[name]
-        if self.reference is None:
-            logp: Tensor = policy.reference_logprobs(**rows.inputs())
-            return logp
-        self.reference.meet_learner(learner_place(self.trainer))
-        return self.reference.logprobs(policy, rows)
+    @property
+    def here(self) -> bool:
+        """Whether this process holds the weights and computes the log-probabilities."""
+        return self.used and self.remote is None
+
+    def logprobs(self, policy: Policy, rows: PolicyBatch, trainer: Any) -> Tensor:
+        """Return the log-probabilities [B, T] of a policy's trajectories under its initial weights, without gradient.
+
+        Args:
+            policy: the current policy, with its initial weights where this process holds them.
+            rows: of the policy.
+            trainer: of the run.
+        """
+        if self.remote is None:
+            return policy.reference_logprobs(**rows.inputs())
+        self.remote.meet_learner(learner_place(trainer))
+        return self.remote.logprobs(policy, rows)

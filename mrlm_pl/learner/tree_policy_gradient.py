@@ -20,6 +20,7 @@ from mrlm_pl.learner.credit.groups import group_numbers
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.credit.tree import Decision, Tree, turn_trees
 from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.learner.ranks import merged
 from mrlm_pl.losses import policy_gradient_loss
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
@@ -208,26 +209,28 @@ class JointPolicyGradient(PolicyGradient):
 
     def _weights(self, decisions: Sequence[Decision]) -> Tensor:
         """The weight [N] of each decision: the probability of its state, scaled to a mean of 1 over all ranks."""
+        reach = torch.tensor([decision.reach for decision in decisions], dtype=torch.float64)
+        places = _by_policy(decisions)
+        own = {(name, "sum"): float(reach[mine].sum()) for name, mine in places.items()}
+        own |= {(name, "count"): float(len(mine)) for name, mine in places.items()}
+        totals = merged(self.trainer, own)
         weights = torch.ones(len(decisions), dtype=torch.float64)
-        for name in self.policies:
-            mine = [place for place, item in enumerate(decisions) if item.row.policy == name]
-            reach = torch.tensor([decisions[place].reach for place in mine], dtype=torch.float64)
-            own = torch.stack([reach.sum(), torch.tensor(float(len(mine)), dtype=torch.float64)])
-            total, count = self.from_all_ranks(own.to(self.device)).sum(0).tolist()
-            if mine:
-                weights[torch.tensor(mine)] = reach * (count / total)
+        for name, mine in places.items():
+            weights[mine] = reach[mine] * (totals[name, "count"] / totals[name, "sum"])
         return weights
 
     def _note_comparisons(self, decisions: Sequence[Decision], labels: Tensor, returns: Tensor) -> None:
-        for name in self.policies:
-            mine = [place for place, item in enumerate(decisions) if item.row.policy == name]
+        own: dict[tuple[str, str], float] = {}
+        for name, mine in _by_policy(decisions).items():
             values: dict[int, set[float]] = {}
             for place in mine:
                 values.setdefault(int(labels[place]), set()).add(float(returns[place]))
-            own = torch.tensor([len(values), sum(len(found) == 1 for found in values.values())], device=self.device)
-            total, equal = self.from_all_ranks(own).sum(0).tolist()
-            self._prepared_metrics[self.metric_name("comparison_groups", name)] = float(total)
-            self._prepared_metrics[self.metric_name("equal_groups", name)] = float(equal)
+            own[name, "comparison_groups"] = float(len(values))
+            own[name, "equal_groups"] = float(sum(len(found) == 1 for found in values.values()))
+        totals = merged(self.trainer, own)
+        for name in self.policies:
+            for metric in ("comparison_groups", "equal_groups"):
+                self.metrics.rollout[self.metrics.name(metric, name)] = totals.get((name, metric), 0.0)
 
     def _rows(
         self,
@@ -237,9 +240,6 @@ class JointPolicyGradient(PolicyGradient):
         advantages: Tensor,
         temperature: float,
     ) -> dict[str, PolicyBatch]:
-        tables: dict[str, list[int]] = {}
-        for place, decision in enumerate(decisions):
-            tables.setdefault(decision.row.policy, []).append(place)
         return {
             policy: collate_rows(
                 [decisions[place].row for place in places],
@@ -249,9 +249,17 @@ class JointPolicyGradient(PolicyGradient):
                 temperature=temperature,
                 advantages=[float(advantages[place]) for place in places],
             )
-            for policy, places in tables.items()
+            for policy, places in _by_policy(decisions).items()
         }
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         assert rows.advantages is not None
         return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}
+
+
+def _by_policy(decisions: Sequence[Decision]) -> dict[str, list[int]]:
+    """Return the places of each policy's decisions."""
+    places: dict[str, list[int]] = {}
+    for place, decision in enumerate(decisions):
+        places.setdefault(decision.row.policy, []).append(place)
+    return places

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrlm_pl.advantages import Moments, masked_moments, merge_gathered, whiten
+from mrlm_pl.advantages import Moments, masked_moments, whiten
 
 NAN = float("nan")
 
@@ -52,12 +52,12 @@ def test_a_large_offset_costs_no_digits() -> None:
     padding=st.integers(0, 3),
 )
 def test_pieces_give_the_moments_of_the_whole(numbers: list[list[int]], padding: int) -> None:
-    """Merged in sequence or gathered from ranks: the standard library's mean and standard deviation of all numbers."""
+    """The standard library's mean and standard deviation of all numbers."""
     pieces = []
     for piece in numbers:
         values = torch.tensor([[*map(float, piece), *[NAN] * (padding + 1)]])
         pieces.append(masked_moments(values, torch.arange(values.shape[1])[None] < len(piece)))
-    merged = merge_gathered(torch.stack([piece.to_tensor() for piece in pieces]))
+    merged = sum(pieces, start=Moments(0, 0.0, 0.0))
     everything = [x for piece in numbers for x in piece]
     assert merged.count == len(everything)
     if everything:

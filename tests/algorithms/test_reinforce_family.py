@@ -199,7 +199,7 @@ def test_corrections_weigh_the_loss_by_learner_over_sampler(
     rows.behavior_logp = rows.proximal_logp - 1.0 * rows.action_mask  # pi_old / mu = e for every token
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": batch_totals(rows.action_mask)}))
     assert loss.item() == pytest.approx(-factor, rel=1e-5)
-    logged = algorithm.take_noted()
+    logged = algorithm.metrics.take_update(None)
     assert logged["train/mismatch_max_ratio"] == pytest.approx(math.e, rel=1e-5)
     assert logged["train/mismatch_chi_square"] == pytest.approx(math.e**2 - 1, rel=1e-5)
     assert logged["train/mismatch_effective_share"] == pytest.approx(1.0)

@@ -80,10 +80,9 @@ def test_means_are_over_the_tokens_of_all_micro_batches_and_ranks(
     ]
     for algorithm, rows in parts:
         algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": TOTALS}, pieces=4))
-    shares = [first._noted_here(), second._noted_here()]
+    shares = [first.metrics.of_this_rank(), second.metrics.of_this_rank()]
     monkeypatch.setattr(metric_log, "each_share", lambda trainer, own: shares)
-    first._trainer = type("Trainer", (), {"world_size": 2})()
-    found = first.take_noted()
+    found = first.metrics.take_update(type("Trainer", (), {"world_size": 2})())
     k3 = math.exp(moved) - 1 - moved
     assert found["train/approx_kl"] == pytest.approx(k3, rel=1e-4)
     assert found["train/clip_fraction"] == pytest.approx(6 / 10)
@@ -95,7 +94,7 @@ def test_means_are_over_the_tokens_of_all_micro_batches_and_ranks(
     assert found["train/mismatch_chi_square"] == pytest.approx(square - 1, rel=1e-5)
     assert found["train/mismatch_effective_share"] == pytest.approx(mean**2 / square, rel=1e-5)
     assert found["train/mismatch_max_ratio"] == pytest.approx(math.e**2, rel=1e-5)
-    assert first._noted_here() == ({}, {}, {}), "the next update begins anew"
+    assert first.metrics.of_this_rank() == ({}, {}, {}), "the next update begins anew"
 
 
 @pytest.mark.parametrize("on_policy", [True, False])
@@ -114,7 +113,7 @@ def test_rows_without_a_gradient_count(on_policy: bool, model_folder: Path, quie
     assert [len(batch.policies["main"]), len(batch.without_gradient["main"])] == [1, 2]
     algorithm.training_step(batch, 0)
     assert evaluated == ([1] if on_policy else [1, 2]), "the old policy is known where it is the current one"
-    found = algorithm.take_noted()
+    found = algorithm.metrics.take_update(algorithm.trainer)
     assert found["train/clip_fraction"] == pytest.approx(0.0 if on_policy else 2 / 10)
     assert found["train/mismatch_k1"] == pytest.approx(-(2 * 1 + 3 * 3) / 10)
     assert found["train/approx_kl"] == pytest.approx(math.exp(moved) - 1 - moved, rel=1e-4, abs=1e-9)

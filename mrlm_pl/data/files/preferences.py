@@ -27,7 +27,7 @@ from mrlm_pl.data.option import data_option
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.ranks import data_parallel_rank
+from mrlm_pl.learner.ranks import data_parallel_rank, sum_over_ranks
 from mrlm_pl.losses import BatchTotals, sequence_logp
 from mrlm_pl.policy import ChatFormat
 
@@ -224,7 +224,7 @@ class PreferenceDataModule(FixedDataModule):
                     rows = rows.to(algorithm.device)
                     logp = algorithm.policy(name)(**rows.inputs())
                     sums[places.to(sums.device) + starts[start]] = sequence_logp(logp, rows.action_mask)
-        return algorithm.from_all_ranks(sums).sum(0).cpu()  # the other ranks have zeros here
+        return sum_over_ranks(trainer, sums).cpu()  # the other ranks have zeros here
 
 
 def row_tables(pairs: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]]:

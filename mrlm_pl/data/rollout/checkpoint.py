@@ -6,24 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from mrlm_pl.learner.batch import PolicyBatch
 
 logger = logging.getLogger(__name__)
-
-
-def at_first_rank(value: Any) -> list[Any]:
-    """Return the values of all ranks on the first rank, which writes the checkpoint; an empty list on the others.
-
-    Every rank must ask.
-    """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [value]
-    first = torch.distributed.get_rank() == 0
-    values: list[Any] | None = [None] * torch.distributed.get_world_size() if first else None
-    torch.distributed.gather_object(value, values, dst=0)
-    return values or []
 
 
 def rows_to_state(rows: Mapping[str, PolicyBatch] | None) -> dict[str, dict[str, Any]] | None:

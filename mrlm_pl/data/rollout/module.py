@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from mrlm_pl.data.rollout.alarms import SignalCheck, VerifierWatch
-from mrlm_pl.data.rollout.checkpoint import at_first_rank, own_groups_ahead, rows_from_state, rows_to_state
+from mrlm_pl.data.rollout.checkpoint import own_groups_ahead, rows_from_state, rows_to_state
 from mrlm_pl.data.rollout.checks import check_fit, check_kept, check_learns, check_played
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import FailedMembers, GroupPlan, GroupRules, check_failure_rule
@@ -40,7 +40,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, summarize
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.ranks import data_parallel_rank, each_share
+from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, each_share, sum_over_ranks
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.seeding import derive_seed
@@ -502,13 +502,7 @@ class RolloutDataModule(LightningDataModule):
         return torch.randperm(self.groups // ranks, generator=generator)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        if self.share()[1] == 1:
-            return values
-        trainer = self._trainer()
-        # Tensor-parallel ranks have the same rows, each of which counts once.
-        copies = trainer.world_size // self.share()[1]
-        total = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
-        return total.cpu() / copies
+        return sum_over_ranks(self._trainer(), values)
 
     # What the trainer knows.
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import Moments, merge_gathered
+from mrlm_pl.advantages import NO_MOMENTS, Moments
 from mrlm_pl.advantages.task_normalization import (
     task_moments,
     task_scaled_advantages,
@@ -35,28 +35,9 @@ def label_task_types(tables: Mapping[str, PolicyBatch], episodes: Sequence[Episo
         rows.task_types = types.to(rows.groups.device)[rows.groups]
 
 
-def global_task_moments(
-    rows: PolicyBatch | None, tasks: int, device: torch.device, from_all_ranks: Callable[[Tensor], Tensor]
-) -> dict[int, Moments]:
-    """Moments of a policy's advantages by task type, over the rows of all ranks, which must all ask.
-
-    Types without action tokens are left out.
-
-    Args:
-        rows: of this rank, if it has any.
-        tasks: how many task types there are.
-        device: for the exchange.
-        from_all_ranks: [N, 3] of all ranks, [ranks, N, 3].
-    """
-    own: dict[int, Moments] = {}
-    if rows is not None:
-        assert rows.advantages is not None
-        assert rows.task_types is not None
-        own = task_moments(rows.advantages, rows.action_mask, rows.task_types)
-    none = Moments(0, 0.0, 0.0)
-    table = torch.stack([own.get(task, none).to_tensor(device) for task in range(tasks)])
-    merged = {task: merge_gathered(of_task) for task, of_task in enumerate(from_all_ranks(table).unbind(1))}
-    return {task: of_task for task, of_task in merged.items() if of_task.count}
+def moments_by_task(rows: PolicyBatch) -> dict[int, Moments]:
+    """Return moments of a policy's advantages over the action tokens of each task type that has any."""
+    return {task: moments for task, moments in task_moments(*_parts(rows)).items() if moments.count}
 
 
 def _leave(rows: PolicyBatch, moments: Mapping[int, Moments]) -> None:
@@ -88,5 +69,4 @@ def _parts(rows: PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
 def _of_rows(rows: PolicyBatch, moments: Mapping[int, Moments]) -> dict[int, Moments]:
     """The moments of all types of the rows; one whose tokens are all left out of the loss has none."""
     assert rows.task_types is not None
-    none = Moments(0, 0.0, 0.0)
-    return {task: moments.get(task, none) for task in rows.task_types.unique().tolist()}
+    return {task: moments.get(task, NO_MOMENTS) for task in rows.task_types.unique().tolist()}

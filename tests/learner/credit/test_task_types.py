@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from mrlm_pl.advantages import Moments
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
@@ -16,7 +15,7 @@ from mrlm_pl.environment import Outcome
 from mrlm_pl.episode import Episode, Message, Task, Trajectory
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.task_types import global_task_moments, label_task_types
+from mrlm_pl.learner.credit.task_types import label_task_types, moments_by_task
 from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
 from tests.data.rollout.collectors.test_asynchronous import Metrics
@@ -120,21 +119,13 @@ def test_types_are_numbered_by_the_run_and_survive_selection_and_checkpoints() -
     assert again.task_types.tolist() == [2, 1]
 
 
-def test_moments_are_those_of_all_ranks() -> None:
-    """Two ranks: each row has two action tokens, so every advantage counts twice."""
-    shares = [table([1.0, 5.0], ["a", "b"], ["a", "b"]), table([3.0], ["a"], ["a", "b"])]
-
-    def with_second(own: torch.Tensor) -> torch.Tensor:
-        assert shares[1].advantages is not None
-        other = Moments(2, 3.0, 0.0).to_tensor()
-        return torch.stack([own, torch.stack([other, torch.zeros(3, dtype=torch.float64)])])
-
-    moments = global_task_moments(shares[0], 2, torch.device("cpu"), with_second)
+def test_moments_of_a_task_type_are_over_its_action_tokens() -> None:
+    """Each row has two action tokens, so every advantage counts twice."""
+    moments = moments_by_task(table([1.0, 5.0, 3.0], ["a", "b", "a"], ["a", "b", "c"]))
     # 1, 1, 3, 3 has mean 2 and squared deviations 4; 5, 5 has none.
     assert (moments[0].count, moments[0].mean, moments[0].squared_sum) == (4, 2.0, 4.0)
     assert (moments[1].count, moments[1].mean, moments[1].std) == (2, 5.0, 0.0)
-    nothing = global_task_moments(None, 2, torch.device("cpu"), with_second)
-    assert list(nothing) == [0], "a rank without rows learns of the others'"
+    assert list(moments) == [0, 1]
 
 
 def test_an_unknown_word_is_refused() -> None:
