@@ -88,7 +88,7 @@ class SelfPlay(Callback, CollectionObserver):
         if stage != "fit":
             return
         algorithm = self._algorithm(trainer)
-        if self._data(trainer).overlaps:
+        if self._data(trainer).collection.max_lag:
             raise ConfigurationError(
                 "SelfPlay seats an opponent for each iteration, but with data.mode async episodes of later iterations "
                 "are under way when it changes; use `--data.mode sync`"
@@ -117,7 +117,7 @@ class SelfPlay(Callback, CollectionObserver):
         if not self.pool.snapshots:
             self.pool.add(INITIAL, weights_of(learner))
             for name, result in self._play_anchors(trainer).items():
-                self.history.append({"iteration": data.iteration, "anchor": name, **result, "alarm": None})
+                self.history.append({"iteration": data.stream.iteration, "anchor": name, **result, "alarm": None})
             self._log_anchors(trainer)
         self._seat_opponent(trainer)
 
@@ -129,7 +129,7 @@ class SelfPlay(Callback, CollectionObserver):
             return
         assert self._drawn is not None
         _, number = self._drawn
-        self.table.add(self._player(self._data(trainer).iteration), str(number), sum(scores), len(scores))
+        self.table.add(self._player(self._data(trainer).stream.iteration), str(number), sum(scores), len(scores))
         self._score = sum(scores) / len(scores)
         self.pool.note(number, self._score)
 
@@ -137,24 +137,24 @@ class SelfPlay(Callback, CollectionObserver):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         data = self._data(trainer)
-        if data.position != 0:
+        if data.stream.position != 0:
             return
         assert self._drawn is not None
         _, opponent = self._drawn
         logged = {"score": self._score, "opponent": float(opponent), "pool": float(len(self.pool.snapshots))}
-        last = trainer.max_epochs is not None and data.iteration == trainer.max_epochs * data.iterations
-        measured = last or data.iteration % self.anchors.every == 0
+        last = trainer.max_epochs is not None and data.stream.iteration == trainer.max_epochs * data.stream.iterations
+        measured = last or data.stream.iteration % self.anchors.every == 0
         if measured:
             self._measure(trainer)
         ratings = elo_ratings(self.table, zero=str(INITIAL))
-        own = ratings.get(self._player(data.iteration - 1))
+        own = ratings.get(self._player(data.stream.iteration - 1))
         if own is not None:
             logged |= {"elo": own.elo, "elo_low": own.low, "elo_high": own.high}
             logged["opponent_elo"] = ratings[str(opponent)].elo
         for name, value in logged.items():
             pl_module.log(f"self_play/{name}", value, prog_bar=name == "elo", batch_size=1)
-        if data.iteration % self.snapshot_every == 0:
-            self.pool.add(data.iteration, weights_of(self._algorithm(trainer).policy(self.learner)))
+        if data.stream.iteration % self.snapshot_every == 0:
+            self.pool.add(data.stream.iteration, weights_of(self._algorithm(trainer).policy(self.learner)))
         self._score = float("nan")
         self._seat_opponent(trainer)
         if trainer.is_global_zero and measured:
@@ -180,8 +180,8 @@ class SelfPlay(Callback, CollectionObserver):
     def _seat_opponent(self, trainer: Trainer) -> None:
         """Put the weights of this iteration's snapshot into the opponent."""
         data = self._data(trainer)
-        if self._drawn is None or self._drawn[0] != data.iteration or self._drawn[1] not in self.pool.snapshots:
-            self._drawn = (data.iteration, self.pool.drawn(data.seed, data.iteration))
+        if self._drawn is None or self._drawn[0] != data.stream.iteration or self._drawn[1] not in self.pool.snapshots:
+            self._drawn = (data.stream.iteration, self.pool.drawn(data.seed, data.stream.iteration))
         self._put(trainer, self.pool.snapshots[self._drawn[1]])
 
     def _put(self, trainer: Trainer, weights: Mapping[str, Tensor]) -> None:
@@ -200,7 +200,7 @@ class SelfPlay(Callback, CollectionObserver):
 
     def _measure(self, trainer: Trainer) -> None:
         """Play the anchors, and raise the alarm if need be."""
-        iteration = self._data(trainer).iteration
+        iteration = self._data(trainer).stream.iteration
         for name, result in self._play_anchors(trainer).items():
             score, games = result["score"], int(result["games"])
             before = [row["score"] for row in self.history if row["anchor"] == name]
@@ -226,7 +226,7 @@ class SelfPlay(Callback, CollectionObserver):
             log.log_metrics(metrics, step=max(trainer.global_step - 1, 0))
 
     def _raise_alarm(self, trainer: Trainer, anchor: str, reason: str) -> None:
-        iteration = self._data(trainer).iteration
+        iteration = self._data(trainer).stream.iteration
         stop = self.alarm.action == "stop"
         if trainer.is_global_zero:
             level = logging.ERROR if stop else logging.WARNING

@@ -60,12 +60,15 @@ def sum_over_ranks(trainer: Any, values: Tensor) -> Tensor:
         return values
     # Tensor-parallel ranks have the same rows, each of which counts once.
     copies = trainer.world_size // shares
-    total = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
+    total: Tensor = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
     return total.cpu() / copies
 
 
 def at_first_rank(value: Any) -> list[Any]:
-    """Return the values of all ranks on the first rank, which writes the checkpoint; an empty list on the others."""
+    """Return the values of all ranks on the first rank, which writes checkpoints; an empty list on the others.
+
+    Every rank must call it.
+    """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return [value]
     first = torch.distributed.get_rank() == 0

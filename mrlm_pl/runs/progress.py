@@ -109,17 +109,17 @@ class RunProgress(ProgressBar):
 
     def _complete(self, trainer: Trainer) -> bool:
         data = _rollout(trainer)
-        return data is None or data.position == 0
+        return data is None or data.stream.position == 0
 
     def _done(self, trainer: Trainer) -> int:
         """Iterations, or batches over all epochs, that are complete."""
         data = _rollout(trainer)
-        return data.iteration if data else trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        return data.stream.iteration if data else trainer.fit_loop.epoch_loop.total_batch_idx + 1
 
     def _total(self, trainer: Trainer) -> int | None:
         """How many of them there will be, or None where the trainer has no bound that tells."""
         data = _rollout(trainer)
-        total = batches_in_all(trainer) / (data.cut.pieces if data else 1)
+        total = batches_in_all(trainer) / (data.stream.cut.pieces if data else 1)
         return None if math.isinf(total) else math.ceil(total)
 
     def _due(self, trainer: Trainer, done: int, total: int | None) -> bool:

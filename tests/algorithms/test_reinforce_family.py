@@ -28,7 +28,6 @@ from mrlm_pl.algorithms import (
     ReMax,
 )
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.checks import check_fit
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes
@@ -262,7 +261,7 @@ def test_a_second_pass_without_a_ratio_is_refused_and_a_second_mini_batch_warned
     def checked(**options: Any) -> None:
         data = RolloutDataModule(echo(), groups=4, group_size=4, **options)
         data.trainer = quiet_trainer()
-        check_fit(data, algorithm, 1, 1)
+        data.check(algorithm, 1, 1)
 
     with pytest.raises(ConfigurationError, match=rf"data\.passes is 2, but {cls.__name__} has no importance ratio"):
         checked(passes=2)
@@ -295,7 +294,7 @@ def test_a_loss_depends_on_the_old_policy_where_it_says_so(model_folder: Path) -
 def test_a_greedy_baseline_of_greedy_episodes_is_refused(cls: Any, model_folder: Path, echo: Any) -> None:
     data = RolloutDataModule(echo(), groups=4, group_size=4, sampling=Sampling(temperature=0.0))
     with pytest.raises(ConfigurationError, match=r"data\.sampling\.temperature is 0"):
-        check_fit(data, cls({"main": Policy(str(model_folder))}), 1, 1)
+        data.check(cls({"main": Policy(str(model_folder))}), 1, 1)
 
 
 def test_remax_plays_one_greedy_episode_for_each_task(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

@@ -140,7 +140,7 @@ def test_the_alarm_tells_of_a_learner_that_collapses(
     best = max(row["score"] for row in callback.history[: callback.history.index(first) + 1])
     assert best - first["score"] > 0.15
     assert f"collapse at iteration {first['iteration']}: the score against initial" in caplog.text
-    assert data.iteration == (first["iteration"] if action == "stop" else 8)
+    assert data.stream.iteration == (first["iteration"] if action == "stop" else 8)
     assert Path(trainer.default_root_dir, "policies", "learner").is_dir(), "a run that is stopped ends in order"
 
 

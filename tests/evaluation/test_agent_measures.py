@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mrlm_pl.data.rollout.evaluation import EpisodeBatch
 from mrlm_pl.data.rollout.metrics import CollectionSums
-from mrlm_pl.data.rollout.stream import EpisodeBatch
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.evaluation.agents import Components, components_by_agent, stop_reasons
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO, PPO, Algorithm
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.minibatches import micro_batch
+from mrlm_pl.data.rollout.stream import micro_batch
 from mrlm_pl.engines import Sampling
 from mrlm_pl.learner import metrics as metric_log
 from mrlm_pl.learner.batch import Batch, PolicyBatch

@@ -243,7 +243,7 @@ def test_stale_turns_have_the_log_probabilities_of_their_snapshot(
                 moved = max(moved, float((told[span] - under[episode.iteration][place][span]).abs().max()))
     assert seen > 10
     assert moved > 1e-2, "the weights of then and of now are not told apart by this test"
-    held = data.stale.state()["slots"]["main"][0]["weights"]
+    held = data.players.stale.state()["slots"]["main"][0]["weights"]
     assert all((".lora_" in name) == (lora is not None) for name in held)
 
 
@@ -254,7 +254,7 @@ def test_adapters_share_the_base_of_the_policy(model_folder: Path, echo: Any, qu
     class Look(Callback):
         def on_train_batch_end(self, *arguments: Any) -> None:
             own = {id(weight): name for name, weight in algorithm.policy("main").network.named_parameters()}
-            (slot,) = data.stale._slots["main"]
+            (slot,) = data.players.stale._slots["main"]
             shared.append(all((id(w) in own) != (".lora_" in name) for name, w in slot.network.named_parameters()))
 
     quiet_trainer(callbacks=[Look()]).fit(algorithm, data)
@@ -444,7 +444,7 @@ def test_a_checkpoint_after_the_run_and_other_numbers_of_snapshots(
     trainer = quiet_trainer()
     trainer.fit(algorithm, data)
     trainer.save_checkpoint(tmp_path / "end.ckpt")
-    assert {slot["version"] for slot in data.stale.state()["slots"]["main"]} == {3, 4}
+    assert {slot["version"] for slot in data.players.stale.state()["slots"]["main"]} == {3, 4}
     for snapshots, versions in ((1, {4}), (3, {3, 4})):
         cross = CrossPolicy(1.0, refresh=9, snapshots=snapshots)
         algorithm, data = make(model_folder, echo(), cross_policy=cross)
@@ -456,11 +456,11 @@ def test_a_checkpoint_after_the_run_and_other_numbers_of_snapshots(
 def test_snapshots_of_another_model_are_refused(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     algorithm, data = make(model_folder, echo(), iterations=1)
     quiet_trainer().fit(algorithm, data)
-    state = data.stale.state()
+    state = data.players.stale.state()
     state["slots"]["main"][0]["weights"].popitem()
-    data.stale.load_state(state)
+    data.players.stale.load_state(state)
     with pytest.raises(ConfigurationError, match="snapshots are of another model"):
-        data.stale.begin(algorithm, 1, 1)
+        data.players.stale.begin(algorithm, 1, 1)
 
 
 # Collections that are played meanwhile.

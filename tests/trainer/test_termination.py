@@ -66,7 +66,7 @@ def test_it_ends_a_run_that_waits_for_episodes(
     trainer = quiet_trainer()
     with pytest.raises(SIGTERMException):
         trainer.fit(algorithm, data)
-    assert data._collector is None
+    assert data.collection.collector is None
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -103,7 +103,7 @@ def test_a_run_goes_on_from_that_moment(
     resumed, data = make(model_folder, Plain(), mode=mode, iterations=3)
     trainer = quiet_trainer()
     trainer.fit(resumed, data, ckpt_path=tmp_path / "last.ckpt")
-    assert (trainer.global_step, data.iteration) == (3, 3)
+    assert (trainer.global_step, data.stream.iteration) == (3, 3)
     if mode == "sync":  # in asynchronous runs, time decides which weights sample a token
         assert fingerprint(resumed) == fingerprint(whole)
 
@@ -150,7 +150,7 @@ def test_snapshots_are_taken_together(model_folder: Path, quiet_trainer: Any, mo
     with pytest.raises(SIGTERMException):
         quiet_trainer().fit(algorithm, data)
     state = data.state_dict()["stale"]
-    assert state["iteration"] == data.iteration == 2
+    assert state["iteration"] == data.stream.iteration == 2
     assert [slot["version"] for slot in state["slots"]["main"]] == [2]
 
 
@@ -324,9 +324,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
     before = signal.signal(signal.SIGTERM, together._note)
     several: Any = Trainers()
     several.world_size, several.callbacks = 2, (together,)
-    draft = SimpleNamespace(due=True, take=lambda episodes: None, specs=list)
-    monkeypatch.setattr(sync_collector, "GroupDraft", lambda *key: draft)
-    algorithm = SimpleNamespace(uses_greedy_baseline=False, turn_tree=None)
+    monkeypatch.setattr(sync_collector, "GroupDraft", lambda *key: SimpleNamespace(due=True))
     gathered: list[bool] = []
 
     def collect(interrupted: str | None, other: float) -> None:
@@ -341,16 +339,15 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
             gathered[-1] = True
             return play()
 
-        def play_blocking(specs: Any) -> list[Any]:
+        def run_blocking(play: Any) -> None:
             if interrupted == "playing":
                 signal.raise_signal(signal.SIGTERM)
-            return []
 
-        players = SimpleNamespace(
-            player=lambda *arguments: SimpleNamespace(play_blocking=play_blocking),
-            with_current_weights=with_current_weights,
+        players = SimpleNamespace(with_current_weights=with_current_weights)
+        player = SimpleNamespace(
+            plan=None, greedy=None, play_due=list, training=SimpleNamespace(run_blocking=run_blocking)
         )
-        parts: list[Any] = [players, algorithm, None, None, meet, partial(leaving_at_sigterm, several)]
+        parts: list[Any] = [players, None, player, meet, partial(leaving_at_sigterm, several)]
         SyncCollector(*parts).collect(0, 0, [0, 1])
 
     try:

@@ -1,124 +1,80 @@
-"""Whether an algorithm can learn from the collections that a rollout data module is set to make, and has made."""
+"""Checks of a rollout data module's options against the algorithm, and of what was collected."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from mrlm_pl.data.option import data_option
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
-from mrlm_pl.data.rollout.collectors.players import Players
-from mrlm_pl.data.rollout.tasks.environments import RunTasks
+from mrlm_pl.data.rollout.tasks.environments import TaskSettings
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.learner.algorithm import Algorithm
+from mrlm_pl.learner.contract import RolloutLearner
 
 logger = logging.getLogger(__name__)
 
 
-class RolloutSettings(Protocol):
-    """What is checked of a data module; see :class:`~mrlm_pl.data.rollout.module.RolloutDataModule`."""
-
-    groups: int
-    group_sizes: dict[str, int]
-    tasks: RunTasks
-    resample_rounds: int
-    passes: int
-    minibatches: int
-    sampling: Sampling
-    players: Players
-    async_options: AsyncOptions
-    mode: Literal["sync", "async"]
-    max_lag: int
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether episodes are played while the weights change."""
-
-
-def check_fit(data: RolloutSettings, algorithm: Algorithm, ranks: int, accumulation: int) -> None:
-    """Validate that the algorithm can learn from the data module's rollouts.
+def check_groups(
+    learner: RolloutLearner, group_sizes: Mapping[str, int], own_sizes: Mapping[str, TaskSettings], resample_rounds: int
+) -> None:
+    """Validate the sizes of the groups.
 
     Args:
-        data: made, and attached to a trainer.
-        algorithm: of the trainer.
-        ranks: how many share the groups of a collection out.
-        accumulation: pieces of an update on each rank.
+        learner: the algorithm.
+        group_sizes: by environment.
+        own_sizes: the settings of environments, which may name a size.
+        resample_rounds: how many other tasks may replace that of a group without a signal.
 
     Raises:
-        ConfigurationError: a setting of the data module is none for this algorithm, or for so many ranks.
+        ConfigurationError: the algorithm cannot compare so few episodes, or does not compare any.
     """
-    name = type(algorithm).__name__
-    for environment, size in data.group_sizes.items():
-        if size < algorithm.smallest_group:
-            own = data.tasks.settings.get(environment)
+    name = type(learner).__name__
+    for environment, size in group_sizes.items():
+        if size < learner.smallest_group:
+            own = own_sizes.get(environment)
             setting = f"data.task_settings.{environment}.group_size" if own and own.group_size else "data.group_size"
             raise ConfigurationError(
-                f"{setting} is {size}, but {name} compares at least {algorithm.smallest_group} episodes of each task; "
+                f"{setting} is {size}, but {name} compares at least {learner.smallest_group} episodes of each task; "
                 f"raise {setting}"
             )
-    if data.resample_rounds and algorithm.smallest_group < 2:
+    if resample_rounds and learner.smallest_group < 2:
         raise ConfigurationError(
-            f"data.resample_rounds is {data.resample_rounds}, but {name} does not compare the episodes of a task with "
+            f"data.resample_rounds is {resample_rounds}, but {name} does not compare the episodes of a task with "
             "each other and also learns from equal returns; set data.resample_rounds to 0"
         )
-    if not algorithm.uses_importance_ratio:
-        _check_updates(name, data.passes, data.minibatches)
-    if algorithm.uses_greedy_baseline and not data.sampling.temperature:
-        raise ConfigurationError(
-            f"data.sampling.temperature is 0, so every episode is the greedy one that {name} compares with, and all "
-            "advantages are 0; set a temperature above 0, such as 1.0"
-        )
-    algorithm.turn_bonus(data.sampling)
-    check_logprobs(data.players.given, algorithm, data.sampling, data.overlaps)
-    if data.players.given is not None:  # a pool knows its workers' engine only then
-        data.players.check = lambda engine: check_logprobs(engine, algorithm, data.sampling, data.overlaps)
-    correction = getattr(algorithm, "correction", None)
-    if data.async_options.over_age == "reweight" and (correction is None or correction.kind == "none"):
-        raise ConfigurationError(
-            f"data.async_options.over_age is reweight, but {name} weighs nothing; give it a "
-            "correction (`model.correction: {kind: truncated}`), or choose drop"
-        )
-    if data.mode == "sync" and (data.max_lag > 1 or data.async_options != AsyncOptions()):
-        logger.warning(
-            "data.max_lag and data.async_options have no effect in data.mode sync, where what samples is what learns; "
-            "`--data.mode async` plays episodes while the learner updates"
-        )
-    if data.overlaps and not algorithm.weighs_sampler(data.sampling):
-        logger.warning(
-            "data.mode is async, and %s takes what weights up to %d versions older have sampled for its own; %s",
-            name,
-            data.max_lag,
-            "`model.correction: {kind: truncated}` weighs it"
-            if correction is not None
-            else "it has no correction to weigh them with: `data.max_lag: 1` keeps them nearest, 0 is synchronous, and "
-            "an algorithm with a ratio (GRPO, PPO) needs no correction",
-        )
-    pieces = ranks * data.minibatches * accumulation
-    if data.groups % pieces:
-        raise ConfigurationError(
-            f"data.groups is {data.groups}, which {ranks} ranks x {data.minibatches} minibatches x "
-            f"{accumulation} accumulation steps cannot share evenly; make it a multiple of {pieces}"
-        )
 
 
-def _check_updates(name: str, passes: int, minibatches: int) -> None:
-    """Validate how often an algorithm without an importance ratio uses a rollout.
+def check_updates(
+    learner: RolloutLearner, passes: int, minibatches: int, groups: int, ranks: int, accumulation: int
+) -> None:
+    """Validate the updates on a rollout.
+
+    Args:
+        learner: the algorithm.
+        passes: passes over a rollout.
+        minibatches: updates in a pass.
+        groups: of a rollout, over all ranks.
+        ranks: that divide them.
+        accumulation: micro-batches of an update on each rank.
 
     Raises:
-        ConfigurationError: it uses every token more than once.
+        ConfigurationError: an algorithm without an importance ratio uses every token more than once, or the groups
+            cannot be divided evenly.
     """
+    name = type(learner).__name__
     remedy = "use an algorithm with an importance ratio (GRPO, PPO; for turn trees ATGRPO)"
-    if passes > 1:
+    if passes > 1 and not learner.uses_importance_ratio:
         raise ConfigurationError(
             f"data.passes is {passes}, but {name} has no importance ratio: the second pass has the gradient of another "
             f"policy, and nothing bounds the step; set data.passes to 1, or {remedy}"
         )
-    if minibatches > 1:
+    if minibatches > 1 and not learner.uses_importance_ratio:
         logger.warning(
             "data.minibatches is %d, and %s has no importance ratio: the last mini-batch was sampled %d updates "
             "earlier and counts as on-policy; set data.minibatches to 1, or %s",
@@ -127,10 +83,65 @@ def _check_updates(name: str, passes: int, minibatches: int) -> None:
             minibatches - 1,
             remedy,
         )
+    pieces = ranks * minibatches * accumulation
+    if groups % pieces:
+        raise ConfigurationError(
+            f"data.groups is {groups}, which {ranks} ranks x {minibatches} minibatches x "
+            f"{accumulation} accumulation steps cannot share evenly; make it a multiple of {pieces}"
+        )
+
+
+def check_sampling(learner: RolloutLearner, sampling: Sampling) -> None:
+    """Validate the sampling of the training episodes.
+
+    Raises:
+        ConfigurationError: the algorithm cannot learn from such episodes.
+    """
+    if learner.uses_greedy_baseline and not sampling.temperature:
+        raise ConfigurationError(
+            f"data.sampling.temperature is 0, so every episode is the greedy one that {type(learner).__name__} "
+            "compares with, and all advantages are 0; set a temperature above 0, such as 1.0"
+        )
+    learner.turn_bonus(sampling)
+
+
+def check_lag(
+    learner: RolloutLearner,
+    mode: Literal["sync", "async"],
+    max_lag: int,
+    options: AsyncOptions,
+    sampling: Sampling,
+) -> None:
+    """Validate the options of playing while the learner updates; one without an effect is a warning.
+
+    Raises:
+        ConfigurationError: the algorithm does not reweight stale data.
+    """
+    name, correction = type(learner).__name__, getattr(learner, "correction", None)
+    if options.over_age == "reweight" and (correction is None or correction.kind == "none"):
+        raise ConfigurationError(
+            f"data.async_options.over_age is reweight, but {name} weighs nothing; give it a "
+            "correction (`model.correction: {kind: truncated}`), or choose drop"
+        )
+    if mode == "sync" and (max_lag > 1 or options != AsyncOptions()):
+        logger.warning(
+            "data.max_lag and data.async_options have no effect in data.mode sync, where what samples is what learns; "
+            "`--data.mode async` plays episodes while the learner updates"
+        )
+    if mode == "async" and max_lag and not learner.weighs_sampler(sampling):
+        logger.warning(
+            "data.mode is async, and %s treats samples from policies up to %d versions stale as on-policy; %s",
+            name,
+            max_lag,
+            "set `model.correction: {kind: truncated}` to reweight them"
+            if correction is not None
+            else "it has no correction to reweight them: `data.max_lag: 1` keeps them nearest, 0 is synchronous, and "
+            "an algorithm with a ratio (GRPO, PPO) needs no correction",
+        )
 
 
 def check_learns(algorithm: Algorithm) -> None:
-    """Refuse an algorithm that does not learn from episodes.
+    """Validate that the algorithm learns from rollouts.
 
     Raises:
         ConfigurationError: it does not prepare them; the message has its data module.
@@ -153,10 +164,10 @@ def check_command(environment: Environment) -> str:
 
 
 def check_played(episodes: Sequence[Episode], iteration: int, environments: Mapping[str, Environment]) -> None:
-    """Tell of failed episodes.
+    """Warn of failed episodes.
 
     Raises:
-        RolloutError: all have failed; on one rank this ends the whole run, since the launcher stops the others.
+        RolloutError: all failed; on one rank this ends the whole run, since the launcher stops the others.
     """
     failed = [episode for episode in episodes if episode.failed]
     if len(failed) == len(episodes):
@@ -169,7 +180,7 @@ def check_played(episodes: Sequence[Episode], iteration: int, environments: Mapp
 
 
 def check_kept(kept: Sequence[Episode], iteration: int) -> None:
-    """Tell of a collection that leaves nothing to learn from."""
+    """Warn of a rollout without episodes to train on."""
     if not kept:
         logger.warning(
             "no group of this process is left to learn from in iteration %d; where no other process has one, its "
@@ -178,31 +189,29 @@ def check_kept(kept: Sequence[Episode], iteration: int) -> None:
         )
 
 
-def check_logprobs(engine: Engine | None, algorithm: Algorithm, sampling: Sampling, overlaps: bool = False) -> None:
-    """Nothing, where samples have log-probabilities or training does not use them.
+def check_logprobs(learner: RolloutLearner, sampling: Sampling, overlaps: bool, engine: Engine) -> None:
+    """Validate that the engine reports the log-probabilities that training uses.
 
     Args:
-        engine: of the run; None is the in-process engine.
-        algorithm: attached to its trainer.
+        learner: the algorithm, attached to its trainer.
         sampling: of the training episodes.
-        overlaps: whether episodes are played while the weights change, so that the learner's are newer ones.
+        overlaps: whether episodes are played while the weights change, so that the learner's are newer.
+        engine: of the run.
 
     Raises:
-        ConfigurationError: the algorithm would learn from log-probabilities that nobody computed.
+        ConfigurationError: the learner uses log-probabilities that the engine does not report.
     """
-    if engine is None:
-        return
-    for name in algorithm.policies:
-        if not algorithm.policy(name).trained or engine.reports_logprobs(name):
+    for name in learner.policies:
+        if not learner.policy(name).trained or engine.reports_logprobs(name):
             continue
         if overlaps:
             raise ConfigurationError(
                 f"policy {name!r} is trained, data.mode is async, and data.engine gives no log-probabilities of what "
                 "it samples; the learner's are of newer weights: set data.mode to sync, or use another dialect"
             )
-        if algorithm.reads_sampler_logprobs(sampling):
+        if learner.reads_sampler_logprobs(sampling):
             raise ConfigurationError(
                 f"policy {name!r} is trained, and data.engine gives no log-probabilities of what it samples; set "
-                f"model.recompute_old_logp to true, so that {type(algorithm).__name__} takes them from the learner "
+                f"model.recompute_old_logp to true, so that {type(learner).__name__} takes them from the learner "
                 "(without a correction, which weighs the sampler's), use another dialect, or `trained: false`"
             )

@@ -1,143 +1,226 @@
-"""What Lightning's loops read of the rollout data module."""
+"""The mini-batches of a run: the rows of a rollout, and the position in them."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from mrlm_pl.data.rollout.checks import check_command
-from mrlm_pl.data.rollout.minibatches import Cut
-from mrlm_pl.data.rollout.tasks.environments import RunTasks
-from mrlm_pl.engines import Sampling
-from mrlm_pl.environment import Environment
-from mrlm_pl.episode import Episode
-from mrlm_pl.evaluation.agents import means_by_agent
-from mrlm_pl.evaluation.report import evaluation_specs, judged_successes
-from mrlm_pl.learner.batch import Batch
-from mrlm_pl.rollout.play import EpisodeSpec
+import torch
+from torch import Tensor
+
+from mrlm_pl.data.rollout.collection import Collection
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.contract import RolloutLearner
+from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, sum_over_ranks
+from mrlm_pl.losses import BatchTotals, batch_totals
+from mrlm_pl.seeding import derive_seed
+from mrlm_pl.trainer.bounds import batches_in_all, batches_served
 
 logger = logging.getLogger(__name__)
 
 
-class Served(Protocol):
-    """What the streams read of a data module; see :class:`~mrlm_pl.data.rollout.module.RolloutDataModule`."""
+@dataclass(frozen=True)
+class Cut:
+    """Divides a rollout: ``passes`` times into ``minibatches`` updates, each of ``accumulation`` micro-batches."""
 
-    iterations: int
-    environments: dict[str, Environment]
-    tasks: RunTasks
-    validation_episodes: int
-    validation_sampling: Sampling
-    seed: int
+    passes: int
+    minibatches: int
+    accumulation: int
 
     @property
-    def cut(self) -> Cut:
-        """How a rollout is cut into batches of Lightning."""
+    def pieces(self) -> int:
+        """Micro-batches (Lightning batches) of a rollout."""
+        return self.passes * self.minibatches * self.accumulation
 
-    def next_batch(self) -> Batch:
-        """Return the next batch; collects a rollout when the last one is used up."""
+    def groups_at(self, position: int, shuffled: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the groups of the micro-batch at a position, and those of its whole update.
 
-    def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
-        """Return episodes that the current weights played."""
-
-    def share(self) -> tuple[int, int]:
-        """Return this process's number among those that the data is divided among, and how many these are."""
+        Args:
+            position: of the micro-batch, from 0.
+            shuffled: group numbers in the order in which a pass, counted from 0, serves them.
+        """
+        per_pass = self.minibatches * self.accumulation
+        pass_number, piece = divmod(position, per_pass)
+        order = shuffled(pass_number).chunk(per_pass)
+        first = piece - piece % self.accumulation
+        return order[piece], torch.cat(order[first : first + self.accumulation])
 
 
 class TrainingStream:
-    """Sized, because Lightning prefetches from an unsized loader and would collect with weights one step old."""
+    """Serves the mini-batches of an epoch, and collects a rollout when the last one is used up.
 
-    def __init__(self, data: Served) -> None:
-        self.data = data
+    It is the loader of the data module, and owns the position. Sized, because Lightning prefetches from an unsized
+    loader and would collect with weights one step old.
+
+    Args:
+        collection: collects the rollouts.
+        passes: passes over a rollout.
+        minibatches: optimizer updates in one pass.
+        iterations: rollouts in an epoch of the trainer.
+        shape: other options that the rest of a rollout in a checkpoint depends on, by name.
+    """
+
+    def __init__(
+        self, collection: Collection, passes: int, minibatches: int, iterations: int, shape: Mapping[str, Any]
+    ) -> None:
+        self.collection, self.iterations = collection, iterations
+        self.passes, self.minibatches, self._options = passes, minibatches, dict(shape)
+        self.iteration = 0
+        self.position = 0
+        self._rows: dict[str, PolicyBatch] | None = None
+        self._metrics: dict[str, float] = {}
+
+    @property
+    def cut(self) -> Cut:
+        """How a rollout is divided into Lightning batches."""
+        return Cut(self.passes, self.minibatches, int(self.collection.trainer.accumulate_grad_batches))
 
     def __len__(self) -> int:
-        return self.data.iterations * self.data.cut.pieces
+        return self.iterations * self.cut.pieces
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(len(self)):
-            yield self.data.next_batch()
+            yield self.next_batch()
 
+    def next_batch(self) -> Batch:
+        """Return the next micro-batch; the first of an iteration collects its rollout."""
+        if self._rows is None:
+            self._rows, self._metrics = self.collection.collect(self.iteration, self._all_iterations())
+        cut, learner, trainer = self.cut, self.collection.learner, self.collection.trainer
+        pieces = cut.accumulation * data_parallel_rank(trainer)[1]
+        if learner.collection_over:
+            # The stream keeps its length, which schedules and the other ranks rely on; these batches change nothing.
+            batch = Batch({}, {}, pieces)
+        else:
+            groups, update = cut.groups_at(self.position, self._shuffled_groups)
+            batch = micro_batch(learner, self._rows, groups, update, functools.partial(sum_over_ranks, trainer))
+            batch.pieces, batch.metrics = pieces, self._metrics
+            batch.on_policy = self.position < cut.accumulation and self.collection.on_policy
+        self._metrics = {}
+        self.position += 1
+        if self.position == cut.pieces:
+            self._rows, self.position, self.iteration = None, 0, self.iteration + 1
+        return batch
 
-class EvaluationStream:
-    BATCH = 64
+    def _shuffled_groups(self, pass_number: int) -> Tensor:
+        """Return this rank's group numbers in the order in which a pass serves them."""
+        (rank, ranks), plan = data_parallel_rank(self.collection.trainer), self.collection.plan
+        generator = torch.Generator().manual_seed(derive_seed("shuffle", plan.seed, self.iteration, pass_number, rank))
+        return torch.randperm(plan.groups // ranks, generator=generator)
 
-    def __init__(self, data: Served, split: str) -> None:
-        self.data, self.split = data, split
-        rank, ranks = data.share()
-        specs = [
-            spec
-            for name, environment in data.environments.items()
-            for spec in evaluation_specs(environment, data.validation_episodes, split, data.seed, name=name)
-        ]
-        self.specs = specs[rank::ranks]
-        # Every rank serves the same number of batches, or the others would wait for it for ever; the last may be empty.
-        self.batches = -(-len(specs[0::ranks]) // self.BATCH)
+    def _all_iterations(self) -> int:
+        """Return the iterations of the run within the trainer's bounds; no more are begun ahead.
 
-    def __len__(self) -> int:
-        return self.batches
+        A trainer counts from 0, and the data may have been in another one before.
+        """
+        trainer, pieces = self.collection.trainer, self.cut.pieces
+        in_all = batches_in_all(trainer)
+        if math.isinf(in_all):
+            return sys.maxsize
+        return self.iteration - round(batches_served(trainer) / pieces) + math.ceil(in_all / pieces)
 
-    def __iter__(self) -> Iterator[EpisodeBatch]:
-        failed = []
-        for number in range(self.batches):
-            start = number * self.BATCH
-            episodes = self.data.play(self.specs[start : start + self.BATCH], self.data.validation_sampling)
-            failed += [episode for episode in episodes if episode.failed]
-            if failed and number == self.batches - 1:  # a sized stream is not asked for more than it has
-                logger.warning(
-                    "%d of %d %s episodes failed, and the numbers are of the others; the first: %s; try `%s`",
-                    len(failed),
-                    len(self.specs),
-                    self.split,
-                    failed[0].error,
-                    check_command(self.data.environments[failed[0].task.environment]),
+    def _shape(self) -> dict[str, Any]:
+        """Return the options that decide how a rollout is served."""
+        cut = self.cut
+        return self._options | {
+            "data.passes": cut.passes,
+            "data.minibatches": cut.minibatches,
+            "trainer.accumulate_grad_batches": cut.accumulation,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return rows and position for a checkpoint; all ranks call it."""
+        rows = (
+            None
+            if self._rows is None
+            else {name: {key: value.cpu() for key, value in own.tensors().items()} for name, own in self._rows.items()}
+        )
+        return {
+            "iteration": self.iteration,
+            "position": self.position,
+            "rows": at_first_rank(rows),
+            "shape": self._shape(),
+            "iterations": self.iterations,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state` returned.
+
+        Raises:
+            ConfigurationError: the rest of the rollout, or of the epoch, cannot be served with these options.
+        """
+        self.iteration, self.position, self._rows = state["iteration"], state["position"], None
+        before = state.get("iterations", self.iterations)
+        if self.iterations != before and self.iteration >= before:
+            raise ConfigurationError(
+                f"data.iterations is {self.iterations}, but the checkpoint has completed an epoch of {before} "
+                f"iterations, which the trainer counts by; resume with data.iterations {before}, and raise "
+                "trainer.max_epochs to train further"
+            )
+        if not self.position:
+            return
+        for name, value in self._shape().items():
+            if state["shape"].get(name, value) != value:
+                raise ConfigurationError(
+                    f"{name} is {value}, but the checkpoint is in the middle of a collection with "
+                    f"{state['shape'][name]}; resume with that, or from a checkpoint between two collections"
                 )
-            yield EpisodeBatch(episodes, by_task=self.data.tasks.several)
+        ranks, trainer = state["rows"], self.collection.trainer
+        if len(ranks) == trainer.world_size:
+            self._rows = {name: PolicyBatch(**tensors) for name, tensors in ranks[trainer.global_rank].items()}
+            return
+        # The rows were divided among other ranks, and episodes are numbered by iteration.
+        logger.warning(
+            "the checkpoint is of %d processes and this run has %d: the rest of collection %d is dropped",
+            len(ranks),
+            trainer.world_size,
+            self.iteration,
+        )
+        self.iteration, self.position = self.iteration + 1, 0
 
 
-class EpisodeBatch:
-    """Finished episodes on their way through a validation, test or prediction step.
+def micro_batch(
+    learner: RolloutLearner,
+    rows: Mapping[str, PolicyBatch],
+    groups: Tensor,
+    update: Tensor,
+    over_ranks: Callable[[Tensor], Tensor],
+) -> Batch:
+    """Return each learner's rows in a micro-batch, and the size of the whole update that it is part of.
 
     Args:
-        episodes: of any environments.
-        by_task: whether the numbers are also told of each environment.
+        learner: whose models they are.
+        rows: of the rollout, by policy.
+        groups: group numbers of the micro-batch.
+        update: group numbers of the update.
+        over_ranks: the sum of a tensor over all ranks.
     """
-
-    def __init__(self, episodes: Sequence[Episode], by_task: bool = False) -> None:
-        self.episodes, self.by_task = list(episodes), by_task
-
-    def to(self, *args: Any, **kwargs: Any) -> EpisodeBatch:
-        """Itself: records live on no device."""
-        return self
-
-    def means(self) -> dict[str, tuple[float, float]]:
-        """Return mean and number of observations by metric: ``reward``, and ``accuracy`` where success is known.
-
-        Failed episodes have neither. Where all failed, both are NaN of 0 observations: nothing is known. Episodes of
-        several agents also have ``agent/NAME/...``; see :func:`mrlm_pl.evaluation.agents.means_by_agent`.
-        """
-        means = dict(_means(self.episodes))
-        played = [episode for episode in self.episodes if not episode.failed and episode.team_size > 1]
-        turns = [(turn, row) for episode in played for row in episode.rows() for turn in row.turns]
-        for name, (total, count) in means_by_agent(played, [1.0] * len(played), turns).items():
-            if name.startswith("agent/"):
-                means[name] = total / count, count
-        for name in dict.fromkeys(episode.task.environment for episode in self.episodes if self.by_task):
-            own = _means([episode for episode in self.episodes if episode.task.environment == name])
-            means |= {f"{name}/{metric}": mean for metric, mean in own.items()}
-        return means
-
-    def counts(self) -> dict[str, int]:
-        """``failed_episodes``, by name."""
-        return {"failed_episodes": sum(episode.failed for episode in self.episodes)}
-
-
-def _means(episodes: Sequence[Episode]) -> Mapping[str, tuple[float, float]]:
-    played = [episode for episode in episodes if not episode.failed]
-    if not played:
-        return {"reward": (math.nan, 0), "accuracy": (math.nan, 0)} if episodes else {}
-    means = {"reward": (sum(episode.reward for episode in played) / len(played), len(played))}
-    judged = judged_successes(played)
-    if judged:
-        means["accuracy"] = (sum(judged) / len(judged), len(judged))
-    return means
+    policies: dict[str, PolicyBatch] = {}
+    totals: dict[str, BatchTotals] = {}
+    without_gradient: dict[str, PolicyBatch | None] = {}
+    for name in learner.learners:
+        own = rows.get(name)
+        size, others = torch.zeros(3, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+        if own is not None:
+            in_update = torch.isin(own.groups.cpu(), update).to(own.groups.device)
+            size = batch_totals(own.action_mask[in_update], own.episode_tokens[in_update]).to_tensor()
+            here = torch.isin(own.groups.cpu(), groups).to(own.groups.device)
+            trained = torch.zeros_like(here).index_fill(0, learner.rows_with_gradient(own), True)
+            if (here & trained).any():
+                policies[name] = own.select((here & trained).nonzero().flatten())
+            others = (here & ~trained & own.action_mask.any(-1)).nonzero().flatten()
+            without_gradient[name] = own.select(others) if others.numel() else None
+        *size_of_all, others_of_all = over_ranks(torch.cat([size, torch.tensor([float(others.numel())])]))
+        if size_of_all[0] > 0:
+            totals[name] = BatchTotals.from_tensor(torch.stack(size_of_all))
+        if others_of_all > 0:
+            without_gradient.setdefault(name, None)
+        else:
+            without_gradient.pop(name, None)
+    return Batch(policies, totals, without_gradient=without_gradient)

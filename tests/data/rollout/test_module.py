@@ -13,9 +13,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO, Algorithm
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout import module as rollout_module
+from mrlm_pl.data.rollout import collection as collecting
+from mrlm_pl.data.rollout.evaluation import EpisodeBatch
 from mrlm_pl.data.rollout.metrics import CollectionSums, reward_sums
-from mrlm_pl.data.rollout.stream import EpisodeBatch
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes
@@ -39,7 +39,7 @@ def test_an_iteration_is_one_collection_and_its_updates(model_folder: Path, echo
     trainer = quiet_trainer()
     trainer.fit(algorithm, data)
     assert trainer.global_step == 3 * 2 * 2
-    assert (data.iteration, data.position) == (3, 0)
+    assert (data.stream.iteration, data.stream.position) == (3, 0)
     episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
     assert len(episodes) == 3 * 16
     versions = {episode.iteration: episode.rows()[0].turns[0].version for episode in episodes}
@@ -217,7 +217,7 @@ def test_another_way_to_serve_a_collection_is_refused_in_its_middle(
         quiet_trainer().fit(algorithm, data, ckpt_path=tmp_path / "step=3.ckpt")
     algorithm, data = make(model_folder, echo(), minibatches=2, passes=1)
     quiet_trainer(max_epochs=2).fit(algorithm, data, ckpt_path=tmp_path / "step=4.ckpt")
-    assert data.iteration > 1, "between two collections it may change"
+    assert data.stream.iteration > 1, "between two collections it may change"
 
 
 def test_another_length_of_epochs_is_refused_where_one_is_complete(
@@ -231,7 +231,7 @@ def test_another_length_of_epochs_is_refused_where_one_is_complete(
         quiet_trainer(max_epochs=2).fit(algorithm, data, ckpt_path=tmp_path / "step=2.ckpt")
     algorithm, data = make(model_folder, echo(), iterations=4)
     quiet_trainer().fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
-    assert data.iteration == 4, "an epoch that is not complete may become longer"
+    assert data.stream.iteration == 4, "an epoch that is not complete may become longer"
 
 
 def judged(success: bool | None, environment: str = "a", reward: float = 0.0) -> Episode:
@@ -374,10 +374,10 @@ def test_the_throughput_is_that_of_the_rollout_alone(
 
         monkeypatch.setattr(owner, name, slow)
 
-    monkeypatch.setattr(rollout_module, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    monkeypatch.setattr(collecting, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
     algorithm, data = make(model_folder, echo(), iterations=1)
-    lasting(rollout_module.SyncCollector, "collect", 2.0)
-    lasting(rollout_module.EpisodeWriter, "write", 30.0)
+    lasting(collecting.SyncCollector, "collect", 2.0)
+    lasting(collecting.EpisodeWriter, "write", 30.0)
     lasting(algorithm, "prepare", 50.0)
     trainer = quiet_trainer()
     trainer.fit(algorithm, data)

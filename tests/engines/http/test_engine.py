@@ -617,14 +617,13 @@ def test_an_algorithm_that_would_learn_from_no_log_probabilities_is_refused() ->
     for cls in (GRPO, PPO):
         asked = cls(dict(policies), recompute_old_logp=False)
         with pytest.raises(ConfigurationError, match=r"'main' is trained.*recompute_old_logp to true.*" + cls.__name__):
-            check_logprobs(engine, asked, Sampling())
-        check_logprobs(vllm, asked, Sampling())
-        check_logprobs(None, asked, Sampling())
-        check_logprobs(engine, cls(dict(policies), recompute_old_logp=True), Sampling())
+            check_logprobs(asked, Sampling(), False, engine)
+        check_logprobs(asked, Sampling(), False, vllm)
+        check_logprobs(cls(dict(policies), recompute_old_logp=True), Sampling(), False, engine)
         with pytest.raises(ConfigurationError, match=r"data\.mode is async"):
-            check_logprobs(engine, cls(dict(policies), recompute_old_logp=True), Sampling(), overlaps=True)
+            check_logprobs(cls(dict(policies), recompute_old_logp=True), Sampling(), True, engine)
         weighed = cls(dict(policies), recompute_old_logp=True, correction=Correction("plain"))
         with pytest.raises(ConfigurationError, match="without a correction"):
-            check_logprobs(engine, weighed, Sampling())
+            check_logprobs(weighed, Sampling(), False, engine)
     engine.close()
     vllm.close()

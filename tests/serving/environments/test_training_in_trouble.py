@@ -106,9 +106,9 @@ def trained(
         trainer.fit(algorithm, data)
     finally:
         Letters.trouble = staticmethod(lambda task, number: None)
-    assert trainer.global_step == data.iterations == len(failed.found), "it went to its end"
+    assert trainer.global_step == data.stream.iterations == len(failed.found), "it went to its end"
     found = episodes(Path(trainer.default_root_dir))
-    assert len(found) == data.iterations * data.groups * data.group_size
+    assert len(found) == sizes["iterations"] * sizes["groups"] * sizes["group_size"]
     weights = {name: weight.clone() for name, weight in algorithm.policy("main").model.state_dict().items()}
     tokens = [row["token_ids"] for episode in found for rows in episode["trajectories"].values() for row in rows]
     errors = [episode["error"] for episode in found if episode["error"] is not None]

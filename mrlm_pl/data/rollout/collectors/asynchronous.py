@@ -13,18 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.data.rollout.collectors.groups import GroupDraft, GroupPlan
+from mrlm_pl.data.rollout.collectors.group_player import GroupPlayer
+from mrlm_pl.data.rollout.collectors.groups import Collected, GroupDraft, GroupPlan
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.collectors.staleness import Lags
-from mrlm_pl.data.rollout.collectors.synchronous import Collected, greedily, greedy_spec
 from mrlm_pl.data.rollout.metrics import token_count
 from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
-from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
-from mrlm_pl.learner.algorithm import Algorithm
-from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.turn_tree import TreePlayer
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -71,9 +68,9 @@ class AsyncOptions:
 
 @dataclass
 class _Group:
-    """A group that was admitted: the task that plays it, or what came of it before the run was resumed."""
+    """A group that was admitted: the task that plays it, or what a checkpoint held of it."""
 
-    playing: asyncio.Task[Collected] | None = None
+    playing: asyncio.Task[None] | None = None
     collected: Collected | None = None
     completed: float = field(default_factory=time.monotonic)
 
@@ -83,20 +80,19 @@ class _Group:
 
 
 class AsyncCollector:
-    """Plays groups on an event loop of its own, while the trainer's thread updates the weights.
+    """Plays groups on its own event loop, while the trainer's thread updates the weights.
 
-    A version of the weights is what an iteration's updates have made of the one before, and the weights that an
-    iteration begins with are published: from then on they sample. A group of iteration k begins when the weights of
-    iteration ``k - max_lag`` are published, not before. Iterations are learnt from in their order, so no token that is
-    learnt from is older than ``max_lag`` versions, nothing has to be thrown away, and which group belongs to which
-    iteration does not depend on timing.
+    A version of the weights is the result of an iteration's updates. The weights at the start of an iteration are
+    published: they sample from then on. A group of iteration k begins when the weights of iteration ``k - max_lag`` are
+    published, not before. Iterations train in their order, so no token that trains is more than ``max_lag`` versions
+    old, no episode is discarded, and which group belongs to which iteration does not depend on timing.
 
     Args:
-        players: who plays.
-        algorithm: whose policies decide.
+        players: make the players of episodes and give the engine its weights.
+        learner: whose policies decide.
         plan: which episodes there are.
         sampling: how turns are sampled.
-        max_lag: how many versions old a token may be when it is learnt from; at least 1.
+        max_lag: greatest age of a token that trains, in versions; at least 1.
         groups: numbers of this rank's groups in an iteration.
         iterations: of the whole run; none after the last is begun.
         options: see :class:`AsyncOptions`.
@@ -105,7 +101,7 @@ class AsyncCollector:
     def __init__(
         self,
         players: Players,
-        algorithm: Algorithm,
+        learner: RolloutLearner,
         plan: GroupPlan,
         sampling: Sampling,
         max_lag: int,
@@ -113,15 +109,13 @@ class AsyncCollector:
         iterations: int,
         options: AsyncOptions,
     ) -> None:
-        self.players, self.algorithm, self.plan, self.sampling = players, algorithm, plan, sampling
+        self.players, self.learner, self.plan, self.sampling = players, learner, plan, sampling
         self.max_lag, self.groups, self.iterations, self.options = max_lag, list(groups), iterations, options
-        self.lags = Lags(max_lag, [name for name in algorithm.policies if algorithm.policy(name).trained])
+        self.lags = Lags(max_lag, [name for name in learner.policies if learner.policy(name).trained])
         self._loop = EventLoopThread()
-        self._engine = players.engine(algorithm)
+        self._engine = players.engine(learner)
         self._pieces: ContinuousEngine | None = None
-        self._training: EpisodePlayer | None = None
-        self._greedy: EpisodePlayer | None = None
-        self._slots = asyncio.Semaphore(options.episodes) if options.episodes else None
+        self._player: GroupPlayer | None = None
         self._admitted: dict[tuple[int, int], _Group] = {}
         self._restored: dict[tuple[int, int], Collected] = {}
         self._dropped = self._reweighted = 0
@@ -131,17 +125,17 @@ class AsyncCollector:
     # In the trainer's thread.
 
     def collect(self, iteration: int, version: int, groups: Sequence[int]) -> Collected:
-        """The episodes of an iteration's groups; waits until all of them are complete.
+        """Publish the current weights, begin the groups that may use them, and return the groups of an iteration.
 
-        The current weights are published first, and the groups that may begin with them do; all ranks ask together.
+        Waits until all of these are complete; all ranks call it together.
 
         Raises:
             RolloutError: no episode has moved for a long time.
         """
-        self.players.publish(self.algorithm, version)
+        self.players.publish(self.learner, version)
         self.lags.published(iteration, version)
-        if self._training is None:  # an engine with weights knows whether it takes pieces
-            self._make_players()
+        if self._player is None:  # an engine with weights knows whether it takes pieces
+            self._player = self._make_player()
         began = time.monotonic()
         self._do(self._admit(iteration))
         found = self._engine.compute_during(lambda: self._submit(self._complete(iteration, groups)))
@@ -151,7 +145,7 @@ class AsyncCollector:
         for group in found:
             assert group.collected is not None
             collected.add(group.collected)
-            restored += group.playing is None and _tokens(group.collected)
+            restored += group.playing is None and token_count(group.collected.played)
         now = time.monotonic()
         collected.metrics = self.lags.metrics(iteration, collected.episodes)
         ages = [now - group.completed for group in found]
@@ -164,7 +158,7 @@ class AsyncCollector:
         }
         # An iteration that was played while others were learnt from is there at once: its own rate says nothing.
         collected.seconds, collected.earlier_tokens = now - self._begun, self._tokens - restored
-        self._tokens += _tokens(collected) - restored
+        self._tokens += token_count(collected.played) - restored
         if self._pieces is not None:
             busy, seconds = self._pieces.busy_seconds, now - self._since
             collected.metrics["async/engine_idle"] = (max(0.0, seconds - (busy - self._busy)), seconds)
@@ -173,7 +167,7 @@ class AsyncCollector:
         self._dropped = self._reweighted = 0
         return collected
 
-    def _make_players(self) -> None:
+    def _make_player(self) -> GroupPlayer:
         options = self.options
         if self._engine.takes_pieces:
             self._engine = self._pieces = ContinuousEngine(self._engine, options.piece, options.rows)
@@ -181,22 +175,27 @@ class AsyncCollector:
             # What a server samples, it batches by itself.
             self._pieces = ContinuousEngine(self._engine.default, options.piece, options.rows)
             self._engine = RoutingEngine(self._pieces, self._engine.elsewhere)
-        self._training = self.players.make(self.algorithm, self.sampling, self._engine, self._loop, crossed=True)
-        if self.algorithm.uses_greedy_baseline:
-            self._greedy = self.players.make(self.algorithm, greedily(self.sampling), self._engine, self._loop)
+        return self.players.of_groups(
+            self.learner,
+            self.plan,
+            self.sampling,
+            engine=self._engine,
+            loop=self._loop,
+            slots=asyncio.Semaphore(options.episodes) if options.episodes else contextlib.nullcontext(),
+        )
 
     def state(self) -> dict[str, Any]:
-        """The groups that are complete and not yet learnt from, as plain values for the checkpoint."""
-        # Not on the loop, which somebody may block: a run that is ended could not be saved.
+        """Return the complete groups that have not trained yet, as plain values for the checkpoint."""
+        # Not on the loop, which an environment may block: a run that is ended could not be saved.
         admitted = list(self._admitted.items())
         complete = self._restored | {key: group.collected for key, group in admitted if group.collected is not None}
-        found = [_plain(key, group) for key, group in sorted(complete.items(), key=lambda item: item[0])]
+        found = [[*key, *group.to_plain()] for key, group in sorted(complete.items(), key=lambda item: item[0])]
         return {"published": self.lags.state(), "complete": found, "made_with": self._made_with()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state` gave; groups that were under way begin anew.
+        """Restore what :meth:`state` returned; groups that were under way begin anew.
 
-        So do all, with a warning, when what the groups were played with is not what it is now.
+        All begin anew, with a warning, when they were played with other options.
         """
         self.lags.load(state["published"])
         now = self._made_with()
@@ -207,42 +206,30 @@ class AsyncCollector:
                 "%d groups of the checkpoint are played again: %s changed", self._dropped, ", ".join(changed)
             )
             return
-        old: set[tuple[int, int]] = set()
-        for iteration, group, counts, *parts in state["complete"]:
-            episodes, replaced, greedy = ([Episode.from_json(text) for text in part] for part in parts)
-            found = Collected(episodes, replaced, greedy, dict(counts))
-            key = (iteration, group)
-            if self.lags.largest(iteration, found.episodes) > self.max_lag:
-                old.add(key)
-                if self.options.over_age == "drop":
-                    continue
-            self._restored[key] = found
-        if self.options.over_age == "drop":
-            self._dropped = len(old)
-        else:
-            self._reweighted = len(old)
+        drop, old = self.options.over_age == "drop", 0
+        for iteration, group, *plain in state["complete"]:
+            found = Collected.from_plain(*plain)
+            too_old = self.lags.largest(iteration, found.episodes) > self.max_lag
+            old += too_old
+            if not (too_old and drop):
+                self._restored[iteration, group] = found
+        self._dropped, self._reweighted = (old, 0) if drop else (0, old)
         if old:
             logger.warning(
                 "%d groups of the checkpoint are older than data.max_lag %d allows and are %s",
-                len(old),
+                old,
                 self.max_lag,
-                "played again" if self.options.over_age == "drop" else "learnt from all the same",
+                "played again" if drop else "used for training all the same",
             )
 
     def _made_with(self) -> dict[str, str]:
-        """What decides which episodes a group has, and what is learnt from them, as text."""
-        plan, agents = self.plan, {agent for item in self.players.environments.values() for agent in item.agents}
-        return {
-            "data.environment": repr(dict(zip(plan.tasks.sources, plan.tasks.shares, strict=True))),
-            "data.groups": repr(plan.groups),
-            "data.group_size": repr(dict(plan.group_sizes)),
-            "data.failed_members": repr((plan.rules.failed_members, plan.rules.member_rounds)),
-            "data.resample_rounds": repr(plan.attempts - 1),
+        """Return what decides which episodes a group has, and how they train, as text."""
+        agents = {agent for item in self.players.environments.values() for agent in item.agents}
+        return self.plan.made_with() | {
             "data.sampling": repr(self.sampling),
-            "data.seed": repr(plan.seed),
-            "model.seats": repr({agent: self.algorithm.seat(agent) for agent in sorted(agents)}),
-            "the turn tree": repr(self.algorithm.turn_tree),
-            "the greedy baseline": repr(self.algorithm.uses_greedy_baseline),
+            "model.seats": repr({agent: self.learner.seat(agent) for agent in sorted(agents)}),
+            "the turn tree": repr(self.learner.turn_tree),
+            "the greedy baseline": repr(self.learner.uses_greedy_baseline),
         }
 
     def close(self) -> None:
@@ -253,7 +240,7 @@ class AsyncCollector:
             stack.callback(self._loop.close)
             for player in self._players():
                 stack.callback(player.close)
-            # First: those of a group that has failed still play, and must not find their environments closed.
+            # First: other episodes of a group that has failed still play, and need their environments open.
             stack.callback(self._loop.cancel_all)
 
     def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -276,39 +263,18 @@ class AsyncCollector:
                 if not group.done:
                     group.playing = asyncio.get_running_loop().create_task(self._play(group, *key))
 
-    async def _play(self, group: _Group, iteration: int, number: int) -> Collected:
+    async def _play(self, group: _Group, iteration: int, number: int) -> None:
+        assert self._player is not None
         draft = GroupDraft(self.plan, iteration, number)
-        greedy = None
-        if self._greedy is not None:
-            greedy = asyncio.ensure_future(self._episode(self._greedy, greedy_spec(self.plan, iteration, number)))
+        greedy = asyncio.ensure_future(self._player.play_greedy(iteration, [number]))
         try:
             while draft.due:
-                draft.take(await self._episodes(draft))
-            collected = Collected.of(draft, [] if greedy is None else [await greedy])
+                await self._player.play_due([draft])
+            collected = draft.collected(await greedy)
         finally:
-            if greedy is not None:
-                greedy.cancel()
-                await asyncio.gather(greedy, return_exceptions=True)
+            greedy.cancel()
+            await asyncio.gather(greedy, return_exceptions=True)
         group.collected, group.completed = collected, time.monotonic()
-        return collected
-
-    async def _episodes(self, draft: GroupDraft) -> list[Episode]:
-        tree, player = self.algorithm.turn_tree, self._training
-        assert player is not None
-        if tree is None:
-            return list(await asyncio.gather(*(self._episode(player, spec) for spec in draft.specs())))
-        trees = TreePlayer(player, tree, self.plan.group_sizes)
-        async with self._slot():
-            (paths,) = await trees.play([draft.root()])
-        return paths
-
-    async def _episode(self, player: EpisodePlayer, spec: EpisodeSpec) -> Episode:
-        async with self._slot():
-            (episode,) = await player.play([spec])
-        return episode
-
-    def _slot(self) -> Any:
-        return contextlib.nullcontext() if self._slots is None else self._slots
 
     async def _complete(self, iteration: int, numbers: Sequence[int]) -> list[_Group]:
         """The groups of an iteration when all are done; what fails anywhere is raised at once."""
@@ -338,7 +304,7 @@ class AsyncCollector:
         return played, 0 if self._pieces is None else self._pieces.batches
 
     def _players(self) -> list[EpisodePlayer]:
-        return [player for player in (self._training, self._greedy) if player is not None]
+        return [] if self._player is None else self._player.players
 
     def _waiting(self) -> str:
         """What the episodes wait for that have waited longest."""
@@ -352,11 +318,25 @@ class AsyncCollector:
         return ", ".join(told) + (f" and {len(plays) - _TOLD} more" if len(plays) > _TOLD else "")
 
 
-def _tokens(collected: Collected) -> float:
-    return token_count([*collected.episodes, *collected.replaced, *collected.greedy])
+def groups_ahead(
+    parts: Sequence[dict[str, Any] | None], groups: int, here: range, overlaps: bool
+) -> dict[str, Any] | None:
+    """Return the state of this rank's collector, of the states of all ranks that saved a checkpoint; None without any.
 
-
-def _plain(key: tuple[int, int], group: Collected) -> list[Any]:
-    """A complete group as plain values."""
-    parts = (group.episodes, group.replaced, group.greedy)
-    return [*key, group.counts, *([episode.to_json() for episode in part] for part in parts)]
+    Args:
+        parts: what :meth:`AsyncCollector.state` returned on each rank; None where nothing was played ahead.
+        groups: in an iteration, over all ranks.
+        here: numbers of this rank's groups, which may have been another rank's.
+        overlaps: whether this run plays ahead; otherwise a warning says that these groups are played again.
+    """
+    saved = [part for part in parts if part is not None]
+    found = {(item[0], item[1]): item for part in saved for item in part["complete"]}
+    if found and not overlaps:
+        logger.warning(
+            "%d groups of the checkpoint, which an asynchronous run has played ahead, are played again", len(found)
+        )
+    if not saved or not overlaps:
+        return None
+    # Numbers above the last group are kept too: the collector counts and names them as dropped.
+    own = [item for (_, number), item in sorted(found.items()) if min(number, groups - 1) in here]
+    return {**saved[0], "complete": own}

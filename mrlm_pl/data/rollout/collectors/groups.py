@@ -1,14 +1,15 @@
-"""Which episodes an iteration plays, and what becomes of those that fail."""
+"""The groups of an iteration: which episodes each one plays, which of them train, and what was collected."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from mrlm_pl.data.rollout.tasks.stream import TaskStream
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.credit.groups import equal_returns
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.seeding import derive_seed
 
@@ -17,119 +18,106 @@ _FAILED_MEMBERS = ("shrink", "drop", "resample")
 
 
 @dataclass(frozen=True)
-class GroupRules:
-    """When the episodes of a group are complete, and when they are left out.
-
-    Args:
-        silent: whether episodes that are compared teach nothing.
-        smallest_group: fewest episodes that can be compared.
-        failed_members: what becomes of a group some of whose episodes failed for good. ``shrink`` leaves these out, and
-            the group if fewer than ``smallest_group`` are left; ``drop`` leaves the whole group out; ``resample`` plays
-            other episodes of the task in their place, and shrinks what still has failed ones then.
-        member_rounds: how many times ``resample`` does so.
-        trees: whether the episodes are the paths of a turn tree. Paths share decisions, so ``resample`` plays the whole
-            tree again.
-
-    Raises:
-        ConfigurationError: an unknown word, or a bound below 1.
-    """
-
-    silent: Callable[[Sequence[Episode]], bool]
-    smallest_group: int = 1
-    failed_members: FailedMembers = "shrink"
-    member_rounds: int = 2
-    trees: bool = False
-
-    def __post_init__(self) -> None:
-        check_failure_rule(self.failed_members, self.member_rounds)
-
-    def unusable(self, episodes: Sequence[Episode]) -> bool:
-        """Whether these episodes of a group are left out."""
-        failed = sum(episode.failed for episode in episodes)
-        if self.failed_members == "drop" and failed:
-            return True
-        return len(episodes) - failed < self.smallest_group
-
-
-def check_failure_rule(failed_members: str, member_rounds: int) -> None:
-    """Nothing when these can be meant.
-
-    Raises:
-        ConfigurationError: an unknown word, or a bound below 1.
-    """
-    if failed_members not in _FAILED_MEMBERS:
-        raise ConfigurationError(f"data.failed_members is {failed_members!r}; choose from {', '.join(_FAILED_MEMBERS)}")
-    if member_rounds < 1:
-        raise ConfigurationError(
-            f"data.member_rounds is {member_rounds}; it must be 1 or above (or set data.failed_members to shrink)"
-        )
-
-
-@dataclass(frozen=True)
 class GroupPlan:
-    """The episodes of every group of every iteration, as a function of the position alone.
+    """The episodes of every group of every iteration, as a function of the position alone, and the rules for failures.
 
     Args:
         tasks: where tasks are drawn.
         groups: in an iteration, over all ranks.
         group_sizes: episodes of each, by environment.
-        attempts: tasks that each group has, used or not: the first and those that may replace it.
         seed: of all sampling.
-        rules: what becomes of what was played.
+        resample_rounds: how many other tasks may replace that of a group without a signal.
+        failed_members: ``shrink`` leaves failed episodes out, and the group if fewer than ``smallest_group`` remain;
+            ``drop`` leaves the whole group out; ``resample`` plays other episodes in their place, then shrinks.
+        member_rounds: how many times ``resample`` does so.
+        smallest_group: fewest episodes that the algorithm can compare.
+        silent: whether a group carries no learning signal.
+        trees: whether the episodes are the paths of a turn tree. Paths share decisions, so ``resample`` plays the whole
+            tree again.
+
+    Raises:
+        ConfigurationError: a value out of range.
     """
 
     tasks: TaskStream
     groups: int
     group_sizes: Mapping[str, int]
-    attempts: int
     seed: int
-    rules: GroupRules
+    resample_rounds: int = 0
+    failed_members: FailedMembers = "shrink"
+    member_rounds: int = 2
+    smallest_group: int = 1
+    silent: Callable[[Sequence[Episode]], bool] = equal_returns
+    trees: bool = False
+
+    def __post_init__(self) -> None:
+        if self.resample_rounds < 0:
+            raise ConfigurationError(f"data.resample_rounds is {self.resample_rounds}; it must be 0 (never) or above")
+        if self.failed_members not in _FAILED_MEMBERS:
+            raise ConfigurationError(
+                f"data.failed_members is {self.failed_members!r}; choose from {', '.join(_FAILED_MEMBERS)}"
+            )
+        if self.member_rounds < 1:
+            raise ConfigurationError(
+                f"data.member_rounds is {self.member_rounds}; it must be 1 or above (or set data.failed_members to "
+                "shrink)"
+            )
+
+    def of_rank(self, rank: int, ranks: int) -> range:
+        """Return the numbers of a rank's groups in an iteration."""
+        # Blocks: with strides, environments that take turns in the stream would each land on one rank.
+        return range(rank * self.groups // ranks, (rank + 1) * self.groups // ranks)
 
     def specs(self, iteration: int, group: int, attempt: int = 0) -> list[EpisodeSpec]:
-        """The episodes of a group at an attempt."""
-        task = self.tasks.attempt(iteration * self.groups + group, attempt, self.attempts)
+        """Return the episodes of a group; ``attempt`` counts its tasks from 0."""
+        task = self.tasks.attempt(iteration * self.groups + group, attempt, self.resample_rounds + 1)
         name = f"{iteration}-{group}" + (f".{attempt}" if attempt else "")
+        key = (iteration, group, attempt) if attempt else (iteration, group)
         return [
             EpisodeSpec(
                 id=f"{name}-{member}",
                 task=task,
                 group=name,
-                seed=derive_seed("episode", self.seed, *_key(iteration, group, attempt), member),
+                seed=derive_seed("episode", self.seed, *key, member),
                 iteration=iteration,
             )
             for member in range(self.group_sizes[task.environment])
         ]
 
     def root(self, iteration: int, group: int, attempt: int = 0) -> EpisodeSpec:
-        """The root of a group's turn tree."""
+        """Return the root of a group's turn tree."""
         first = self.specs(iteration, group, attempt)[0]
         return replace(first, id=first.group)
 
-    def another(self, spec: EpisodeSpec, number: int) -> EpisodeSpec:
-        """An episode of the same group with a seed of its own, the ``number``-th in the place of one that failed."""
-        return replace(spec, id=f"{spec.id}+{number}", seed=derive_seed("another", spec.seed, number))
+    def greedy(self, iteration: int, group: int) -> EpisodeSpec:
+        """Return the greedy episode of a group's first task."""
+        return replace(self.root(iteration, group), id=f"{iteration}-{group}-greedy")
 
-
-def _key(iteration: int, group: int, attempt: int) -> tuple[int, ...]:
-    return (iteration, group, attempt) if attempt else (iteration, group)
+    def made_with(self) -> dict[str, str]:
+        """Return the options that decide which episodes a group has, as text by name."""
+        return {
+            "data.environment": repr(dict(zip(self.tasks.sources, self.tasks.shares, strict=True))),
+            "data.groups": repr(self.groups),
+            "data.group_size": repr(dict(self.group_sizes)),
+            "data.failed_members": repr((self.failed_members, self.member_rounds)),
+            "data.resample_rounds": repr(self.resample_rounds),
+            "data.seed": repr(self.seed),
+        }
 
 
 @dataclass
 class GroupDraft:
-    """One group of an iteration, played again with another task as long as its episodes teach nothing.
-
-    Whoever collects plays what is due (:meth:`specs`, or :meth:`root` of a turn tree), hands it to :meth:`take` and
-    goes on while :attr:`due`; then :meth:`kept` and :meth:`others` are what was played.
+    """One group of an iteration while it is played: again with another task as long as it carries no signal.
 
     Args:
         plan: which episodes there are, with the rules for those that fail.
         iteration: of the group.
         group: its number in the iteration.
+
+    Attributes:
         episodes: those of the current task.
         replaced: others that were played.
-        due: whether episodes are to be played.
-        attempt: how many tasks were played to the end.
-        resampled: how many failed episodes were played again.
+        due: whether episodes are to be played: :meth:`specs`, or :meth:`root` of a turn tree.
     """
 
     plan: GroupPlan
@@ -138,27 +126,28 @@ class GroupDraft:
     episodes: list[Episode] = field(default_factory=list)
     replaced: list[Episode] = field(default_factory=list)
     due: bool = True
-    attempt: int = 0
-    resampled: int = 0
+    _attempt: int = 0
+    _resampled: int = 0
     _round: int = 0
     _failed: list[int] = field(default_factory=list)
 
     def specs(self) -> list[EpisodeSpec]:
-        """The separate episodes that are due."""
-        specs = self.plan.specs(self.iteration, self.group, self.attempt)
-        if not self._round:
-            return specs
-        return [self.plan.another(specs[place], self._round) for place in self._failed]
+        """Return the separate episodes that are due."""
+        specs = self.plan.specs(self.iteration, self.group, self._attempt)
+        return [self._another(specs[place]) for place in self._failed] if self._round else specs
 
     def root(self) -> EpisodeSpec:
-        """The root of the turn tree that is due."""
-        root = self.plan.root(self.iteration, self.group, self.attempt)
-        return self.plan.another(root, self._round) if self._round else root
+        """Return the root of the turn tree that is due."""
+        root = self.plan.root(self.iteration, self.group, self._attempt)
+        return self._another(root) if self._round else root
+
+    def _another(self, spec: EpisodeSpec) -> EpisodeSpec:
+        """Return an episode in the place of a failed one, with its own seed in each round."""
+        return replace(spec, id=f"{spec.id}+{self._round}", seed=derive_seed("another", spec.seed, self._round))
 
     def take(self, episodes: Sequence[Episode]) -> None:
-        """Note what was played of what was due."""
-        rules = self.plan.rules
-        if self._round and not rules.trees:
+        """Add the episodes that were due."""
+        if self._round and not self.plan.trees:
             for place, episode in zip(self._failed, episodes, strict=True):
                 self.replaced.append(self.episodes[place])
                 self.episodes[place] = episode
@@ -166,31 +155,77 @@ class GroupDraft:
             self.replaced += self.episodes
             self.episodes = list(episodes)
         self._failed = [place for place, episode in enumerate(self.episodes) if episode.failed]
-        if self._failed and rules.failed_members == "resample" and self._round < rules.member_rounds:
+        if self._failed and self.plan.failed_members == "resample" and self._round < self.plan.member_rounds:
             self._round += 1
-            self.resampled += len(self._failed)
+            self._resampled += len(self._failed)
             return
         self._round = 0
-        self.attempt += 1
-        self.due = self.attempt < self.plan.attempts and (self.left_out or rules.silent(self.episodes))
+        self._attempt += 1
+        again = self._attempt <= self.plan.resample_rounds
+        self.due = again and (self.left_out or self.plan.silent(self.episodes))
 
     @property
     def left_out(self) -> bool:
-        """Whether too few of the episodes can be used."""
-        return self.plan.rules.unusable(self.episodes)
+        """Whether the group is left out: for a failed episode, or because too few remain."""
+        if self.plan.failed_members == "drop" and self._failed:
+            return True
+        return len(self.episodes) - len(self._failed) < self.plan.smallest_group
 
-    def kept(self) -> list[Episode]:
-        """The episodes that are learnt from."""
-        return [] if self.left_out else self.episodes
-
-    def others(self) -> list[Episode]:
-        """All others that were played."""
-        return [*self.replaced, *self.episodes] if self.left_out else self.replaced
-
-    def counts(self) -> dict[str, float]:
-        """What became of the group, as numbers that add up over groups, by the name they are logged under."""
-        return {
-            "resampled_groups": float(self.attempt - 1),
-            "resampled_members": float(self.resampled),
+    def collected(self, greedy: Sequence[Episode] = ()) -> Collected:
+        """Return the complete group."""
+        counts = {
+            "resampled_groups": float(self._attempt - 1),
+            "resampled_members": float(self._resampled),
             "dropped_groups": float(self.left_out),
         }
+        if self.left_out:
+            return Collected([], [*self.replaced, *self.episodes], list(greedy), counts)
+        return Collected(list(self.episodes), list(self.replaced), list(greedy), counts)
+
+
+@dataclass
+class Collected:
+    """The episodes of one group or of several.
+
+    Args:
+        episodes: those that train, group after group.
+        replaced: others that were played.
+        greedy: one greedy episode of the task of each group, where the algorithm compares with them.
+        counts: ``resampled_groups``, ``resampled_members`` and ``dropped_groups``.
+        metrics: (sum, count) of means to be logged, by name.
+        seconds: in which the episodes were played; None is the time that collecting them took.
+        earlier_tokens: tokens of earlier collections that were sampled in these seconds.
+    """
+
+    episodes: list[Episode] = field(default_factory=list)
+    replaced: list[Episode] = field(default_factory=list)
+    greedy: list[Episode] = field(default_factory=list)
+    counts: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    seconds: float | None = None
+    earlier_tokens: float = 0.0
+
+    def add(self, other: Collected) -> None:
+        """Append the episodes of another part of the collection."""
+        self.episodes += other.episodes
+        self.replaced += other.replaced
+        self.greedy += other.greedy
+        self.counts = {
+            name: self.counts.get(name, 0.0) + other.counts.get(name, 0.0) for name in {**self.counts, **other.counts}
+        }
+
+    @property
+    def played(self) -> list[Episode]:
+        """All episodes, in the order in which files hold them."""
+        return [*self.episodes, *self.replaced, *self.greedy]
+
+    def to_plain(self) -> list[Any]:
+        """Return the groups as plain values for a checkpoint."""
+        parts = (self.episodes, self.replaced, self.greedy)
+        return [self.counts, *([episode.to_json() for episode in part] for part in parts)]
+
+    @classmethod
+    def from_plain(cls, counts: Mapping[str, float], *parts: Sequence[str]) -> Collected:
+        """Restore what :meth:`to_plain` returned."""
+        episodes, replaced, greedy = ([Episode.from_json(text) for text in part] for part in parts)
+        return cls(episodes, replaced, greedy, dict(counts))

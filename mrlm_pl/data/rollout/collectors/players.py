@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 import torch
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.data.rollout.collectors.group_player import GroupPlayer, greedily
+from mrlm_pl.data.rollout.collectors.groups import GroupPlan
 from mrlm_pl.data.rollout.collectors.stale_snapshots import StaleSnapshots
 from mrlm_pl.engines import Engine, InProcessEngine, RoutingEngine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.algorithm import Algorithm
+from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.learner.ranks import learner_place
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import Seat
@@ -57,84 +60,111 @@ class Players:
         self.check: Callable[[Engine], None] | None = None
         self._own: InProcessEngine | None = None
         self._routed: Engine | None = None
-        self._stale = stale
+        self.stale = stale
         self._players: dict[tuple[Sampling, bool], EpisodePlayer] = {}
 
-    def engine(self, algorithm: Algorithm) -> Engine:
+    def engine(self, learner: RolloutLearner) -> Engine:
         """The engine of all policies; made when it is first asked for."""
         if self._routed is None:
             engine = self.given
             if engine is None:
-                low = "bf16" in str(algorithm.trainer.precision)
+                low = "bf16" in str(learner.trainer.precision)
                 dtype = torch.bfloat16 if low else None
                 engine = self._own = InProcessEngine(dtype=dtype, own_weights=self._own_weights)
-            policies = {name: algorithm.policy(name) for name in algorithm.policies}
+            policies = {name: learner.policy(name) for name in learner.policies}
             if any(policy.served_by is not None for policy in policies.values()):
                 from mrlm_pl.serving.policies.placement import with_served  # gRPC and aiohttp, which no other run needs
 
                 engine = with_served(engine, policies)
             self._routed = engine
-            self._routed.meet_learner(learner_place(algorithm.trainer))
+            self._routed.meet_learner(learner_place(learner.trainer))
         return self._routed
 
-    def begin(self, algorithm: Algorithm, iteration: int, version: int) -> None:
+    def begin(self, learner: RolloutLearner, iteration: int, version: int) -> None:
         """Take the snapshots that are due at the beginning of an iteration."""
-        if self._stale is not None:
-            self._stale.begin(algorithm, iteration, version)
+        if self.stale is not None:
+            self.stale.begin(learner, iteration, version)
 
-    def with_current_weights(self, algorithm: Algorithm, version: int, play: Callable[[], T]) -> T:
+    def with_current_weights(self, learner: RolloutLearner, version: int, play: Callable[[], T]) -> T:
         """What ``play`` gives while the weights are whole and the engine has them; all ranks must ask together."""
-        was_training = algorithm.training
-        algorithm.eval()
+        was_training = learner.training
+        learner.train(False)
         try:
-            with torch.no_grad(), algorithm.gathered():
-                self._load(algorithm, version)
+            with torch.no_grad(), learner.gathered():
+                self._load(learner, version)
                 return play()
         finally:
-            algorithm.train(was_training)
+            learner.train(was_training)
 
-    def publish(self, algorithm: Algorithm, version: int) -> None:
+    def publish(self, learner: RolloutLearner, version: int) -> None:
         """Give the engine the current weights; all ranks must ask together."""
-        with torch.no_grad(), algorithm.gathered():
-            self._load(algorithm, version)
+        with torch.no_grad(), learner.gathered():
+            self._load(learner, version)
 
-    def _load(self, algorithm: Algorithm, version: int) -> None:
-        engine = self.engine(algorithm)
-        for name in algorithm.policies:
-            if algorithm.policy(name).served_by is None:
-                engine.load(name, algorithm.policy(name).network, version)
-        if self._stale is not None:
-            self._stale.load_into(engine)
+    def _load(self, learner: RolloutLearner, version: int) -> None:
+        engine = self.engine(learner)
+        for name in learner.policies:
+            if learner.policy(name).served_by is None:
+                engine.load(name, learner.policy(name).network, version)
+        if self.stale is not None:
+            self.stale.load_into(engine)
         check, self.check = self.check, None
         if check is not None:
             check(engine)
 
-    def player(self, algorithm: Algorithm, sampling: Sampling, crossed: bool = False) -> EpisodePlayer:
+    def player(self, learner: RolloutLearner, sampling: Sampling, crossed: bool = False) -> EpisodePlayer:
         """The player whose calling thread computes for the engine; ``crossed``: snapshots sample some turns."""
-        key = (sampling, crossed and self._stale is not None)
+        key = (sampling, crossed and self.stale is not None)
         if key not in self._players:
-            self._players[key] = self.make(algorithm, sampling, self.engine(algorithm), crossed=crossed)
+            self._players[key] = self._make(learner, sampling, self.engine(learner), crossed=crossed)
         return self._players[key]
 
-    def make(
+    def of_groups(
         self,
-        algorithm: Algorithm,
+        learner: RolloutLearner,
+        plan: GroupPlan,
+        sampling: Sampling,
+        engine: Engine | None = None,
+        loop: EventLoopThread | None = None,
+        slots: AbstractAsyncContextManager[Any] | None = None,
+    ) -> GroupPlayer:
+        """Return the player of groups.
+
+        Args:
+            learner: whose policies decide.
+            plan: which episodes there are.
+            sampling: how turns are sampled.
+            engine: with a ``loop``: where they are sampled.
+            loop: where new players play, which the caller closes; None takes those that are kept here.
+            slots: see :class:`GroupPlayer`.
+        """
+
+        def player(sampling: Sampling, crossed: bool) -> EpisodePlayer:
+            if engine is None:
+                return self.player(learner, sampling, crossed)
+            return self._make(learner, sampling, engine, loop, crossed)
+
+        greedy = player(greedily(sampling), False) if learner.uses_greedy_baseline else None
+        return GroupPlayer(plan, learner.turn_tree, player(sampling, True), greedy, slots)
+
+    def _make(
+        self,
+        learner: RolloutLearner,
         sampling: Sampling,
         engine: Engine,
         loop: EventLoopThread | None = None,
         crossed: bool = False,
     ) -> EpisodePlayer:
-        """A new player, which whoever asked for it closes; the arguments are those of :meth:`player`."""
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
-        seats = {agent: self._seat(algorithm, agent, sampling, crossed) for agent in agents}
+        seats = {agent: self._seat(learner, agent, sampling, crossed) for agent in agents}
         return EpisodePlayer(self.environments, seats, engine, **self._options, loop=loop)
 
-    def _seat(self, algorithm: Algorithm, agent: str, sampling: Sampling, crossed: bool) -> Seat:
-        name = algorithm.seat(agent)
-        policy = algorithm.policy(name)
+    def _seat(self, learner: RolloutLearner, agent: str, sampling: Sampling, crossed: bool) -> Seat:
+        name = learner.seat(agent)
+        policy = learner.policy(name)
         cross_policy: CrossPolicy | None = None
-        if crossed and self._stale is not None and self._stale.covers(algorithm, name):
-            cross_policy = self._stale.options
+        if crossed and self.stale is not None and self.stale.covers(learner, name):
+            cross_policy = self.stale.options
         return Seat(name, policy.chat, sampling, policy.context_window, cross_policy)
 
     def close(self) -> None:
@@ -142,8 +172,8 @@ class Players:
         for player in self._players.values():
             player.close()
         self._players = {}
-        if self._stale is not None:
-            self._stale.close()
+        if self.stale is not None:
+            self.stale.close()
         if isinstance(self._routed, RoutingEngine):
             self._routed.close_elsewhere()
         if self._own is not None:

@@ -12,7 +12,7 @@ from mrlm_pl.data.rollout.metrics import distinct_turns
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.algorithm import Algorithm
+from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.policy.snapshot import Snapshot
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name
 
@@ -33,7 +33,7 @@ class StaleSnapshots:
         self._restored: dict[str, Any] | None = None
         self._loaded: dict[str, int] = {}
 
-    def check(self, algorithm: Algorithm, trainer: Trainer, sampling: Sampling) -> None:
+    def check(self, learner: RolloutLearner, trainer: Trainer, sampling: Sampling) -> None:
         """Nothing when a run can learn from stale turns.
 
         Raises:
@@ -44,32 +44,32 @@ class StaleSnapshots:
                 f"data.cross_policy cannot copy weights that {type(trainer.strategy).__name__} splits over processes; "
                 "use one device or `--trainer.strategy ddp`, or leave it out"
             )
-        named = [name for name in algorithm.policies if "@" in name]
+        named = [name for name in learner.policies if "@" in name]
         if named:
             raise ConfigurationError(
                 f"data.cross_policy names snapshots POLICY@VERSION, and policy {named[0]!r} has such a name; rename it"
             )
-        if not algorithm.weighs_sampler(sampling):
+        if not learner.weighs_sampler(sampling):
             raise ConfigurationError(
-                f"data.cross_policy: {type(algorithm).__name__} would learn from a snapshot's turns as if the current "
+                f"data.cross_policy: {type(learner).__name__} would learn from a snapshot's turns as if the current "
                 "weights had sampled them; give it a correction (`model.correction: {kind: truncated}`), or where its "
                 "loss has a ratio `model.recompute_old_logp: false`"
             )
 
-    def covers(self, algorithm: Algorithm, policy: str) -> bool:
+    def covers(self, learner: RolloutLearner, policy: str) -> bool:
         """Whether a policy has snapshots: those that are trained do."""
-        return algorithm.policy(policy).trained
+        return learner.policy(policy).trained
 
-    def begin(self, algorithm: Algorithm, iteration: int, version: int) -> None:
+    def begin(self, learner: RolloutLearner, iteration: int, version: int) -> None:
         """Take the snapshots that are due at the beginning of an iteration; asking again changes nothing."""
         if not self._slots:
-            self._make(algorithm, version)
+            self._make(learner, version)
         if iteration <= self._iteration:
             return
         self._iteration = iteration
         if iteration and iteration % self.options.refresh == 0:
             for name, slots in self._slots.items():
-                min(slots, key=lambda slot: slot.version).take(algorithm.policy(name), version)
+                min(slots, key=lambda slot: slot.version).take(learner.policy(name), version)
 
     def load_into(self, engine: Engine) -> None:
         """Give an engine the snapshots that have changed since it was given them."""
@@ -110,13 +110,13 @@ class StaleSnapshots:
         """Let go of the networks and of the engine that had them; what they hold is made anew when it is needed."""
         self._restored, self._slots, self._loaded = self.state(), {}, {}
 
-    def _make(self, algorithm: Algorithm, version: int) -> None:
+    def _make(self, learner: RolloutLearner, version: int) -> None:
         restored: Mapping[str, Any] = self._restored or {"iteration": -1, "slots": {}}
         self._iteration, self._restored = restored["iteration"], None
-        for name in algorithm.policies:
-            if not self.covers(algorithm, name):
+        for name in learner.policies:
+            if not self.covers(learner, name):
                 continue
-            policy, count = algorithm.policy(name), self.options.snapshots
+            policy, count = learner.policy(name), self.options.snapshots
             slots = self._slots[name] = [Snapshot(policy, version) for _ in range(count)]
             saved = restored["slots"].get(name, [])
             if len(saved) != count:

@@ -21,6 +21,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.collectors import asynchronous as async_collector
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, _Group
 from mrlm_pl.data.rollout.collectors.staleness import Lags
+from mrlm_pl.data.rollout.evaluation import Evaluation
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.environment import Observations, Step
 from mrlm_pl.episode import Episode, Message, Task
@@ -51,7 +52,7 @@ class WaitForAll(Callback):
     """Lets the groups that were begun be complete before the next update, and before the checkpoint is written."""
 
     def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
-        collector = trainer.datamodule._collector
+        collector = trainer.datamodule.collection.collector
         while not all(group.done for group in list(collector._admitted.values())):
             time.sleep(0.01)
 
@@ -126,7 +127,7 @@ def test_episodes_are_played_while_the_learner_updates(model_folder: Path, quiet
             self.before = Noting.steps
 
         def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
-            groups = trainer.datamodule._collector._admitted
+            groups = trainer.datamodule.collection.collector._admitted
             while Noting.steps == self.before and not all(group.done for group in list(groups.values())):
                 time.sleep(0.005)
             self.overlapped += Noting.steps > self.before
@@ -222,7 +223,7 @@ def test_a_learner_that_waits_in_vain_says_for_what(model_folder: Path, quiet_tr
     with pytest.raises(RolloutError, match=r"waits for its environment's step for \d+ s.*async_options.patience"):
         quiet_trainer().fit(algorithm, data)
     assert time.monotonic() - started < 60
-    assert data._collector is None, "nothing goes on behind a run that has ended"
+    assert data.collection.collector is None, "nothing goes on behind a run that has ended"
 
 
 def test_an_error_that_ends_the_run_is_raised_at_once(model_folder: Path, quiet_trainer: Any) -> None:
@@ -393,18 +394,20 @@ def test_environments_that_block_take_the_threads_there_are(model_folder: Path, 
     assert Blocking.most == 3
 
 
-def test_validation_is_of_the_current_weights(model_folder: Path, quiet_trainer: Any) -> None:
+def test_validation_is_of_the_current_weights(
+    model_folder: Path, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     algorithm, data = make(model_folder, Slow(0.01), mode="async", max_lag=2, validation_episodes=8)
     trainer = quiet_trainer(limit_val_batches=1.0, val_check_interval=1)
     seen: list[tuple[int, int]] = []
-    play = data.play
+    play = Evaluation.play
 
-    def noting(specs: Any, sampling: Any) -> Any:
-        episodes = play(specs, sampling)
+    def noting(self: Evaluation, specs: Any, sampling: Any) -> Any:
+        episodes = play(self, specs, sampling)
         seen.extend((trainer.global_step, turn.version) for e in episodes for row in e.rows() for turn in row.turns)
         return episodes
 
-    data.play = noting  # type: ignore[method-assign]
+    monkeypatch.setattr(Evaluation, "play", noting)
     trainer.fit(algorithm, data)
     assert len(seen) == 3 * 8
     assert all(step == version for step, version in seen)
@@ -416,7 +419,7 @@ def test_a_loss_that_takes_old_data_for_its_own_is_warned_of(
 ) -> None:
     data = RolloutDataModule(Slow(0.0), groups=2, group_size=2, iterations=1, mode="async")
     quiet_trainer().fit(algorithm({"main": Policy(str(model_folder))}), data)
-    assert ("for its own" in caplog.text) == (algorithm is REINFORCE)
+    assert ("stale as on-policy" in caplog.text) == (algorithm is REINFORCE)
 
 
 def test_groups_are_played_again_when_what_they_were_played_with_has_changed(
@@ -500,7 +503,7 @@ def test_a_second_fit_plays_ahead_as_well_and_no_further_than_it_goes(model_fold
 
     class Ends(Callback):
         def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
-            ends.append(trainer.datamodule._collector.iterations)
+            ends.append(trainer.datamodule.collection.collector.iterations)
 
     quiet_trainer(callbacks=[Ends()]).fit(algorithm, data)
     quiet_trainer(callbacks=[Ends()], limit_train_batches=2, max_epochs=2).fit(algorithm, data)
@@ -523,7 +526,7 @@ class CloseFails(Callback):
         def close() -> None:
             raise OSError("cannot be closed")
 
-        trainer.datamodule._collector._training.close = close
+        trainer.datamodule.collection.collector._player.training.close = close
 
 
 def test_an_environment_that_blocks_the_event_loop_is_found(model_folder: Path, quiet_trainer: Any) -> None:
@@ -539,7 +542,7 @@ def test_an_environment_that_blocks_the_event_loop_is_found(model_folder: Path, 
     algorithm, data = make(model_folder, Blocks(0.0), mode="async", async_options=AsyncOptions(patience=1.0))
     with pytest.raises(RolloutError, match=r"event loop has stood still for 1 s in step .*test_asynchronous.py:\d+"):
         quiet_trainer().fit(algorithm, data)
-    assert data._collector is None
+    assert data.collection.collector is None
 
 
 def test_a_run_whose_loop_is_blocked_can_be_saved(model_folder: Path, quiet_trainer: Any) -> None:
@@ -605,19 +608,19 @@ def test_options_without_effect_are_told(
 
 
 def test_a_group_that_fails_leaves_no_greedy_episode_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_collector, "GroupDraft", lambda *key: SimpleNamespace(due=True, take=None))
-    monkeypatch.setattr(async_collector, "greedy_spec", lambda *key: None)
+    monkeypatch.setattr(async_collector, "GroupDraft", lambda *key: SimpleNamespace(due=True))
+
+    class Player:
+        async def play_greedy(self, iteration: int, groups: Any) -> Any:
+            await asyncio.sleep(600)
+
+        async def play_due(self, drafts: Any) -> None:
+            await asyncio.sleep(0)
+            raise RolloutError("no such task")
 
     class Failing(AsyncCollector):
         def __init__(self) -> None:
-            self._greedy, self.plan = object(), None  # type: ignore[assignment]
-
-        async def _episode(self, player: Any, spec: Any) -> Any:
-            await asyncio.sleep(600)
-
-        async def _episodes(self, draft: Any) -> Any:
-            await asyncio.sleep(0)
-            raise RolloutError("no such task")
+            self._player, self.plan = Player(), None  # type: ignore[assignment]
 
     async def play() -> set[Any]:
         with pytest.raises(RolloutError, match="no such task"):

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_pl.algorithms import GRPO, MAGRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.checks import check_kept
-from mrlm_pl.data.rollout.collectors.groups import GroupDraft, GroupPlan, GroupRules
+from mrlm_pl.data.rollout.collectors.groups import GroupDraft, GroupPlan
 from mrlm_pl.data.rollout.tasks.stream import TaskStream
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, Step
@@ -287,10 +287,10 @@ def test_a_run_that_ends_in_the_middle_of_its_episodes_keeps_nothing_open(
 # The draft by itself.
 
 
-def plan(attempts: int = 1, **rules: Any) -> GroupPlan:
+def plan(**rules: Any) -> GroupPlan:
     stream = TaskStream({"a": DatasetTasks("a", "train", [{"n": n} for n in range(9)])}, None, seed=0)
     values = {"silent": lambda episodes: False, "smallest_group": 2, **rules}
-    return GroupPlan(stream, groups=1, group_sizes={"a": 3}, attempts=attempts, seed=0, rules=GroupRules(**values))
+    return GroupPlan(stream, groups=1, group_sizes={"a": 3}, seed=0, **values)
 
 
 def played(specs: list[EpisodeSpec], failing: str = "") -> list[Episode]:
@@ -310,32 +310,32 @@ def test_only_what_failed_is_due_again() -> None:
     assert [spec.id for spec in draft.specs()] == ["0-0-2+2"]
     draft.take(played(draft.specs()))
     assert not draft.due
-    assert [episode.id for episode in draft.kept()] == ["0-0-0+1", "0-0-1", "0-0-2+2"]
-    assert [episode.id for episode in draft.others()] == ["0-0-0", "0-0-2", "0-0-2+1"]
-    assert draft.counts() == {"resampled_groups": 0, "resampled_members": 3, "dropped_groups": 0}
+    assert [episode.id for episode in draft.collected().episodes] == ["0-0-0+1", "0-0-1", "0-0-2+2"]
+    assert [episode.id for episode in draft.collected().replaced] == ["0-0-0", "0-0-2", "0-0-2+1"]
+    assert draft.collected().counts == {"resampled_groups": 0, "resampled_members": 3, "dropped_groups": 0}
 
 
 def test_a_group_that_is_left_out_is_played_with_another_task_if_it_may() -> None:
-    draft = GroupDraft(plan(attempts=2, failed_members="drop"), 0, 0)
+    draft = GroupDraft(plan(resample_rounds=1, failed_members="drop"), 0, 0)
     first = draft.specs()[0].task
     draft.take(played(draft.specs(), "x"))
     assert draft.due
     assert draft.specs()[0].task != first
     draft.take(played(draft.specs()))
     assert not draft.due
-    assert len(draft.kept()) == 3
-    assert draft.counts() == {"resampled_groups": 1, "resampled_members": 0, "dropped_groups": 0}
+    assert len(draft.collected().episodes) == 3
+    assert draft.collected().counts == {"resampled_groups": 1, "resampled_members": 0, "dropped_groups": 0}
 
 
 def test_a_bound_holds_for_each_task_of_a_group() -> None:
-    draft = GroupDraft(plan(attempts=2, failed_members="resample", member_rounds=1), 0, 0)
+    draft = GroupDraft(plan(resample_rounds=1, failed_members="resample", member_rounds=1), 0, 0)
     for _ in range(4):  # two tasks, each played and played again
         assert draft.due
         draft.take(played(draft.specs(), "xxx"))
     assert not draft.due
-    assert draft.kept() == []
-    assert len(draft.others()) == 12
-    assert draft.counts() == {"resampled_groups": 1, "resampled_members": 6, "dropped_groups": 1}
+    assert draft.collected().episodes == []
+    assert len(draft.collected().replaced) == 12
+    assert draft.collected().counts == {"resampled_groups": 1, "resampled_members": 6, "dropped_groups": 1}
 
 
 @pytest.mark.parametrize("option", [{"failed_members": "keep"}, {"member_rounds": 0}])

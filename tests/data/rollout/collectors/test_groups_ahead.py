@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from mrlm_pl.data.rollout.checkpoint import own_groups_ahead
+from mrlm_pl.data.rollout.collectors.asynchronous import groups_ahead
 
 
 def played(iteration: int, number: int) -> list[object]:
@@ -20,21 +20,21 @@ PARTS = [
 
 
 def test_groups_are_shared_out_anew_when_there_are_other_ranks() -> None:
-    assert own_groups_ahead(PARTS, 4, range(1, 2), True) == PARTS[0] | {"complete": [played(5, 1)]}
+    assert groups_ahead(PARTS, 4, range(1, 2), True) == PARTS[0] | {"complete": [played(5, 1)]}
     whole = PARTS[0] | {"complete": [played(5, number) for number in range(4)]}
-    assert own_groups_ahead(PARTS, 4, range(4), True) == whole
+    assert groups_ahead(PARTS, 4, range(4), True) == whole
 
 
 def test_numbers_that_there_are_no_longer_come_along_with_the_last_group() -> None:
-    found = own_groups_ahead(PARTS, 2, range(1, 2), True)
+    found = groups_ahead(PARTS, 2, range(1, 2), True)
     assert found is not None
     assert found["complete"] == [played(5, 1), played(5, 2), played(5, 3)]
 
 
 def test_a_run_that_does_not_play_ahead_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert own_groups_ahead(PARTS, 4, range(4), False) is None
+        assert groups_ahead(PARTS, 4, range(4), False) is None
     assert "4 groups of the checkpoint" in caplog.text
     caplog.clear()
-    assert own_groups_ahead([None], 4, range(4), False) is None
+    assert groups_ahead([None], 4, range(4), False) is None
     assert not caplog.text

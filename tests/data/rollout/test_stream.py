@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mrlm_pl.data.rollout.minibatches import Cut
+from mrlm_pl.data.rollout.stream import Cut
 
 
 def test_every_pass_serves_every_group_once_and_the_pieces_of_an_update_are_parts_of_it() -> None:

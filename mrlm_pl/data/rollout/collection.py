@@ -1,0 +1,266 @@
+"""Collects the rollouts of a run: plays their groups, saves the episodes, prepares the rows and measures."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from mrlm_pl.data.rollout.alarms import SignalCheck, VerifierWatch
+from mrlm_pl.data.rollout.checks import check_kept, check_played
+from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, groups_ahead
+from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan
+from mrlm_pl.data.rollout.collectors.players import Players
+from mrlm_pl.data.rollout.collectors.synchronous import SyncCollector
+from mrlm_pl.data.rollout.metrics import CollectionSums, RunTotals, reward_sums, success_counts
+from mrlm_pl.data.rollout.observer import show_collection
+from mrlm_pl.data.rollout.tasks.environments import RunTasks, worth
+from mrlm_pl.engines import Sampling
+from mrlm_pl.episode_files import EpisodeWriter
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.contract import RolloutLearner
+from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, each_share, sum_over_ranks
+from mrlm_pl.trainer.termination import ended_by_sigterm, leaving_at_sigterm
+
+logger = logging.getLogger(__name__)
+
+
+class Collection:
+    """Collects one rollout per iteration, and keeps the state of a run beside the rows: tasks, totals, groups ahead.
+
+    Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats
+    per token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
+    collection, ``truncated_turns`` (share truncated at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups``,
+    ``retries`` (episodes that were started again), ``row_restarts``, ``dropped_groups`` and ``resampled_members``
+    (see ``failed_members``), ``resampled_groups`` and ``reward_of_all_groups`` (see ``resample_rounds``), with
+    ``cross_policy`` ``stale_turns`` (share that snapshots sampled; they do not count in ``entropy``) and
+    ``stale_age`` (their mean age in optimizer steps), and the components and metrics of each environment as
+    ``rollout/ENVIRONMENT/NAME``; with several environments, also ``reward``, ``success`` and ``groups`` (tasks that the
+    collection was planned with) of each, and with a curriculum its ``success_rate`` and ``weight`` in the next plan.
+    ``stop/REASON`` and ``truncated_episodes`` are shares of the episodes. With several agents or policies there are
+    also ``rollout/agent/NAME/...`` and ``rollout/policy/NAME/...``; see
+    :func:`mrlm_pl.evaluation.agents.means_by_agent`. The totals of the run are logged as ``progress/...``; see
+    :class:`~mrlm_pl.data.rollout.metrics.RunTotals`.
+
+    Args:
+        tasks: the environments of the run.
+        players: play episodes and give the engine its weights.
+        plan: the groups of each iteration.
+        sampling: how turns are sampled.
+        max_lag: greatest age of the weights that sample, in versions; with 0 the learner waits for the episodes.
+        options: of playing while the learner updates.
+        save: whether episodes are written to ``RUN/episodes``.
+    """
+
+    def __init__(
+        self,
+        tasks: RunTasks,
+        players: Players,
+        plan: GroupPlan,
+        sampling: Sampling,
+        max_lag: int,
+        options: AsyncOptions,
+        save: bool,
+    ) -> None:
+        self.tasks, self.players, self.plan, self.sampling = tasks, players, plan, sampling
+        self.max_lag, self.options, self.save = max_lag, options, save
+        self.collector: SyncCollector | AsyncCollector | None = None
+        self.totals = RunTotals()
+        self._trainer: Trainer | None = None
+        self._learner: RolloutLearner | None = None
+        self._ahead: dict[str, Any] | None = None
+        self._writer = EpisodeWriter()
+        self._signal: SignalCheck | None = None
+        self._verifiers = VerifierWatch()
+
+    def begin(self, trainer: Trainer, learner: RolloutLearner) -> None:
+        """Attach to the trainer and the algorithm of a fit, and start the clock."""
+        self._trainer, self._learner = trainer, learner
+        self.plan = replace(
+            self.plan,
+            smallest_group=learner.smallest_group,
+            silent=lambda group: learner.without_signal(worth(group, self.tasks.reward_scales)),
+            trees=learner.turn_tree is not None,
+        )
+        self._signal = SignalCheck(self.sampling, compares=learner.smallest_group > 1)
+        self.totals.start()
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer of the fit.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        if self._trainer is None:
+            raise ConfigurationError("the rollout data module has no trainer; pass it to `trainer.fit`")
+        return self._trainer
+
+    @property
+    def learner(self) -> RolloutLearner:
+        """The algorithm of the fit."""
+        assert self._learner is not None
+        return self._learner
+
+    @property
+    def groups(self) -> range:
+        """Numbers of this rank's groups in an iteration."""
+        return self.plan.of_rank(*data_parallel_rank(self.trainer))
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether the weights that sample are those that train first."""
+        return not self.max_lag and self.players.stale is None
+
+    def collect(self, iteration: int, iterations: int) -> tuple[dict[str, PolicyBatch], dict[str, float]]:
+        """Return the rows of an iteration by policy, and the numbers to log.
+
+        Args:
+            iteration: from 0.
+            iterations: of the whole run; none after the last is begun ahead.
+
+        Raises:
+            RolloutError: all episodes failed.
+            SIGTERMException: the signal came; a resumed run collects the iteration again.
+        """
+        started, trainer, groups = time.perf_counter(), self.trainer, self.groups
+        furthest = max(iteration, min(iteration + self.max_lag, iterations - 1))
+        self.tasks.plan_until(iteration, furthest, self.plan.groups)
+        # Outside of what SIGTERM interrupts: a checkpoint has all snapshots that are due, or none.
+        self.players.begin(self.learner, iteration, trainer.global_step)
+        with ended_by_sigterm(trainer):
+            collector = self._ready_collector(groups, iterations)
+            collected = collector.collect(iteration, trainer.global_step, groups)
+        seconds = collected.seconds or time.perf_counter() - started
+        if self.save:
+            self._writer.write(self._file(iteration), collected.played)
+        played = [*collected.episodes, *collected.replaced]
+        check_played(played, iteration, self.tasks.environments)
+        check_kept(collected.episodes, iteration)
+        # An asynchronous collector has handed these groups out, so a checkpoint could not hold them here.
+        with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
+            rows = self._prepared(collected)
+        metrics = self._logged(iteration, collected, groups, seconds)
+        show_collection(trainer, played)
+        return rows, metrics
+
+    def _ready_collector(self, groups: Sequence[int], iterations: int) -> SyncCollector | AsyncCollector:
+        """Return the collector of this fit; the first call makes it."""
+        if self.collector is None and self.max_lag:
+            self.collector = AsyncCollector(
+                self.players,
+                self.learner,
+                self.plan,
+                self.sampling,
+                self.max_lag,
+                groups,
+                iterations,
+                self.options,
+            )
+            if self._ahead is not None:
+                self.collector.load_state(self._ahead)
+        elif self.collector is None:
+            self.collector = SyncCollector(
+                self.players,
+                self.learner,
+                self.players.of_groups(self.learner, self.plan, self.sampling),
+                lambda number: float(sum_over_ranks(self.trainer, torch.tensor(number))),
+                lambda: leaving_at_sigterm(self.trainer),
+            )
+        self._ahead = None
+        return self.collector
+
+    def _file(self, iteration: int) -> Path:
+        rank, ranks = data_parallel_rank(self.trainer)
+        suffix = f"-rank{rank}" if ranks > 1 else ""
+        return Path(self.trainer.default_root_dir) / "episodes" / f"iteration-{iteration:06d}{suffix}.jsonl.gz"
+
+    def _prepared(self, collected: Collected) -> dict[str, PolicyBatch]:
+        """Return the rows that are trained on."""
+        learner, scales = self.learner, self.tasks.reward_scales
+        context, before = self.trainer.precision_plugin.forward_context(), learner.progress()
+        episodes, greedy = worth(collected.episodes, scales), worth(collected.greedy, scales)
+        try:
+            with torch.no_grad(), context, learner.gathered():
+                return learner.prepare(episodes, self.sampling, greedy)
+        except SIGTERMException:
+            learner.load_progress(before)  # a resumed run prepares them again
+            raise
+
+    def _logged(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> dict[str, float]:
+        """Return the numbers to log, over all ranks, and warn of a rollout without a learning signal."""
+        own = self._measured(iteration, collected, groups, seconds)
+        measured = functools.reduce(CollectionSums.plus, each_share(self.trainer, own))
+        metrics = measured.metrics()
+        if data_parallel_rank(self.trainer)[0] == 0:
+            assert self._signal is not None
+            self._signal.see(metrics, measured.returns)
+        if (parted := self._verifiers.see(measured.means)) and data_parallel_rank(self.trainer)[0] == 0:
+            logger.warning(parted)
+        prepared, totals = self.learner.take_prepared_metrics(), self.totals.after(iteration + 1, measured.played)
+        return metrics | prepared | self.tasks.learn(measured.successes) | totals
+
+    def _measured(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> CollectionSums:
+        """Return the sums of what this rank collected."""
+        episodes, unused = collected.episodes, [*collected.replaced, *collected.greedy]
+        several, plan = self.tasks.several, self.plan
+        measured = CollectionSums.of(
+            episodes, seconds, plan.silent, unused, by_task=several, earlier_tokens=collected.earlier_tokens
+        )
+        measured.means |= collected.metrics
+        if plan.resample_rounds:
+            measured.means["rollout/reward_of_all_groups"] = reward_sums([*episodes, *collected.replaced])
+        if self.players.stale is not None:
+            measured.means |= self.players.stale.metrics(episodes, self.trainer.global_step)
+        logged = {"dropped_groups": True, "resampled_groups": plan.resample_rounds > 0}
+        logged["resampled_members"] = plan.failed_members == "resample"
+        measured.sums |= {f"rollout/{name}": collected.counts[name] for name in logged if logged[name]}
+        if several:
+            planned = Counter(self.tasks.stream.picked(iteration * plan.groups + group)[0] for group in groups)
+            measured.sums |= {f"rollout/{name}/groups": float(planned[name]) for name in self.tasks.environments}
+        measured.successes = success_counts([*episodes, *collected.replaced])
+        return measured
+
+    def state(self) -> dict[str, Any]:
+        """Return the part of a checkpoint that is not the rows and the position; all ranks call it."""
+        self._writer.finish()  # a resumed run does not collect again what the checkpoint holds
+        ahead = self.collector.state() if isinstance(self.collector, AsyncCollector) else self._ahead
+        return {
+            "ahead": at_first_rank(ahead),
+            "stale": None if self.players.stale is None else self.players.stale.state(),
+            "tasks": self.tasks.state(),
+            "totals": self.totals.state(),
+            "verifiers": self._verifiers.state(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state` returned."""
+        self.tasks.load(state.get("tasks"))
+        self.totals.load(state.get("totals"))
+        self._verifiers.load(state.get("verifiers"))
+        if self.players.stale is not None:
+            self.players.stale.load_state(state.get("stale"))
+        self._ahead = groups_ahead(state.get("ahead", []), self.plan.groups, self.groups, self.max_lag > 0)
+
+    def close(self) -> None:
+        """Stop all episodes, close the players and finish the files; may be called twice."""
+        collector, self.collector = self.collector, None
+        try:
+            if isinstance(collector, AsyncCollector):
+                collector.close()
+        finally:
+            try:
+                self.players.close()
+            finally:
+                self._writer.finish()

@@ -1,0 +1,147 @@
+"""Episodes of held-out tasks, played with the current weights: for Lightning's loops and for reports."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from mrlm_pl.data.rollout.checks import check_command
+from mrlm_pl.data.rollout.collectors.players import Players
+from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.evaluation.agents import means_by_agent
+from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, judged_successes, summarize
+from mrlm_pl.learner.contract import RolloutLearner
+from mrlm_pl.learner.ranks import data_parallel_rank, each_share
+from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.trainer.termination import ended_by_sigterm
+
+logger = logging.getLogger(__name__)
+
+
+class Evaluation:
+    """Plays held-out tasks of a run's environments.
+
+    Args:
+        players: of the run.
+        trainer, learner: that the data module is attached to.
+        seed: of tasks and sampling.
+    """
+
+    def __init__(self, players: Players, trainer: Trainer, learner: RolloutLearner, seed: int) -> None:
+        self.players, self.trainer, self.learner, self.seed = players, trainer, learner, seed
+
+    def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
+        """Return episodes that the current weights played; all ranks call it."""
+        player = self.players.player(self.learner, sampling)
+        with ended_by_sigterm(self.trainer):
+            return self.players.with_current_weights(
+                self.learner, self.trainer.global_step, lambda: player.play_blocking(specs)
+            )
+
+    def specs(self, environment: str, episodes: int, split: str) -> list[EpisodeSpec]:
+        """Return the episodes of an environment's tasks."""
+        return evaluation_specs(self.players.environments[environment], episodes, split, self.seed, name=environment)
+
+    def report(self, environment: str, split: str, episodes: int, sampling: Sampling, model: str) -> EvaluationReport:
+        """Return the report on tasks of a split; all ranks call it, each plays its share, all get the whole report."""
+        specs = self.specs(environment, episodes, split)
+        rank, ranks = data_parallel_rank(self.trainer)
+        played: list[Any] = [None] * len(specs)
+        for number, share in enumerate(each_share(self.trainer, self.play(specs[rank::ranks], sampling))):
+            played[number::ranks] = share
+        return summarize(played, environment=environment, model=model, split=split, seed=self.seed, requested=episodes)
+
+
+class EvaluationStream:
+    """Serves the episodes of a validation, test or prediction loop.
+
+    Args:
+        evaluation: plays them.
+        split: of the tasks.
+        episodes: of each environment.
+        sampling: how turns are sampled.
+    """
+
+    BATCH = 64
+
+    def __init__(self, evaluation: Evaluation, split: str, episodes: int, sampling: Sampling) -> None:
+        self.evaluation, self.split, self.sampling = evaluation, split, sampling
+        self.environments = evaluation.players.environments
+        rank, ranks = data_parallel_rank(evaluation.trainer)
+        specs = [spec for name in self.environments for spec in evaluation.specs(name, episodes, split)]
+        self.specs = specs[rank::ranks]
+        # Every rank serves the same number of batches, or the others would wait for it for ever; the last may be empty.
+        self.batches = -(-len(specs[0::ranks]) // self.BATCH)
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[EpisodeBatch]:
+        failed = []
+        for number in range(self.batches):
+            start = number * self.BATCH
+            episodes = self.evaluation.play(self.specs[start : start + self.BATCH], self.sampling)
+            failed += [episode for episode in episodes if episode.failed]
+            if failed and number == self.batches - 1:  # a sized stream is not asked for more than it has
+                logger.warning(
+                    "%d of %d %s episodes failed, and the numbers are of the others; the first: %s; try `%s`",
+                    len(failed),
+                    len(self.specs),
+                    self.split,
+                    failed[0].error,
+                    check_command(self.environments[failed[0].task.environment]),
+                )
+            yield EpisodeBatch(episodes, by_task=len(self.environments) > 1)
+
+
+class EpisodeBatch:
+    """Finished episodes on their way through a validation, test or prediction step.
+
+    Args:
+        episodes: of any environments.
+        by_task: whether the numbers are also told of each environment.
+    """
+
+    def __init__(self, episodes: Sequence[Episode], by_task: bool = False) -> None:
+        self.episodes, self.by_task = list(episodes), by_task
+
+    def to(self, *args: Any, **kwargs: Any) -> EpisodeBatch:
+        """Itself: records live on no device."""
+        return self
+
+    def means(self) -> dict[str, tuple[float, float]]:
+        """Return mean and number of observations by metric: ``reward``, and ``accuracy`` where success is known.
+
+        Failed episodes have neither. Where all failed, both are NaN of 0 observations: nothing is known. Episodes of
+        several agents also have ``agent/NAME/...``; see :func:`mrlm_pl.evaluation.agents.means_by_agent`.
+        """
+        means = dict(_means(self.episodes))
+        played = [episode for episode in self.episodes if not episode.failed and episode.team_size > 1]
+        turns = [(turn, row) for episode in played for row in episode.rows() for turn in row.turns]
+        for name, (total, count) in means_by_agent(played, [1.0] * len(played), turns).items():
+            if name.startswith("agent/"):
+                means[name] = total / count, count
+        for name in dict.fromkeys(episode.task.environment for episode in self.episodes if self.by_task):
+            own = _means([episode for episode in self.episodes if episode.task.environment == name])
+            means |= {f"{name}/{metric}": mean for metric, mean in own.items()}
+        return means
+
+    def counts(self) -> dict[str, int]:
+        """``failed_episodes``, by name."""
+        return {"failed_episodes": sum(episode.failed for episode in self.episodes)}
+
+
+def _means(episodes: Sequence[Episode]) -> Mapping[str, tuple[float, float]]:
+    played = [episode for episode in episodes if not episode.failed]
+    if not played:
+        return {"reward": (math.nan, 0), "accuracy": (math.nan, 0)} if episodes else {}
+    means = {"reward": (sum(episode.reward for episode in played) / len(played), len(played))}
+    judged = judged_successes(played)
+    if judged:
+        means["accuracy"] = (sum(judged) / len(judged), len(judged))
+    return means

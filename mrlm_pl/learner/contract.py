@@ -1,0 +1,112 @@
+"""The contract between an algorithm and the data module that collects rollouts for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.policy import Policy
+from mrlm_pl.rollout.turn_tree import TurnTree
+
+
+class RolloutLearner(Protocol):
+    """All that the rollout data module reads and calls of an algorithm; :class:`~.algorithm.Algorithm` implements it.
+
+    In the order of a run: the data module validates its options against the algorithm, plays episodes with its
+    policies, has them prepared, and divides the rows into micro-batches.
+    """
+
+    smallest_group: int
+    """Fewest episodes per task that the advantage is defined for."""
+
+    uses_importance_ratio: ClassVar[bool]
+    """Whether the loss uses the importance ratio; without it a rollout serves one update."""
+
+    @property
+    def trainer(self) -> Any:
+        """The Lightning trainer that both are attached to."""
+
+    # Options.
+
+    def check_agents(self, agents: Collection[str]) -> None:
+        """Validate the seats against the agents of the environments."""
+
+    def meet_tasks(self, names: Sequence[str]) -> None:
+        """Take note of the environments, in one order on all ranks."""
+
+    def weighs_sampler(self, sampling: Sampling) -> bool:
+        """Whether the loss weighs each token by the probability that its sampler gave it."""
+
+    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
+        """Whether training uses the sampler's log-probabilities."""
+
+    def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
+        """What the algorithm adds to the reward of a turn, or None."""
+
+    # Playing.
+
+    @property
+    def policies(self) -> Iterable[str]:
+        """Names of the policies."""
+
+    def policy(self, name: str) -> Policy:
+        """Return a policy."""
+
+    def seat(self, agent: str) -> str:
+        """Return the name of the policy that decides for an agent."""
+
+    @property
+    def turn_tree(self) -> TurnTree | None:
+        """How the decisions of each state branch; None plays separate episodes."""
+
+    @property
+    def uses_greedy_baseline(self) -> bool:
+        """Whether each group comes with one greedy episode of its task."""
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        """Whether a group has zero advantage everywhere."""
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Return a context in which all weights are whole; all ranks enter together."""
+
+    @property
+    def training(self) -> bool:
+        """Whether the modules are in training mode."""
+
+    def train(self, mode: bool = True) -> Any:
+        """Set training mode."""
+
+    # Preparing a rollout.
+
+    def prepare(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
+    ) -> dict[str, PolicyBatch]:
+        """Return the rows of a rollout by policy, with advantages; called once per rollout, without gradient."""
+
+    def progress(self) -> dict[str, Any]:
+        """Return the state beside the weights, such as running baselines, as plain values."""
+
+    def load_progress(self, progress: Mapping[str, Any]) -> None:
+        """Restore what :meth:`progress` returned."""
+
+    def take_prepared_metrics(self) -> dict[str, float]:
+        """Return the numbers that :meth:`prepare` left to be logged, once."""
+
+    # Mini-batches.
+
+    @property
+    def learners(self) -> Mapping[str, Any]:
+        """The models with rows of their own by name, in one order on all ranks."""
+
+    @property
+    def collection_over(self) -> bool:
+        """Whether the remaining updates on the current rollout are skipped; the same on every rank."""
+
+    def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
+        """Return the indices [b] of the rows whose loss can have a gradient."""
