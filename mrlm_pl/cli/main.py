@@ -14,8 +14,8 @@ from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, neares
 from mrlm_pl.runs.interrupts import ending_in_order
 
 COMMANDS = {
-    "fit": ("mrlm_pl.cli.commands.fit:fit", "train policies as a configuration file says"),
-    "train": ("mrlm_pl.cli.commands.train:train", "like fit, with --output FOLDER and --resume"),
+    "fit": ("mrlm_pl.cli.commands.fit:fit", "train policies; --output FOLDER names the run, --resume continues it"),
+    "train": ("mrlm_pl.cli.commands.fit:fit", "another name of fit"),
     "validate": ("mrlm_pl.cli.commands.fit:validate", "run the validation loop"),
     "test": ("mrlm_pl.cli.commands.fit:test", "run the test loop"),
     "predict": ("mrlm_pl.cli.commands.fit:predict", "play test episodes with the policies"),
@@ -33,17 +33,18 @@ COMMANDS = {
 }
 """Where each command's function is, and what the command does. A function takes arguments and gives an exit status."""
 
-PLAYING = {
-    "collect": "what was written is kept; continue with",
-    "eval": "nothing was written; start again with",
+TRAINING = ("fit", "train", "validate", "test", "predict")
+"""Commands with a trainer, whose keys are checked before torch is imported."""
+
+INTERRUPTED = {
+    "collect": "; what was written is kept; continue with",
+    "eval": "; nothing was written; start again with",
+    **dict.fromkeys(TRAINING, " before its first batch; start again with"),
 }
-"""Commands that play for long, and what there is to do after they were interrupted."""
+"""What a message says of a long command that a signal has ended; a trainer that has begun says more."""
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 RESUMES = "what was complete is kept, `mrlm train --output RUN --resume` and `mrlm collect` continue from there"
-
-TRAINING = ("fit", "train", "validate", "test", "predict")
-"""Commands whose keys are checked before torch is imported."""
 
 USAGE = """usage: mrlm COMMAND [options]
 
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mrlm_pl.cli.parsing.early_check import check
 
             check(arguments[1:])
-        if command in PLAYING:
+        if command in INTERRUPTED:
             return _interruptible(command, module, function, arguments[1:])
         return int(getattr(importlib.import_module(module), function)(arguments[1:]))
     except BrokenPipeError:  # whoever reads the output, `head` say, has enough
@@ -123,15 +124,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _interruptible(command: str, module: str, function: str, arguments: Sequence[str]) -> int:
-    """Exit status of a command that plays episodes: 130 and 143 when Ctrl-C and SIGTERM have ended it."""
-    with ending_in_order(sigterm=True) as interruption:
+    """Exit status of a long command: 130 and 143 when Ctrl-C and SIGTERM have ended it."""
+    with ending_in_order(sigterm=command not in TRAINING) as interruption:
         try:
             return int(getattr(importlib.import_module(module), function)(arguments))
         except KeyboardInterrupt:
             if interruption.received is None:
                 raise
             again = shlex.join(["mrlm", command, *arguments])
-            print(f"\nmrlm: {interruption.name} has ended {command}; {PLAYING[command]} `{again}`", file=sys.stderr)
+            print(f"\nmrlm: {interruption.name} has ended {command}{INTERRUPTED[command]} `{again}`", file=sys.stderr)
             return interruption.status
 
 

@@ -1,4 +1,4 @@
-"""What a run shows and leaves, for the command and for scripts."""
+"""Durable runs, for scripts and the command alike."""
 
 import lazy_loader
 

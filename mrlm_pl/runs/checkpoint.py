@@ -1,8 +1,9 @@
-"""What a run leaves in its folder unless told otherwise: metrics, the last checkpoint and the configuration."""
+"""Durable checkpoints in the run folder."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -85,14 +86,14 @@ class LastCheckpoint(ModelCheckpoint):
             self._every_n_epochs = 1  # beside the time, which the base class takes for an alternative
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
-        """Save when it is due; between the pieces of an update, after its last one."""
+        """Save when it is due; between the micro-batches of an update, after its last one."""
         if not inside_update(trainer):
             super().on_train_batch_end(trainer, *arguments, **options)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Keep what there is when SIGTERM ends the run.
 
-        Gradients are in no checkpoint, so that there is none between the pieces of an update.
+        Checkpoints hold no gradients, so none is saved between the micro-batches of an update.
         """
         fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
         ended = isinstance(exception, SIGTERMException) and fitting and ends_where_others_do(trainer)
@@ -105,14 +106,15 @@ class LastCheckpoint(ModelCheckpoint):
         return {}
 
 
-def place_checkpoints(callbacks: list[Callback], folder: str) -> None:
-    """Let checkpoint callbacks without a folder of their own write to ``RUN/checkpoints``.
-
-    :class:`LastCheckpoint` is taken out where another callback keeps the last checkpoint.
-    """
+def without_second_last(callbacks: list[Callback]) -> list[Callback]:
+    """Return the callbacks without :class:`LastCheckpoint` where another one keeps the last checkpoint."""
     theirs = [item for item in callbacks if isinstance(item, ModelCheckpoint) and not isinstance(item, LastCheckpoint)]
-    if any(item.save_last for item in theirs):
-        callbacks[:] = [item for item in callbacks if not isinstance(item, LastCheckpoint)]
+    if not any(item.save_last for item in theirs):
+        return callbacks
+    return [item for item in callbacks if not isinstance(item, LastCheckpoint)]
+
+
+def place_checkpoints(callbacks: Sequence[ModelCheckpoint], folder: str) -> None:
+    """Let checkpoint callbacks write to ``RUN/checkpoints``."""
     for callback in callbacks:
-        if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
-            callback.dirpath = str(Path(folder) / LAST_CHECKPOINT.parent)
+        callback.dirpath = str(Path(folder) / LAST_CHECKPOINT.parent)

@@ -7,11 +7,13 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import zipfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES, former_checkpoint
@@ -73,6 +75,8 @@ def agree_on_run_folder(request: FolderRequest) -> RunFolder:
     Raises:
         ConfigurationError: there is no such checkpoint, or the folder holds a run and may not be numbered.
     """
+    if _in_group():
+        return _agree_in_group(request)
     if RUN_VARIABLE in os.environ and int(os.environ.get("LOCAL_RANK", "0")) > 0:
         return RunFolder(**json.loads(os.environ[RUN_VARIABLE]))
     rank = _external_rank()
@@ -81,6 +85,12 @@ def agree_on_run_folder(request: FolderRequest) -> RunFolder:
     folder = _decide(request, numbered=rank is None, first=rank in (None, 0))
     os.environ[RUN_VARIABLE] = json.dumps(asdict(folder))
     return folder
+
+
+def scratch_folder(request: FolderRequest) -> RunFolder:
+    """Return a temporary folder, for a run that leaves nothing; the caller removes it."""
+    base = Path(request.root) if request.root else Path("runs") / request.stem
+    return RunFolder(tempfile.mkdtemp(prefix="mrlm-"), _checkpoint(request, base))
 
 
 def discard_if_empty(folder: RunFolder) -> None:
@@ -117,7 +127,7 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
         print(f"mrlm: continuing {owner} from {checkpoint}", file=sys.stderr)
         return RunFolder(str(owner), checkpoint)
     if request.resume is not None:
-        return _exact(request, base, first)
+        return _exact(request, base, first, checkpoint)
     if not numbered:
         if first and _taken(base):
             raise ConfigurationError(
@@ -133,17 +143,17 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
     return RunFolder(str(folder), checkpoint, notice)
 
 
-def _exact(request: FolderRequest, base: Path, first: bool) -> RunFolder:
-    """The named folder itself, of ``mrlm train``."""
+def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | None) -> RunFolder:
+    """The folder that ``output`` names."""
     if first and not request.resume and holds_run(base):
         raise ConfigurationError(
-            f"the output folder {base} holds a run; add `--resume` to continue it, or name another with "
-            "`--output FOLDER`"
+            f"the output folder {base} holds a run; add `--resume` (in Python `resume=True`) to continue it, or name "
+            "another `output`"
         )
     if first and holds_run(base):
         _set_aside(base)
     base.mkdir(parents=True, exist_ok=True)
-    return RunFolder(str(base))
+    return RunFolder(str(base), checkpoint)
 
 
 def _set_aside(folder: Path) -> None:
@@ -189,9 +199,8 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:
     named = request.checkpoint
-    if request.resume:
-        last = last_checkpoint(base)
-        return str(last) if last else None
+    if request.resume and (last := last_checkpoint(base)):
+        return str(last)
     if named is None or named in _NOT_A_PATH or _REMOTE.match(named):
         return named
     if named != "last":
@@ -254,6 +263,33 @@ def _external_rank() -> int | None:
         if rank in os.environ and int(os.environ.get(size, "1")) > 1:
             return int(os.environ[rank])
     return int(os.environ["NODE_RANK"]) if "NODE_RANK" in os.environ else None
+
+
+def _in_group() -> bool:
+    """Whether this process exchanges tensors with others already, as in the second run of a script."""
+    distributed = sys.modules.get("torch.distributed")
+    return (
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
+def _agree_in_group(request: FolderRequest) -> RunFolder:
+    """The folder that rank 0 decides on, through the process group."""
+    from torch import distributed
+
+    found: list[Any] = [None]
+    if distributed.get_rank() == 0:
+        try:
+            found = [asdict(_decide(request, numbered=True, first=True))]
+        except ConfigurationError as error:
+            found = [str(error)]
+    distributed.broadcast_object_list(found, src=0)
+    if isinstance(found[0], str):
+        raise ConfigurationError(found[0])
+    return RunFolder(**found[0])
 
 
 def _agree_by_store(request: FolderRequest, rank: int) -> RunFolder:

@@ -10,11 +10,19 @@ an uninterrupted run has at the end of its last batch.
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from torch.optim.lr_scheduler import LambdaLR
+
+PLAIN_TRAINER = (
+    "Lightning's own Trainer has no run folder: `episodes` and `policies` are written to its `default_root_dir` (by "
+    "default the working folder), where the next fit overwrites them; a kill may leave half a checkpoint. "
+    "`mrlm_pl.runs.Trainer` takes the same arguments and has a folder for each run, durable checkpoints, a metrics "
+    "file and an orderly end at Ctrl-C"
+)
 
 
 class ExactResume(Callback):
@@ -28,7 +36,12 @@ class ExactResume(Callback):
         self._configured: list[list[dict[str, Any]]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Let a finished run that is resumed end as the first one did, with ``on_train_end``."""
+        """Let a finished run that is resumed end as the first one did, with ``on_train_end``.
+
+        Warns of what Lightning's own trainer lacks.
+        """
+        if stage == "fit" and type(trainer) is Trainer and trainer.is_global_zero:
+            warnings.warn(PLAIN_TRAINER, stacklevel=2)
         if stage == "fit" and not isinstance(trainer.fit_loop, _EndingFitLoop):
             loop = _EndingFitLoop(trainer, trainer.min_epochs, trainer.max_epochs)
             vars(loop).update(vars(trainer.fit_loop))

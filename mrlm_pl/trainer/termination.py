@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 
@@ -26,7 +27,7 @@ class EndTogether(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the place of the trainer's handler before the trainer registers it."""
         self._received = False
-        if trainer.world_size > 1:
+        if trainer.world_size > 1 and stage == "fit":
             trainer._signal_connector._sigterm_notifier_fn = self._note  # type: ignore[assignment]
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
@@ -42,7 +43,12 @@ class EndTogether(Callback):
         self._agree(trainer)
 
     def _agree(self, trainer: Trainer) -> None:
-        if trainer.world_size == 1 or not trainer.strategy.reduce_boolean_decision(self._received, all=False):
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        if (
+            not fitting
+            or trainer.world_size == 1
+            or not trainer.strategy.reduce_boolean_decision(self._received, all=False)
+        ):
             return
         self._received = True  # if an update is under way, after its last batch
         if not inside_update(trainer):
@@ -59,7 +65,10 @@ class EndTogether(Callback):
 
 def ends_where_others_do(trainer: Trainer) -> bool:
     """Whether SIGTERM finds all processes after the same update."""
-    return trainer.world_size == 1 or any(isinstance(item, EndTogether) for item in trainer.callbacks)  # type: ignore[attr-defined]
+    if trainer.world_size == 1:
+        return True
+    together = any(isinstance(item, EndTogether) for item in trainer.callbacks)  # type: ignore[attr-defined]
+    return together and trainer.state.fn == TrainerFn.FITTING
 
 
 def inside_update(trainer: Trainer) -> bool:

@@ -42,7 +42,6 @@ def test_short_names_become_class_paths(parsed):
     assert result["model"]["class_path"] == "mrlm_toy.ToyAlgorithm"
     assert result["data"]["class_path"] == "mrlm_toy.ToyData"
     assert result["data"]["init_args"]["environment"]["class_path"] == "mrlm_toy.ParrotEnvironment"
-    assert result["trainer"]["log_every_n_steps"] == 1
     assert result["seed_everything"] == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from mrlm_pl.cli.parsing.changed_settings import changed_settings, check_resumable
+from mrlm_pl.cli.parsing.run_configuration import changed_settings, check_resumable
 from mrlm_pl.errors import ConfigurationError
 
 BEFORE = {

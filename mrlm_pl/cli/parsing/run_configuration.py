@@ -1,22 +1,64 @@
-"""Which settings a resumed run has that differ from those of the run before, and which of them cannot be honored."""
+"""The configuration of a run in its folder, and what a resumed run may change of it."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import SaveConfigCallback
 
+from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs.folder import RunFolder, is_first_process, run_of
+from mrlm_pl.runs.recorded_run import latest_configuration
 
-_OF_THE_START = re.compile(r"config|ckpt_path|weights_only|trainer\.default_root_dir")
+_OF_THE_START = re.compile(r"config|ckpt_path|weights_only|output|resume|trainer\.default_root_dir")
 _WEIGHTS = "the weights come from the checkpoint"
 _REFUSED = {
     re.compile(r"data\.class_path"): "the position in the data is another class's",
     re.compile(r"model\.((policies|critics|agent_critics)\.[^.]+|critic)\.(model|random_init_seed)"): _WEIGHTS,
 }
+
+
+class SaveConfig(SaveConfigCallback):
+    """Saves the configuration as ``config.yaml`` in the run folder, and that of a continuation as ``config-2.yaml``."""
+
+    def on_run_folder(self, trainer: Trainer, stage: str, folder: RunFolder) -> None:
+        """Record the folder and the checkpoint; print the settings that a resumed run changes.
+
+        Raises:
+            ConfigurationError: the checkpoint decides a setting that differs.
+        """
+        self.config.output, self.config.resume = None, False
+        self.config.trainer.default_root_dir, self.config.ckpt_path = folder.path, folder.checkpoint
+        owner = run_of(folder.checkpoint)
+        before = latest_configuration(owner) if stage == "fit" and owner is not None and owner.is_dir() else None
+        if before is None:
+            return
+        now = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
+        changed = changed_settings(yaml.safe_load(before.read_text(encoding="utf-8")) or {}, now)
+        check_resumable(changed, adaptive_kl=bool(now["model"].get("init_args", {}).get("kl_target")))
+        if changed and is_first_process():
+            listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
+            print(f"mrlm: changed since {before}: {listed}", file=sys.stderr)
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path, number = folder / "config.yaml", 1
+        while path.exists():
+            number += 1
+            path = folder / f"config-{number}.yaml"
+        with replacing(path) as draft:
+            self.parser.save(self.config, str(draft), skip_unset=False, multifile=False, overwrite=True)
+        hyperparameters = {name: value for name, value in self.config.as_dict().items() if name != "config"}
+        for logger in trainer.loggers:
+            logger.log_hyperparams(hyperparameters)
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -55,12 +97,6 @@ def check_resumable(changed: Mapping[str, tuple[Any, Any]], *, adaptive_kl: bool
                 f"{name} is {new!r}, but the run that is resumed has {old!r}, and {reason}; resume with {old!r}, or "
                 "start another run without the checkpoint"
             )
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return the configuration that a run has saved."""
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return found if isinstance(found, dict) else {}
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:

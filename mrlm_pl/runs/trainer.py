@@ -1,0 +1,303 @@
+"""Lightning's trainer with everything that makes a run durable."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import lightning.pytorch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint, ModelSummary, ProgressBar
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.episode_files import write_episodes
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint, place_checkpoints, without_second_last
+from mrlm_pl.runs.console import silence_noise, warn_of_busy_machine, warn_of_emulated_bf16
+from mrlm_pl.runs.folder import (
+    FolderRequest,
+    RunFolder,
+    agree_on_run_folder,
+    discard_if_empty,
+    is_first_process,
+    last_checkpoint,
+    scratch_folder,
+)
+from mrlm_pl.runs.interrupts import Interruption, ending_in_order
+from mrlm_pl.runs.metrics_file import default_loggers
+from mrlm_pl.runs.progress import RunProgress
+from mrlm_pl.runs.summary import BatchCount, PolicySummary, run_summary
+from mrlm_pl.trainer.fsdp import FSDP
+from mrlm_pl.trainer.termination import EndTogether
+
+
+@runtime_checkable
+class RunObserver(Protocol):
+    """A callback that looks at a run's folder before the run begins."""
+
+    def on_run_folder(self, trainer: Trainer, stage: str, folder: RunFolder) -> None:
+        """Look at the folder and the checkpoint; raise to refuse the run."""
+
+
+class Trainer(lightning.pytorch.Trainer):
+    """Lightning's trainer with a run folder, durable checkpoints, a metrics file and an orderly end.
+
+    Each ``fit`` writes to a folder of its own, ``runs/NAME``, ``runs/NAME-2``, ...: ``checkpoints/last.ckpt``,
+    ``metrics.csv``, ``tensorboard``, ``episodes`` and ``policies``. Ctrl-C and SIGTERM save a checkpoint, say how to
+    continue and end the process with status 130 or 143. A run lasts one epoch unless its length is given. Everything
+    else is as in Lightning, whose arguments this trainer accepts; loggers, callbacks and plugins that are given
+    replace the defaults of their kind.
+
+    Args:
+        output: the run folder; it may hold a run only with ``resume`` or ``ckpt_path="last"``. None derives one from
+            ``default_root_dir``, else from the name of the algorithm, and numbers it where it holds a run.
+        resume: continue from the last checkpoint in ``output``; start there if there is none.
+        options: of Lightning's trainer.
+
+    Attributes:
+        name: names a derived folder, ``runs/NAME``; None is the algorithm's name.
+        folder: of the current run; None before the first.
+
+    Raises:
+        ConfigurationError: ``resume`` is given without ``output``.
+    """
+
+    name: str | None = None
+    folder: RunFolder | None = None
+
+    def __init__(self, *, output: str | None = None, resume: bool = False, **options: Any) -> None:
+        if resume and output is None:
+            raise ConfigurationError("resume needs the folder of the run; name it with `output` (`--output FOLDER`)")
+        silence_noise()
+        self.output, self.resume = None if output is None else str(output), resume
+        self._root = options.get("default_root_dir")
+        logger, bare = options.get("logger"), bool(options.get("barebones"))
+        self._own_loggers = (logger is None or logger is True) and not bare and not options.get("fast_dev_run")
+        self._batches = BatchCount()
+        options.update(self._completed(options, bare))
+        super().__init__(**options)
+        # The folder is known when the run begins.
+        given: list[Callback] = self.callbacks  # type: ignore[attr-defined]
+        self._without_folder = [item for item in given if isinstance(item, ModelCheckpoint) and item.dirpath is None]
+
+    def _completed(self, options: dict[str, Any], bare: bool) -> dict[str, Any]:
+        """The options that differ from those that were given."""
+        completed: dict[str, Any] = {}
+        if self._own_loggers:
+            completed["logger"] = False
+        if options.get("max_epochs") is None and options.get("max_steps", -1) == -1 and not options.get("max_time"):
+            # Lightning's default is 1000 epochs, each of which is a whole run of `iterations` collections here.
+            completed["max_epochs"] = 1
+        if options.get("log_every_n_steps") is None and not bare:
+            completed["log_every_n_steps"] = 1
+        if options.get("strategy") == "fsdp":
+            completed["strategy"] = FSDP()
+        plugins = _listed(options.get("plugins"))
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            completed["plugins"] = [*plugins, DurableCheckpointIO()]
+        callbacks: list[Callback] = [*_listed(options.get("callbacks"))]
+        # Checkpoint callbacks come after all others, wherever they are.
+        callbacks += [PredictedEpisodes(), EndTogether(), self._batches]
+        if not bare and options.get("enable_progress_bar") is not False and not _has(callbacks, ProgressBar):
+            callbacks.append(RunProgress())
+        if not bare and options.get("enable_model_summary") is not False and not _has(callbacks, ModelSummary):
+            callbacks.append(PolicySummary())
+        if options.get("enable_checkpointing") is False or bare:
+            callbacks = [item for item in callbacks if not isinstance(item, LastCheckpoint)]
+        elif not _has(callbacks, LastCheckpoint):
+            callbacks.append(LastCheckpoint())
+        completed["callbacks"] = without_second_last(callbacks)
+        return completed
+
+    @property
+    def default_root_dir(self) -> str:
+        """The run folder, once a run has begun."""
+        return super().default_root_dir if self.folder is None else self.folder.path
+
+    def fit(
+        self,
+        model: Any,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: Any = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Train in a run folder; see Lightning's ``Trainer.fit``.
+
+        Args:
+            model: the algorithm.
+            train_dataloaders: the data module, or loaders.
+            val_dataloaders: validation loaders.
+            datamodule: the data module.
+            ckpt_path: the checkpoint to start from: ``last`` continues the latest run of the folder; a checkpoint of
+                another run starts a new one. A run that ``resume`` continues starts from its own.
+            weights_only: whether the checkpoint may hold nothing but tensors and plain values.
+
+        Raises:
+            ConfigurationError: the folder holds a run, or there is no such checkpoint.
+            SystemExit: Ctrl-C or SIGTERM has ended the run.
+        """
+        with self._in_folder("fit", model, ckpt_path) as checkpoint:
+            super().fit(model, train_dataloaders, val_dataloaders, datamodule, checkpoint, weights_only)
+            if self.is_global_zero and not self.fast_dev_run:  # type: ignore[attr-defined]
+                if checkpoint is not None and not self._batches.count:
+                    print("mrlm: nothing was trained: the run was complete; raise trainer.max_epochs to train further")
+                played = isinstance(self.datamodule, RolloutDataModule)  # type: ignore[attr-defined]
+                print(run_summary(self.default_root_dir, played=played))
+
+    def validate(
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: Any = None,
+        weights_only: bool | None = None,
+    ) -> Any:
+        """Run the validation loop, below the run folder; see Lightning's ``Trainer.validate``."""
+        with self._in_folder("validate", model, ckpt_path) as checkpoint:
+            return super().validate(model, dataloaders, checkpoint, verbose, datamodule, weights_only)
+
+    def test(
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: Any = None,
+        weights_only: bool | None = None,
+    ) -> Any:
+        """Run the test loop, below the run folder; see Lightning's ``Trainer.test``."""
+        with self._in_folder("test", model, ckpt_path) as checkpoint:
+            return super().test(model, dataloaders, checkpoint, verbose, datamodule, weights_only)
+
+    def predict(
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        datamodule: Any = None,
+        return_predictions: bool | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> Any:
+        """Play test episodes into the run folder's ``predict/episodes``; see Lightning's ``Trainer.predict``."""
+        with self._in_folder("predict", model, ckpt_path) as checkpoint:
+            return super().predict(model, dataloaders, datamodule, return_predictions, checkpoint, weights_only)
+
+    @contextmanager
+    def _in_folder(
+        self, stage: str, model: LightningModule | None, ckpt_path: str | Path | None
+    ) -> Iterator[str | None]:
+        """Enter a run folder, yield the checkpoint to start from, and end in order."""
+        former, model = self.folder, model if model is not None else self.lightning_module
+        with ending_in_order(sigterm=False) as interruption:
+            folder = None
+            try:
+                folder = self._decide_folder(stage, type(model).__name__.lower(), ckpt_path)
+                self._enter(stage, folder)
+                yield folder.checkpoint
+            except (KeyboardInterrupt, SystemExit) as end:  # Lightning exits on KeyboardInterrupt
+                if interruption.received is None and not isinstance(end, SIGTERMException):
+                    raise
+                raise SystemExit(self._ended(stage, interruption)) from end
+            finally:
+                if folder is not None and self.fast_dev_run:  # type: ignore[attr-defined]
+                    shutil.rmtree(folder.path, ignore_errors=True)
+                elif folder is not None:
+                    discard_if_empty(folder)
+                if stage != "fit" and former is not None:
+                    self.folder = former
+
+    def _decide_folder(self, stage: str, algorithm: str, ckpt_path: str | Path | None) -> RunFolder:
+        fitting = stage == "fit"
+        below = self.folder.path if self.folder is not None and not fitting else None
+        request = FolderRequest(
+            stage=stage,
+            root=below or self.output or self._root,
+            stem=self.name or algorithm,
+            checkpoint=None if ckpt_path is None else str(ckpt_path),
+            resume=self.resume if fitting and self.output is not None else None,
+        )
+        return scratch_folder(request) if self.fast_dev_run else agree_on_run_folder(request)  # type: ignore[attr-defined]
+
+    def _enter(self, stage: str, folder: RunFolder) -> None:
+        """Write to the folder from now on."""
+        checkpoint = folder.checkpoint
+        if checkpoint is not None and Path(checkpoint).is_dir() and not isinstance(self.strategy, FSDP):
+            raise ConfigurationError(
+                f"ckpt_path: {checkpoint!r} is a sharded checkpoint, which only `--trainer.strategy fsdp` reads; "
+                f"make a whole one of it with `mrlm consolidate {checkpoint} FILE`"
+            )
+        self.folder = folder
+        for callback in self.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, RunObserver):
+                callback.on_run_folder(self, stage, folder)
+        if folder.notice is not None and is_first_process():
+            print(f"mrlm: {folder.notice}", file=sys.stderr)
+        place_checkpoints(self._without_folder, folder.path)
+        if self._own_loggers:
+            self.loggers = default_loggers(folder.path)
+        self._batches.count = 0
+        if self.strategy.root_device.type == "cpu" and is_first_process():
+            warn_of_emulated_bf16(self.precision)
+            warn_of_busy_machine()
+
+    def _ended(self, stage: str, interruption: Interruption) -> int:
+        """Say that a signal has ended the run and how to continue; return the exit status.
+
+        Of several processes the first returns the status of the signal, the others 0: for any other status the
+        launcher kills the first process, which has logs to finish.
+        """
+        if getattr(rank_zero_only, "rank", 0) != 0:
+            return 0
+        remedy = _how_to_continue(self.folder.path) if stage == "fit" and self.folder is not None else ""
+        print(f"mrlm: {interruption.name} has ended {stage}{remedy}", file=sys.stderr)
+        return interruption.status
+
+
+class PredictedEpisodes(BasePredictionWriter):
+    """Writes the episodes that a prediction loop plays to ``RUN/episodes``."""
+
+    def __init__(self) -> None:
+        super().__init__(write_interval="batch")
+
+    def write_on_batch_end(
+        self,
+        trainer: lightning.pytorch.Trainer,
+        pl_module: LightningModule,
+        prediction: Any,
+        batch_indices: Sequence[int] | None,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
+        name = f"predict-{dataloader_idx}-{batch_idx:06d}{rank}.jsonl.gz"
+        write_episodes(Path(trainer.default_root_dir) / "episodes" / name, prediction)
+
+
+def _how_to_continue(folder: str) -> str:
+    if last_checkpoint(Path(folder)) is None:
+        return "; there is no checkpoint yet, so start it again"
+    if (Path(folder) / "config.yaml").is_file():
+        return f"; continue with `mrlm train --output {shlex.quote(folder)} --resume`"
+    return f"; continue with `Trainer(output={folder!r}, resume=True)`"
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _has(callbacks: Sequence[Callback], kind: type[Callback]) -> bool:
+    return any(isinstance(item, kind) for item in callbacks)
