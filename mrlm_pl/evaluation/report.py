@@ -17,7 +17,6 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.agents import Components, Part, parts_by_agent, parts_by_policy, seats_of
 from mrlm_pl.evaluation.intervals import mean_interval, pass_at_k, ratio_interval, share_interval
 from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.seeding import derive_seed, keyed_random
 
 logger = logging.getLogger(__name__)
@@ -113,49 +112,6 @@ class EvaluationReport:
         return data
 
 
-def evaluate(
-    player: EpisodePlayer,
-    environment: Environment,
-    *,
-    model: str,
-    num_episodes: int,
-    split: str = "test",
-    seed: int = 0,
-    samples_per_task: int = 1,
-    name: str | None = None,
-) -> EvaluationReport:
-    """The report of ``num_episodes`` episodes on tasks of a split.
-
-    A sized split that is larger than needed is sampled without replacement; a smaller one is used whole.
-
-    Args:
-        player: plays the environment with the policies in their seats.
-        environment: what is played.
-        model: name for the report.
-        num_episodes: episodes in all.
-        split: split of the tasks.
-        seed: of the tasks' choice and of the sampling.
-        samples_per_task: episodes of each task.
-        name: the environment's, where the player has it under another name than its own.
-
-    Raises:
-        ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
-    """
-    name = environment.name if name is None else name
-    specs = evaluation_specs(environment, num_episodes, split, seed, samples_per_task, name)
-    episodes = player.play_blocking(specs)
-    majority = environment.majority if len(environment.agents) == 1 else None
-    return summarize(
-        episodes,
-        environment=name,
-        model=model,
-        split=split,
-        seed=seed,
-        requested=num_episodes,
-        majority=majority,
-    )
-
-
 def evaluation_specs(
     environment: Environment,
     num_episodes: int,
@@ -164,7 +120,11 @@ def evaluation_specs(
     samples_per_task: int = 1,
     name: str | None = None,
 ) -> list[EpisodeSpec]:
-    """The episodes of an evaluation; see :func:`evaluate`. ``name`` is the environment's where it is not its own."""
+    """Return the episodes of an evaluation; see :func:`mrlm_pl.runs.evaluate`.
+
+    Raises:
+        ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
+    """
     name = environment.name if name is None else name
     if samples_per_task < 1 or num_episodes < 1 or num_episodes % samples_per_task:
         raise ConfigurationError(
@@ -199,7 +159,7 @@ def summarize(
         environment: name of the environment.
         model: what was evaluated.
         split: split of the tasks.
-        seed: see :func:`evaluate`.
+        seed: of the tasks' choice and of the sampling.
         requested: episodes that were asked for; None is as many as there are.
         majority: tells whether the majority of replies to a task is right, where one agent replies.
     """

@@ -1,5 +1,8 @@
 from .checkpoint import DurableCheckpointIO as DurableCheckpointIO
 from .checkpoint import LastCheckpoint as LastCheckpoint
+from .collection import CollectionFile as CollectionFile
+from .collection import collect as collect
+from .evaluation import evaluate as evaluate
 from .metrics_file import MetricsFile as MetricsFile
 from .progress import RunProgress as RunProgress
 from .summary import PolicySummary as PolicySummary

@@ -14,15 +14,18 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator
+from argparse import ArgumentError
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jsonargparse import ArgumentParser
+
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError, nearest, place_of_error
+from mrlm_pl.errors import ConfigurationError, MRLMError, nearest, place_of_error
 
 GROUP = "mrlm_pl.plugins"
 ENVIRONMENTS = "environments"
@@ -201,6 +204,23 @@ def find_environment(name: str) -> type[Environment]:
     raise ConfigurationError(
         f"there is no environment {name!r}; {hint} are {', '.join(named)}, or a path such as my_file.MyEnvironment"
     )
+
+
+def environment_from(config: Mapping[str, Any]) -> Environment:
+    """Return the environment of a class and its arguments, as a run's configuration has them.
+
+    Raises:
+        ConfigurationError: the class cannot be imported, or refuses the arguments.
+    """
+    import_environment(str(config["class_path"]))
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(Environment, "environment", required=True)
+    try:
+        return parser.instantiate(parser.parse_object({"environment": dict(config)})).environment
+    except (ArgumentError, ValueError) as error:  # the library hides what the class raised
+        if isinstance(error.__cause__, MRLMError):
+            raise error.__cause__ from error
+        raise ConfigurationError(f"environment {config['class_path']}: {error}") from error
 
 
 def class_path(cls: type) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +64,7 @@ class RecordedRun:
     """A run, or a plain model, which has a policy and nothing else.
 
     Args:
-        policies: constructor arguments of each policy.
+        policies: each policy, or its constructor arguments.
         seats: the policy of each agent.
         sampling: how the run sampled in training, as arguments of :class:`~mrlm_pl.engines.Sampling`.
         validation_sampling: how it sampled in validation, likewise.
@@ -72,7 +73,7 @@ class RecordedRun:
         task_settings: ``data.task_settings``.
     """
 
-    policies: Mapping[str, Mapping[str, Any]]
+    policies: Mapping[str, Any]
     seats: Mapping[str, str] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     validation_sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -117,6 +118,36 @@ class RecordedRun:
                 f"environment: the run {model!r} has {', '.join(names)}; choose one with `--environment {names[0]}`"
             )
         return found[0] if found else None
+
+    def played(self, named: str | None, model: str) -> RecordedEnvironment | None:
+        """The environment of the run that is played, or None if the named one is another; that is a warning.
+
+        Args:
+            named: see :meth:`environment_for`.
+            model: the run's name, for messages.
+
+        Raises:
+            ConfigurationError: there is none to choose or there are several, or the run's environment would run a
+                program and is not named.
+        """
+        recorded = self.environment_for(named, model)
+        if recorded is not None and named is None and (risk := recorded.risk(Path(model))):
+            raise ConfigurationError(
+                f"environment: by the configuration of {model!r}, {risk}; if you trust it, name the environment: "
+                f"`--environment {recorded.name or recorded.config['class_path']}`"
+            )
+        if recorded is None and named is None:
+            raise ConfigurationError(
+                f"environment missing, and {model!r} is no run with one; give it as `--environment NAME`"
+            )
+        if recorded is None and self.environments:
+            own = ", ".join(item.name or item.class_name for item in self.environments)
+            print(
+                f"mrlm: warning: {named!r} is no environment of {model!r}, which was trained in {own}; its settings "
+                "are the defaults and its agents may be others",
+                file=sys.stderr,
+            )
+        return recorded
 
     def turn_limit(self, environment: str) -> int | None:
         """Decisions after which the run truncated episodes of an environment, by its name in the run."""

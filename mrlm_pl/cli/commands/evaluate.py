@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +18,14 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs.recorded_run import RecordedRun
+from mrlm_pl.runs.models import MAX_TURNS, sampling_from
 
 if TYPE_CHECKING:
     from mrlm_pl.evaluation.comparison import Comparison
     from mrlm_pl.evaluation.report import EvaluationReport, Measured
-    from mrlm_pl.policy import Policy
-    from mrlm_pl.rollout.play import Seat
-    from mrlm_pl.rollout.player import EpisodePlayer
 
 
 _PART_COLUMNS = ("reward", "turns", "first turn", "opens", "tokens/turn", "truncated", "components")
-MAX_TURNS = 64
-"""Decisions of an episode where neither an option nor a run says how many."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -45,17 +39,29 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.instantiate(read.config)
     environment: Environment = options.environment
     name = read.name_of(environment)
-    model = seated(options, read.run, environment)
     output = Path(options.output) if options.output else None
     if output is not None and output.is_dir():
         raise ConfigurationError(f"output: {str(output)!r} is a folder; name a file, as in `--output {output}/F.json`")
     from mrlm_pl.evaluation.comparison import compare, read_report
+    from mrlm_pl.runs import evaluate
 
     other = read_report(options.compare, name) if options.compare else None
     if other is not None:
         tell_of_other_settings(read.environment_settings(), other.get("settings"), options.compare)
-    sampling = sampling_of(options, model.validation_sampling)
-    report = _evaluate(model, environment, name, options, sampling)
+    sampling = sampling_of(options, read.run.validation_sampling)
+    report = evaluate(
+        options.model,
+        environment,
+        num_episodes=options.num_episodes,
+        split=options.split,
+        seed=options.seed,
+        samples_per_task=options.samples_per_task,
+        sampling=sampling,
+        max_turns=options.max_turns,
+        seats=options.seats,
+        device=options.device,
+        name=name,
+    )
     written = {**report.to_dict(), "settings": read.environment_settings(), "sampling": asdict(sampling)}
     print(_table(report, shown_settings(read.config.environment), sampling))
     if output is not None:
@@ -117,30 +123,6 @@ def add_sampling_options(parser: CommandParser, source: str) -> None:
     parser.add_argument("--max-turns", type=PositiveInt | None, default=None, help=text)
 
 
-def seated(options: Any, run: RecordedRun, environment: Environment) -> RecordedRun:
-    """Return what ``--model`` names with the seats of ``--seats``; warn of agents and policies that do not play.
-
-    Raises:
-        ConfigurationError: an agent of the environment or a seat has no policy.
-    """
-    if options.seats:
-        run = replace(run, seats={**run.seats, **options.seats})
-    unknown = sorted(set(run.seats.values()) - set(run.policies))
-    if unknown:
-        raise ConfigurationError(f"seats name the policies {unknown}; {options.model!r} has {sorted(run.policies)}")
-    playing = {run.policy_of(agent) for agent in environment.agents}
-    missing = sorted(set(run.seats) - set(environment.agents))
-    idle = sorted(set(run.policies) - playing)
-    for what, names in (("the agents", missing), ("the policies", idle)):
-        if names:
-            print(
-                f"mrlm: warning: {what} {', '.join(names)} of {options.model!r} do not play: {environment.name!r} has "
-                f"the agents {', '.join(environment.agents)}",
-                file=sys.stderr,
-            )
-    return run
-
-
 def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
     """How turns are sampled: as the options say; what they leave out, as the run did, else by default.
 
@@ -148,31 +130,8 @@ def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
         ConfigurationError: a value is out of its range.
     """
     names = [setting.name for setting in fields(Sampling)]
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return Sampling(**{**{name: of_run[name] for name in names if name in of_run}, **given})
-
-
-def _evaluate(
-    model: RecordedRun, environment: Environment, name: str, options: Any, sampling: Sampling
-) -> EvaluationReport:
-    from mrlm_pl.evaluation.report import evaluate, evaluation_specs
-
-    numbers = {"num_episodes": options.num_episodes, "split": options.split, "seed": options.seed}
-    samples = options.samples_per_task
-    # Raises for wrong numbers before a model is loaded.
-    tell_of_few(len(evaluation_specs(environment, **numbers, samples_per_task=samples)), options)
-    with player_of(model, environment, name, options, sampling) as player:
-        return evaluate(player, environment, model=options.model, samples_per_task=samples, name=name, **numbers)
-
-
-def tell_of_few(episodes: int, options: Any) -> None:
-    """Warn on stderr if the split has too few tasks for the episodes that are requested."""
-    if episodes < options.num_episodes:
-        print(
-            f"mrlm: warning: {options.num_episodes} episodes requested, but the {options.split} split has tasks for "
-            f"{episodes}; play each task several times with --samples-per-task",
-            file=sys.stderr,
-        )
+    given = {name: getattr(options, name) for name in names}
+    return sampling_from(of_run, {name: value for name, value in given.items() if value is not None})
 
 
 def tell_of_other_settings(own: Mapping[str, Any], other: Mapping[str, Any] | None, path: str) -> None:
@@ -191,66 +150,6 @@ def tell_of_other_settings(own: Mapping[str, Any], other: Mapping[str, Any] | No
     ]
     if changed:
         print(f"mrlm: warning: {path} has other environment settings: {'; '.join(changed)}", file=sys.stderr)
-
-
-@contextmanager
-def player_of(
-    model: RecordedRun, environment: Environment, name: str, options: Any, sampling: Sampling
-) -> Iterator[EpisodePlayer]:
-    """A player of the environment, under its name in the run, with the policies in their seats; closed at the end."""
-    from mrlm_pl.engines import InProcessEngine
-    from mrlm_pl.rollout.player import EpisodePlayer
-
-    engine = InProcessEngine()
-    seats = _seats(model, environment, sampling, engine, options.device)
-    limit = options.max_turns or model.turn_limit(name) or MAX_TURNS
-    player = EpisodePlayer({name: environment}, seats, engine, max_turns=limit)
-    try:
-        yield player
-    finally:
-        player.close()
-        engine.close()
-        environment.close()
-
-
-def _seats(
-    model: RecordedRun, environment: Environment, sampling: Sampling, engine: Any, device: str
-) -> dict[str, Seat]:
-    """The agents' seats, after the policies that are needed have been loaded into the engine."""
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
-    from mrlm_pl.rollout.play import Seat
-
-    disable_progress_bar()
-    if device == "auto":
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        device = accelerator.type if accelerator is not None else "cpu"
-    needed = sorted({model.policy_of(agent) for agent in environment.agents})
-    policies = {name: loaded_policy(model.policies[name], device) for name in needed}
-    for name, policy in policies.items():
-        engine.load(name, policy.model, 0)
-    names = {agent: model.policy_of(agent) for agent in environment.agents}
-    return {
-        agent: Seat(name, policies[name].chat, sampling, policies[name].context_window) for agent, name in names.items()
-    }
-
-
-def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
-    """A policy by its constructor arguments, its model on the device and ready to generate.
-
-    Raises:
-        ConfigurationError: the device cannot be used, or the model cannot be loaded.
-    """
-    from mrlm_pl.policy import Policy
-
-    policy = Policy(**settings)
-    policy.load()
-    try:
-        policy.model.to(device).eval()
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
-    return policy
 
 
 def _table(report: EvaluationReport, settings: str, sampling: Sampling) -> str:

@@ -20,11 +20,11 @@ from typing import Any, Literal
 import yaml
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
-from mrlm_pl.cli.commands.evaluate import loaded_policy
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.reward_models.folder import check_hub_model, verifier_folder
+from mrlm_pl.runs.models import loaded_policy
 from mrlm_pl.runs.plugins import class_path, find_environment
 from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
 from mrlm_pl.serving.environments.hosted import Factory, Offer

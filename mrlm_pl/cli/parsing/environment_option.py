@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from jsonargparse import ActionConfigFile
 
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.plugins import import_environment
 from mrlm_pl.runs.recorded_run import RecordedEnvironment, RecordedRun, read_run
 
@@ -90,25 +88,11 @@ def read_with_run(parser: CommandParser, arguments: Sequence[str]) -> RunOptions
     if model is None or "--help" in words or "-h" in words:
         return RunOptions(read(parser, words), RecordedRun({}), None)
     run = read_run(model)
-    recorded = run.environment_for(named, model)
+    recorded = run.played(named, model)
     if recorded is not None:
-        if named is None and (risk := recorded.risk(Path(model))):
-            raise ConfigurationError(
-                f"environment: by the configuration of {model!r}, {risk}; if you trust it, name the environment: "
-                f"`{_OPTION} {recorded.name or recorded.config['class_path']}`"
-            )
         if recorded.name is not None and named == recorded.name:
             words = _without(words, _OPTION)
         words = [f"{_OPTION}={json.dumps(recorded.config)}", *words]
-    elif named is None:
-        raise ConfigurationError(f"environment missing, and {model!r} is no run with one; give it as `{_OPTION} NAME`")
-    elif run.environments:
-        own = ", ".join(item.name or item.class_name for item in run.environments)
-        print(
-            f"mrlm: warning: {named!r} is no environment of {model!r}, which was trained in {own}; its settings are "
-            "the defaults and its agents may be others",
-            file=sys.stderr,
-        )
     return RunOptions(read(parser, words), run, recorded)
 
 

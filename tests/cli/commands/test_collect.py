@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.cli.commands import collect as command
 from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.runs import collection as command
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_killed_collection_goes_on_without_losing_or_repeating(collect, monkey
     class Killed(BaseException):
         pass
 
-    add, calls = command.Progress.add, []
+    add, calls = command.CollectionFile.add, []
 
     def die(self: Any, *arguments: Any) -> None:
         calls.append(1)
@@ -66,11 +66,11 @@ def test_a_killed_collection_goes_on_without_losing_or_repeating(collect, monkey
             raise Killed
         add(self, *arguments)
 
-    monkeypatch.setattr(command.Progress, "add", die)
+    monkeypatch.setattr(command.CollectionFile, "add", die)
     with pytest.raises(Killed):
         collect("-n", "10", "--output", "cut.jsonl")
     assert Path("cut.jsonl.progress").is_file()
-    monkeypatch.setattr(command.Progress, "add", add)
+    monkeypatch.setattr(command.CollectionFile, "add", add)
     assert "is half of a collection with other options" in collect("-n", "12", "--output", "cut.jsonl", status=2)
     collect("-n", "10", "--output", "cut.jsonl")
     assert untimed("cut.jsonl") == untimed("whole.jsonl")
@@ -81,25 +81,25 @@ def test_a_kill_before_the_first_note_loses_nothing(collect, monkeypatch):
     class Killed(BaseException):
         pass
 
-    write = command.Progress._write_note
+    write = command.CollectionFile._write_note
 
     def die(self: Any) -> None:
         if self.played:
             raise Killed
         write(self)
 
-    monkeypatch.setattr(command.Progress, "_write_note", die)
+    monkeypatch.setattr(command.CollectionFile, "_write_note", die)
     with pytest.raises(Killed):
         collect("-n", "4", "--output", "cut.jsonl")
     assert Path("cut.jsonl").stat().st_size > 0
-    monkeypatch.setattr(command.Progress, "_write_note", write)
+    monkeypatch.setattr(command.CollectionFile, "_write_note", write)
     collect("-n", "4", "--output", "cut.jsonl")
     collect("-n", "4", "--output", "whole.jsonl")
     assert untimed("cut.jsonl") == untimed("whole.jsonl")
 
 
 def test_a_note_without_its_file_is_no_beginning(collect, monkeypatch):
-    monkeypatch.setattr(command.Progress, "finish", lambda self: None)
+    monkeypatch.setattr(command.CollectionFile, "finish", lambda self: None)
     collect("-n", "4", "--output", "lost.jsonl")
     Path("lost.jsonl").unlink()
     assert "is shorter than when" in collect("-n", "4", "--output", "lost.jsonl", status=2)
@@ -116,7 +116,7 @@ def test_objects_that_an_environment_holds_do_not_make_its_options_others(collec
         held.append(self.judge)
 
     monkeypatch.setattr(ParrotEnvironment, "__init__", built)
-    monkeypatch.setattr(command.Progress, "finish", lambda self: None)
+    monkeypatch.setattr(command.CollectionFile, "finish", lambda self: None)
     collect("-n", "4", "--output", "a.jsonl")
     assert "4 of 4 episodes" in collect("-n", "4", "--output", "a.jsonl")
     assert len(held) == 2
@@ -166,7 +166,7 @@ def test_a_killed_collection_at_several_temperatures_goes_on(collect, monkeypatc
     class Killed(BaseException):
         pass
 
-    add, calls = command.Progress.add, []
+    add, calls = command.CollectionFile.add, []
 
     def die(self: Any, *arguments: Any) -> None:
         calls.append(1)
@@ -174,10 +174,10 @@ def test_a_killed_collection_at_several_temperatures_goes_on(collect, monkeypatc
             raise Killed
         add(self, *arguments)
 
-    monkeypatch.setattr(command.Progress, "add", die)
+    monkeypatch.setattr(command.CollectionFile, "add", die)
     with pytest.raises(Killed):
         collect(*options, "--output", "cut.jsonl")
-    monkeypatch.setattr(command.Progress, "add", add)
+    monkeypatch.setattr(command.CollectionFile, "add", add)
     message = collect("-n", "16", "--temperatures", "0.5", "1.0", "--output", "cut.jsonl", status=2)
     assert "is half of a collection with other options" in message
     collect(*options, "--output", "cut.jsonl")
@@ -198,18 +198,18 @@ def test_temperatures_that_say_nothing_clear_are_refused(collect):
 def test_a_signal_ends_it_in_order_and_the_same_command_continues(collect, monkeypatch, number, status, name):
     import signal
 
-    add = command.Progress.add
+    add = command.CollectionFile.add
 
     def interrupted(self, episodes, kept):
         add(self, episodes, kept)
         if self.played == 8:
             signal.raise_signal(number)
 
-    monkeypatch.setattr(command.Progress, "add", interrupted)
+    monkeypatch.setattr(command.CollectionFile, "add", interrupted)
     told = collect("-n", "12", "--output", "a.jsonl", status=status)
     assert f"{name} has ended collect; what was written is kept; continue with `mrlm collect --model" in told
     assert "Traceback" not in told
-    monkeypatch.setattr(command.Progress, "add", add)
+    monkeypatch.setattr(command.CollectionFile, "add", add)
     collect("-n", "12", "--output", "a.jsonl")
     assert len(Path("a.jsonl").read_text().splitlines()) == 12
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from mrlm_pl.cli.commands import collect as collect_command
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.episode_files import EpisodeWriter
 from mrlm_pl.errors import StorageError
+from mrlm_pl.runs import collection
 
 PAGE = 4096
 CONFIG = """
@@ -102,15 +102,15 @@ def test_a_checkpoint_that_does_not_fit_is_named(mrlm: Any, disk: SmallDisk, mon
 def test_a_collection_keeps_what_it_has(
     mrlm: Any, disk: SmallDisk, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect_command, "CHUNK", 4)
-    add = collect_command.Progress.add
+    monkeypatch.setattr(collection, "CHUNK", 4)
+    add = collection.CollectionFile.add
 
     def fill(self: Any, episodes: Any, kept: Any) -> None:
         if self.played == 4:
             disk.leave(0)
         add(self, episodes, kept)
 
-    monkeypatch.setattr(collect_command.Progress, "add", fill)
+    monkeypatch.setattr(collection.CollectionFile, "add", fill)
     output = disk.path / "a.jsonl"
     command = ["collect", "--model", str(model_folder), "--environment", "parrot", "--environment.difficulty", "[1]"]
     command += ("--max-tokens", "2", "-n", "40", "--output", str(output))
@@ -119,7 +119,7 @@ def test_a_collection_keeps_what_it_has(
     assert f"output: '{output}' cannot be written: No space left on device; it keeps the 4 episodes" in told
     assert len(output.read_text().splitlines()) == 4
     assert sorted(path.name for path in disk.path.iterdir()) == ["a.jsonl", "a.jsonl.progress", "ballast"]
-    monkeypatch.setattr(collect_command.Progress, "add", add)
+    monkeypatch.setattr(collection.CollectionFile, "add", add)
     disk.clear()
     assert mrlm(*command)[0] == 0
     assert len(output.read_text().splitlines()) == 40

@@ -1,0 +1,218 @@
+"""Play episodes with a model and keep them in a file."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mrlm_pl.durable_files import progress_note, replacing
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.environment import Environment
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError
+from mrlm_pl.evaluation.report import evaluation_specs
+from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.runs.models import model_name, played_environment, player_of, read_model, sampling_from, warn_of_few
+
+if TYPE_CHECKING:
+    from mrlm_pl.rollout.player import EpisodePlayer
+    from mrlm_pl.runs.models import Model
+
+CHUNK = 64
+"""Episodes of one temperature that are played together, and with those of the others written at once."""
+
+TEMPERATURE = "temperature"
+"""Among an episode's metrics: the temperature that all of its turns were sampled at."""
+
+
+def collect(
+    model: Model,
+    environment: str | type[Environment] | Environment | None = None,
+    *,
+    output: str | Path,
+    num_episodes: int = 100,
+    filter_reward: float | None = None,
+    split: str = "train",
+    seed: int = 0,
+    samples_per_task: int = 1,
+    sampling: Sampling | None = None,
+    temperatures: Sequence[float] = (),
+    max_turns: int | None = None,
+    seats: Mapping[str, str] | None = None,
+    device: str = "auto",
+    name: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> CollectionFile:
+    """Play episodes and write them to a file; return what it holds. Called again after a kill, it continues the file.
+
+    Args:
+        model: a run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
+        environment: see :func:`mrlm_pl.runs.evaluate`.
+        output: the file, ``.jsonl`` or ``.jsonl.gz``.
+        num_episodes: episodes to play.
+        filter_reward: keep only episodes with this reward or more.
+        split: split of the tasks.
+        seed: of the tasks' choice and of the sampling.
+        samples_per_task: episodes of each task, at each temperature.
+        sampling: how turns are sampled; None is as the run trains, else by default.
+        temperatures: several, at each of which every task is played, in place of the sampling's.
+        max_turns: see :func:`mrlm_pl.runs.evaluate`; likewise ``seats``, ``device`` and ``name``.
+        seats: the policy of each agent.
+        device: where policies that are read are placed.
+        name: of the environment in the run.
+        settings: arguments of an environment that is given as an instance; half a file continues only with the same.
+
+    Raises:
+        ConfigurationError: as :func:`mrlm_pl.runs.evaluate`; the file exists, or is half of another collection.
+        RolloutError: every episode failed.
+        StorageError: the file cannot be written, for example because the disk is full.
+    """
+    output = Path(output)
+    if output.is_dir() or not {".jsonl", ".gz"} & set(output.suffixes):
+        raise ConfigurationError(f"output: {str(output)!r} must be a file that ends in .jsonl or .jsonl.gz")
+    run, label = read_model(model, seats), model_name(model)
+    played, own_name, arguments = played_environment(environment, run, label)
+    name = name or own_name
+    sampling = sampling or sampling_from(run.sampling, {})
+    distinct = list(dict.fromkeys(temperatures or [sampling.temperature]))
+    check_temperatures(temperatures, num_episodes, samples_per_task)
+    each = samples_per_task * len(distinct)
+    specs = evaluation_specs(played, num_episodes, split, seed, each, name)
+    planned = [(spec, distinct[number % each // samples_per_task]) for number, spec in enumerate(specs)]
+    numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns, device)
+    made_by = (label, run.seats, type(played).__qualname__, name, settings or arguments)
+    file = CollectionFile(output, _fingerprint([*made_by, asdict(sampling), distinct, *numbers]))
+    warn_of_few(len(planned), num_episodes, split)
+    reason = ""
+    options = {"name": name, "model": label, "max_turns": max_turns, "device": device}
+    with player_of(run, played, sampling, **options) as player:  # type: ignore[arg-type]
+        chunk = CHUNK * len(distinct)
+        for start in range(file.played, len(planned), chunk):
+            episodes = _play(player, planned[start : start + chunk])
+            reason = reason or next((str(episode.error) for episode in episodes if episode.failed), "")
+            whole = [episode for episode in episodes if not episode.failed]
+            file.add(episodes, [item for item in whole if filter_reward is None or item.reward >= filter_reward])
+            print(f"\rmrlm: {file.played}/{len(planned)} played, {file.kept} kept", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    if file.failed == file.played:
+        raise RolloutError(f"every episode of {name!r} failed; the first: {reason}")
+    file.finish()
+    return file
+
+
+def check_temperatures(given: Sequence[float], num_episodes: int, samples_per_task: int) -> None:
+    """Validate several temperatures.
+
+    Raises:
+        ConfigurationError: one is given twice, or the episodes cannot be divided among them.
+    """
+    if len(set(given)) < len(given):
+        raise ConfigurationError(f"temperatures: {list(given)} names one twice; --samples-per-task says how often each")
+    if given and num_episodes % (samples_per_task * len(given)):
+        raise ConfigurationError(
+            f"num_episodes {num_episodes} must be a multiple of {samples_per_task * len(given)}: samples_per_task "
+            f"{samples_per_task} at each of {len(given)} temperatures"
+        )
+
+
+class CollectionFile:
+    """A file of episodes that a killed collection continues.
+
+    ``FILE.progress`` lies beside the file while it is written: how many episodes were played, and how long the file was
+    then. What a kill left beyond that is cut off, so that no episode is lost or written twice.
+
+    Args:
+        path: the file.
+        fingerprint: what the episodes depend on.
+
+    Attributes:
+        played: episodes that were played.
+        kept: those that were written.
+        failed: those that failed.
+
+    Raises:
+        ConfigurationError: the file is there already, or belongs to a collection with other options.
+    """
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        self.played = self.kept = self.failed = self.size = 0
+        self._note = progress_note(path)
+        if self._note.is_file():
+            found = json.loads(self._note.read_text(encoding="utf-8"))
+            if found["fingerprint"] != fingerprint:
+                raise ConfigurationError(
+                    f"output: {str(path)!r} is half of a collection with other options; repeat it with those, or "
+                    f"remove {str(self._note)!r} and the file"
+                )
+            self.played, self.kept, self.failed, self.size = (
+                found[key] for key in ("played", "kept", "failed", "size")
+            )
+            if self.size > (path.stat().st_size if path.is_file() else 0):
+                raise ConfigurationError(
+                    f"output: {str(path)!r} is shorter than when {str(self._note)!r} was written; put it back, or "
+                    "remove both to begin anew"
+                )
+            print(f"mrlm: going on with {path} after {self.played} episodes", file=sys.stderr)
+        elif path.exists():
+            raise ConfigurationError(f"output: {str(path)!r} exists; name another file, or remove it")
+
+    def add(self, episodes: Sequence[Episode], kept: Sequence[Episode]) -> None:
+        """Append the kept ones of the episodes that were played."""
+        text = "".join(episode.to_json() + "\n" for episode in kept).encode()
+        data = gzip.compress(text, mtime=0) if self.path.suffix == ".gz" and text else text
+        if not self.played:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._write_note()  # before the file, which without a note would be taken for a finished one
+        try:
+            with self.path.open("ab") as file:
+                file.truncate(self.size)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            if self.path.is_file():
+                os.truncate(self.path, self.size)
+            raise StorageError(
+                f"output: {str(self.path)!r} cannot be written: {error.strerror or error}; it keeps the {self.kept} "
+                "episodes from before; free space on the disk, then repeat the command to continue"
+            ) from error
+        self.played += len(episodes)
+        self.kept += len(kept)
+        self.failed += sum(episode.failed for episode in episodes)
+        self.size += len(data)
+        self._write_note()
+
+    def _write_note(self) -> None:
+        keys = ("fingerprint", "played", "kept", "failed", "size")
+        with replacing(self._note) as draft:
+            draft.write_text(json.dumps({key: getattr(self, key) for key in keys}), encoding="utf-8")
+
+    def finish(self) -> None:
+        """Mark the file as complete."""
+        self._note.unlink(missing_ok=True)
+
+
+def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, float]]) -> list[Episode]:
+    """Return the planned episodes, in order, with :data:`TEMPERATURE` among their metrics."""
+    found: dict[str, Episode] = {}
+    for temperature in dict.fromkeys(temperature for _, temperature in planned):
+        player.seats = {
+            agent: replace(seat, sampling=replace(seat.sampling, temperature=temperature))
+            for agent, seat in player.seats.items()
+        }
+        for episode in player.play_blocking([spec for spec, own in planned if own == temperature]):
+            found[episode.id] = replace(episode, metrics={**episode.metrics, TEMPERATURE: temperature})
+    return [found[spec.id] for spec, _ in planned]
+
+
+def _fingerprint(given: Any) -> str:
+    """Return a hash of everything that the episodes in the file depend on."""
+    return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()[:16]
