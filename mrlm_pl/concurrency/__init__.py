@@ -1,1 +1,23 @@
-"""Threads, event loops and deadlines of a process."""
+"""The threads and event loops of a process, and which of them does what.
+
+``MainThread``
+    Lightning's loops, all updates of the weights, and checkpoints. While it waits for episodes it samples:
+    :meth:`ComputeQueue.serve_during` runs the engine's computations in the thread that waits, so that torch computes in
+    one thread at a time.
+``mrlm-event-loop`` (:class:`~.event_loop.EventLoopThread`)
+    Plays episodes: one coroutine per rollout (lockstep waves) or per episode (asynchronous mode). It never blocks: it
+    hands sampling to a compute queue, environments that block to workers, and awaits connections and ``async``
+    environments itself. Each player has its own; the players of an asynchronous collector share one.
+``mrlm-event-loop-watch``
+    Checks that a loop still turns, and names the line that blocks it.
+``environment-worker`` (:class:`~.workers.Workers`)
+    Calls environments that block, each within a deadline; a thread whose call is late is abandoned and replaced. A
+    player has ``data.workers`` of them, ``mrlm serve`` its ``--threads``.
+compute queue (:class:`~.compute_queue.ComputeQueue`)
+    One computation at a time on the engine: in the waiting thread, or in a thread of the queue where nobody waits, as
+    in asynchronous mode while the learner updates.
+``mrlm-episodes`` (:class:`~mrlm_pl.episode_files.EpisodeWriter`)
+    Writes episode files behind the run.
+
+A call that blocks belongs to workers, one that computes with torch to a compute queue, one that waits to the loop.
+"""

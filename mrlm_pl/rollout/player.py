@@ -160,6 +160,7 @@ class EpisodePlayer:
         self._idle = {name: [] for name in self._idle}
         self._lent, self._unwanted = {}, []
         with ExitStack() as stack:  # all of them, also when one cannot be closed
+            stack.callback(self.caller.close)
             if self.hosts is not None:
                 stack.callback(self.hosts.close)
             waiting = [environment for environment in environments if inspect.iscoroutinefunction(environment.close)]

@@ -17,10 +17,10 @@ from typing import Any
 import grpc
 
 from mrlm_pl.concurrency.backoff import Backoff, until
+from mrlm_pl.concurrency.workers import Workers
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limits, RefusalError
-from mrlm_pl.serving.environments.workers import Workers
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc

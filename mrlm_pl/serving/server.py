@@ -13,10 +13,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from mrlm_pl.concurrency.backoff import until
+from mrlm_pl.concurrency.workers import Workers
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import EnvironmentService, Limits
-from mrlm_pl.serving.environments.workers import Workers
 from mrlm_pl.serving.transport import environment_pb2, environment_pb2_grpc
 from mrlm_pl.serving.transport.malformed import WellFormed
 from mrlm_pl.serving.transport.security import PLAIN, Identity, TokenCheck, is_loopback

@@ -23,11 +23,10 @@ from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.collectors.synchronous import SyncCollector
 from mrlm_pl.data.rollout.metrics import CollectionSums, RunTotals, reward_sums, success_counts
-from mrlm_pl.data.rollout.observer import show_collection
+from mrlm_pl.data.rollout.observer import CollectionObserver
 from mrlm_pl.data.rollout.tasks.environments import RunTasks, worth
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode_files import EpisodeWriter
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, each_share, sum_over_ranks
@@ -61,7 +60,13 @@ class Collection:
         max_lag: greatest age of the weights that sample, in versions; with 0 the learner waits for the episodes.
         options: of playing while the learner updates.
         save: whether episodes are written to ``RUN/episodes``.
+
+    Attributes:
+        trainer, learner: of the fit, from :meth:`begin` on.
     """
+
+    trainer: Trainer
+    learner: RolloutLearner
 
     def __init__(
         self,
@@ -77,8 +82,6 @@ class Collection:
         self.max_lag, self.options, self.save = max_lag, options, save
         self.collector: SyncCollector | AsyncCollector | None = None
         self.totals = RunTotals()
-        self._trainer: Trainer | None = None
-        self._learner: RolloutLearner | None = None
         self._ahead: dict[str, Any] | None = None
         self._writer = EpisodeWriter()
         self._signal: SignalCheck | None = None
@@ -86,7 +89,7 @@ class Collection:
 
     def begin(self, trainer: Trainer, learner: RolloutLearner) -> None:
         """Attach to the trainer and the algorithm of a fit, and start the clock."""
-        self._trainer, self._learner = trainer, learner
+        self.trainer, self.learner = trainer, learner
         self.plan = replace(
             self.plan,
             smallest_group=learner.smallest_group,
@@ -95,23 +98,6 @@ class Collection:
         )
         self._signal = SignalCheck(self.sampling, compares=learner.smallest_group > 1)
         self.totals.start()
-
-    @property
-    def trainer(self) -> Trainer:
-        """The trainer of the fit.
-
-        Raises:
-            ConfigurationError: there is none.
-        """
-        if self._trainer is None:
-            raise ConfigurationError("the rollout data module has no trainer; pass it to `trainer.fit`")
-        return self._trainer
-
-    @property
-    def learner(self) -> RolloutLearner:
-        """The algorithm of the fit."""
-        assert self._learner is not None
-        return self._learner
 
     @property
     def groups(self) -> range:
@@ -152,7 +138,9 @@ class Collection:
         with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
             rows = self._prepared(collected)
         metrics = self._logged(iteration, collected, groups, seconds)
-        show_collection(trainer, played)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, CollectionObserver):
+                callback.on_collection(trainer, played)
         return rows, metrics
 
     def _ready_collector(self, groups: Sequence[int], iterations: int) -> SyncCollector | AsyncCollector:

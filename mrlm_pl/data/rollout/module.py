@@ -191,6 +191,7 @@ class RolloutDataModule(LightningDataModule):
             self.players.check = check_engine
 
     def train_dataloader(self) -> TrainingStream:
+        self._attached()
         return self.stream
 
     def val_dataloader(self) -> EvaluationStream:

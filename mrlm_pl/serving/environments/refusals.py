@@ -6,10 +6,10 @@ import asyncio
 
 import grpc
 
+from mrlm_pl.concurrency.workers import QueueFullError
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.serving.environments.hosted import UnknownEnvironmentError
 from mrlm_pl.serving.environments.sessions import RefusalError, UnknownSessionError
-from mrlm_pl.serving.environments.workers import QueueFullError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 
 Code = grpc.StatusCode

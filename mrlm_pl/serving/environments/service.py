@@ -13,13 +13,13 @@ from typing import Any
 
 import grpc
 
+from mrlm_pl.concurrency.workers import DeadlineError, QueueFullError, Workers, as_error
 from mrlm_pl.environment import Environment, Observations, Step
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.refusals import refusal_of, refused
 from mrlm_pl.serving.environments.sessions import RefusalError, Session, SessionTable, UnknownSessionError
-from mrlm_pl.serving.environments.workers import DeadlineError, QueueFullError, Workers, as_error
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.codec import (

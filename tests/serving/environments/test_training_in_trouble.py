@@ -19,13 +19,13 @@ import torch
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.concurrency.workers import QueueFullError, Workers
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Outcome, SingleAgentEnvironment
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.policy import Policy
 from mrlm_pl.serving import RemoteEnvironment
-from mrlm_pl.serving.environments.workers import QueueFullError, Workers
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.connection import Connection
 from tests.support.environment_servers import Proxy, Served, offer, step_request, talk_nonsense

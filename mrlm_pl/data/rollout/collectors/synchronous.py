@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from mrlm_pl.data.rollout.collectors.group_player import GroupPlayer
 from mrlm_pl.data.rollout.collectors.groups import Collected, GroupDraft
-from mrlm_pl.data.rollout.collectors.players import Players
+from mrlm_pl.data.rollout.collectors.players import GroupPlayer, Players
 from mrlm_pl.learner.contract import RolloutLearner
 
 T = TypeVar("T")

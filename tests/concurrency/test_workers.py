@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.serving.environments.workers import DeadlineError, QueueFullError, Workers
+from mrlm_pl.concurrency.workers import DeadlineError, QueueFullError, Workers
 
 
 def run(test: Callable[[], Awaitable[Any]]) -> Any:

@@ -1,18 +1,20 @@
-"""Threads that call environments for a server: a bounded queue, fair between clients, and deadlines that hold."""
+"""Threads for calls that block: a bounded queue, fair between clients, and a deadline for every call."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 WATCH_SECONDS = 0.1
-"""So much later it may be noticed that a call has outlived its deadline."""
+"""Seconds between two looks for calls that have outlived their deadline."""
 
 
 class QueueFullError(Exception):
@@ -25,7 +27,7 @@ class DeadlineError(TimeoutError):
 
 @dataclass(eq=False)
 class _Job:
-    """A call; its future is one of the event loop that waits for it."""
+    """A call; its future belongs to the event loop that waits for it."""
 
     client: str
     function: Callable[[], Any]
@@ -33,31 +35,35 @@ class _Job:
     result: asyncio.Future[Any]
     started: float = 0.0
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self.result.get_loop()
+
 
 class Workers:
-    """A fixed number of (daemon) threads. Clients take turns, so one with much work does not hold up the others.
+    """A fixed number of daemon threads. Clients take turns, so one with much work does not hold up the others.
 
-    A thread cannot be killed: one whose call outlives its deadline is given up on, and another takes its place.
+    A thread cannot be killed: one whose call outlives its deadline is abandoned, and another takes its place.
 
     Args:
         count: threads.
         capacity: calls that may wait.
     """
 
-    def __init__(self, count: int, capacity: int) -> None:
+    def __init__(self, count: int, capacity: float = math.inf) -> None:
         self.count, self.capacity = count, capacity
         self.waiting = 0
         self.abandoned = 0
         self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._condition = threading.Condition()
         self._running: set[_Job] = set()
-        self._results: list[tuple[_Job, Any, Exception | None]] = []
-        self._watch: asyncio.TimerHandle | None = None
+        self._results: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Any, Exception | None]]] = {}
+        self._watching: set[asyncio.AbstractEventLoop] = set()
         self._threads = self._idle = 0
         self._closed = False
 
     async def run(self, client: str, function: Callable[[], Any], timeout: float, must: bool = False) -> Any:
-        """What the function returns or raises.
+        """Return what the function returns, or raise what it raises.
 
         A call that is cancelled before a thread has taken it is not made.
 
@@ -65,7 +71,7 @@ class Workers:
             client: whose work it is.
             function: is called on a thread.
             timeout: seconds from the moment that a thread takes it.
-            must: it is taken though the queue be full, because it frees what others need.
+            must: whether it is accepted when the queue is full, because it frees what others need.
 
         Raises:
             QueueFullError: too much work is waiting.
@@ -74,8 +80,9 @@ class Workers:
         loop = asyncio.get_running_loop()
         job = _Job(client, function, timeout, loop.create_future())
         self._put(job, must)
-        if self._watch is None:
-            self._watch = loop.call_later(WATCH_SECONDS, self._give_up_late, loop)
+        if loop not in self._watching:
+            self._watching.add(loop)
+            loop.call_later(WATCH_SECONDS, self._abandon_late, loop)
         try:
             return await job.result
         except asyncio.CancelledError:
@@ -111,11 +118,15 @@ class Workers:
                 if not queue:
                     del self._queues[job.client]
 
-    def _give_up_late(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give up on the calls that have outlived their deadline, and look again while there are calls."""
+    def _abandon_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Abandon the calls that have outlived their deadline, and look again while there are calls."""
         now = time.monotonic()
         with self._condition:
-            late = [job for job in self._running if now - job.started > job.timeout]
+            late = [
+                job
+                for job in self._running
+                if now - job.started > job.timeout and (job.loop is loop or job.loop.is_closed())
+            ]
             for job in late:
                 self._running.discard(job)
                 self.abandoned += 1
@@ -123,8 +134,12 @@ class Workers:
                 self._start_if_needed()
             busy = bool(self._running or self._queues)
         for job in late:
-            _settle(job, None, DeadlineError(f"no answer within {job.timeout:g} s"))
-        self._watch = loop.call_later(WATCH_SECONDS, self._give_up_late, loop) if busy else None
+            if job.loop is loop:
+                _settle(job, None, DeadlineError(f"no answer within {job.timeout:g} s"))
+        if busy:
+            loop.call_later(WATCH_SECONDS, self._abandon_late, loop)
+        else:
+            self._watching.discard(loop)
 
     def _start_if_needed(self) -> None:
         # A thread that was notified counts as idle until it runs, so the calls that wait are what tells.
@@ -134,7 +149,7 @@ class Workers:
         threading.Thread(target=self._work, name="environment-worker", daemon=True).start()
 
     def _take(self) -> _Job | None:
-        """The next client's next job; None when the threads are to end."""
+        """Return the next client's next job; None when the threads are to end."""
         with self._condition:
             while not self._queues:
                 if self._closed:
@@ -164,20 +179,21 @@ class Workers:
                     self.abandoned -= 1
                     return  # another thread has taken this one's place
                 self._running.discard(job)
-                self._results.append((job, value, error))
-                first = len(self._results) == 1
+                results = self._results.setdefault(job.loop, [])
+                results.append((job, value, error))
+                first = len(results) == 1
             if first:  # else the loop has been woken and has not looked yet
-                _tell(job, self._settle_all)
+                _tell(job, partial(self._settle_all, job.loop))
 
-    def _settle_all(self) -> None:
+    def _settle_all(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._condition:
-            results, self._results = self._results, []
+            results = self._results.pop(loop)
         for job, value, error in results:
             _settle(job, value, error)
 
 
 def as_error(raised: BaseException) -> Exception:
-    """What an environment raised, as an error that ends neither a thread nor the server, as ``SystemExit`` would."""
+    """Return what a call raised as an error that ends neither a thread nor the process, as ``SystemExit`` would."""
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
         return raised
     return RuntimeError(f"{type(raised).__name__}: {raised}")
@@ -185,8 +201,8 @@ def as_error(raised: BaseException) -> Exception:
 
 def _tell(job: _Job, function: Callable[[], Any]) -> None:
     """Call a function on the loop that waits for a job."""
-    with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-        job.result.get_loop().call_soon_threadsafe(function)
+    with suppress(RuntimeError):  # the loop is closed: nobody waits
+        job.loop.call_soon_threadsafe(function)
 
 
 def _settle(job: _Job, value: Any, error: Exception | None) -> None:
@@ -194,6 +210,6 @@ def _settle(job: _Job, value: Any, error: Exception | None) -> None:
         return  # cancelled meanwhile
     if error is not None:
         job.result.set_exception(error)
-        job.result.exception()  # it may be that nobody waits for it: then it is not to be reported as lost
+        job.result.exception()  # asyncio reports errors that nobody has read
     else:
         job.result.set_result(value)
