@@ -35,7 +35,7 @@ def test_engines_are_listed_and_whether_ray_is_installed(mrlm, monkeypatch):
     _, out, _ = mrlm("info", "--json")
     facts = json.loads(out)
     engines = {item["name"]: item["class"] for item in facts["engines"]}
-    assert engines["RayPool"] == "mrlm_pl.engines.RayPool"
+    assert engines["RayPool"] == "mrlm_pl.RayPool"
     assert {"InProcessEngine", "OpenAICompatible"} <= set(engines)
     assert facts["packages"]["ray"] == "2.0.1"
     del versions["ray"]

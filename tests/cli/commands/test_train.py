@@ -361,7 +361,7 @@ def test_a_resume_says_what_changed_and_honors_it_or_refuses(fit: Any, mrlm: Any
     assert outcome("runs/toy")["weight"] == 3.0
     Path("toy.yaml").write_text(CONFIG.replace("ToyData", "RolloutDataModule, init_args: {environment: math}"))
     told = fit("--ckpt_path", "last", status=2)
-    assert "data.class_path is 'mrlm_pl.data.RolloutDataModule'" in told
+    assert "data.class_path is 'mrlm_pl.RolloutDataModule'" in told
     assert "has 'mrlm_toy.ToyData'" in told
     assert outcome("runs/toy")["weight"] == 3.0
 

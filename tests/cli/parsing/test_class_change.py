@@ -87,7 +87,7 @@ def test_the_advised_option_drops_what_does_not_fit(fit):
     status, out, err = fit(option, value.strip("'"))
     assert status == 0, err
     model = yaml.safe_load(out)["model"]
-    assert model["class_path"] == "mrlm_pl.algorithms.GRPO"
+    assert model["class_path"] == "mrlm_pl.GRPO"
     assert model["init_args"]["max_length"] == 77
 
 

@@ -1,0 +1,59 @@
+"""The names that ``import mrlm_pl`` offers, and that the import stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import mrlm_pl
+
+PUBLIC = {
+    *(
+        "Algorithm",
+        "CISPO",
+        "DPO",
+        "GRPO",
+        "GSPO",
+        "IPPO",
+        "MAGRPO",
+        "MAPPO",
+        "MAPoRL",
+        "PPO",
+        "REINFORCE",
+        "RLOO",
+        "SFT",
+    ),
+    *("PreferenceDataModule", "RolloutDataModule", "TrajectoryDataModule"),
+    *("LoRA", "Policy"),
+    *("Engine", "InProcessEngine", "OpenAICompatible", "RayPool", "Sampling"),
+    *(
+        "DatasetTasks",
+        "Environment",
+        "Outcome",
+        "SeededTasks",
+        "SingleAgentEnvironment",
+        "Step",
+        "Task",
+        "check_environment",
+    ),
+    *("Tool", "ToolSchema", "RemoteEnvironment"),
+    *("Episode", "Message", "Trajectory", "Turn", "read_episodes"),
+    *("LastCheckpoint", "Trainer", "collect", "evaluate"),
+    *("ConfigurationError", "MRLMError"),
+}
+"""A name that is added or removed here is a change of the library's interface: it belongs in the changelog."""
+
+
+def test_the_public_names_are_these_and_exist() -> None:
+    assert set(mrlm_pl.__all__) == PUBLIC
+    for name in PUBLIC:
+        found = getattr(mrlm_pl, name)
+        assert found.__name__ == name
+        assert found.__doc__, name
+
+
+def test_the_import_and_the_names_for_environments_import_no_torch() -> None:
+    heavy = {"torch", "transformers", "lightning", "grpc", "ray"}
+    code = f"import sys, mrlm_pl; mrlm_pl.Environment, mrlm_pl.read_episodes; print(sorted({heavy} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,221 @@
+"""A script has what the command has: a run folder, durable checkpoints, metrics, an orderly end."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch import Callback
+from mrlm_environments import MathEnvironment
+from transformers import AutoModelForCausalLM
+
+import mrlm_pl
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs import console
+
+README = Path(__file__).parents[2] / "README.md"
+SCRIPT = next(
+    block for block in re.findall(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S) if "resume=True" in block
+)
+SHORT = {
+    "groups=32, iterations=120": "groups=2, group_size=4, iterations=4",
+    "resume=True": (
+        "resume=True, accelerator='cpu', callbacks=[*callbacks, mrlm_pl.LastCheckpoint(every_n_train_steps=1)]"
+    ),
+    "num_episodes=500": "num_episodes=4",
+}
+"""The README's script for a few seconds, with checkpoints amid the run."""
+
+
+def short_script(callbacks: str = "[]") -> str:
+    script = SCRIPT
+    for text, replaced in SHORT.items():
+        assert text in script
+        script = script.replace(text, replaced)
+    return f"callbacks = {callbacks}\n{script}"
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "runs/first/policies/main/model.safetensors").read_bytes()
+
+
+def losses(folder: Path) -> list[str]:
+    with (folder / "runs/first/metrics.csv").open(newline="") as file:
+        return [row["train/loss"] for row in csv.DictReader(file) if row["train/loss"]]
+
+
+def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, callbacks: Any = ()) -> None:
+    folder.mkdir(exist_ok=True)
+    monkeypatch.chdir(folder)
+    exec(compile(short_script().partition("\n")[2], "README", "exec"), {"callbacks": callbacks, "__name__": "script"})
+
+
+class Killed(BaseException):
+    """Ends a run like a kill: nothing catches it."""
+
+
+class KillAfter(Callback):
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.updates:
+            raise Killed
+
+
+def test_the_minimal_script_is_short_and_continues_bit_for_bit_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len([line for line in SCRIPT.splitlines() if line.strip()]) <= 12
+    in_folder(tmp_path / "whole", monkeypatch)
+    assert "mrlm: the run is in runs/first" in capsys.readouterr().out
+    run = tmp_path / "whole/runs/first"
+    expected = {"checkpoints", "episodes", "metrics.csv", "policies", "tensorboard"}
+    assert {path.name for path in run.iterdir()} == expected
+    assert AutoModelForCausalLM.from_pretrained(run / "policies/main").config.model_type == "llama"
+
+    with pytest.raises(Killed):
+        in_folder(tmp_path / "killed", monkeypatch, [KillAfter(2)])
+    assert torch.load(tmp_path / "killed/runs/first/checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
+    in_folder(tmp_path / "killed", monkeypatch)
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    assert len(losses(tmp_path / "whole")) == 4
+
+
+@pytest.mark.slow
+def test_the_minimal_script_continues_bit_for_bit_after_sigkill(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import mrlm_pl\n" + short_script().replace("iterations=4", "iterations=12"))
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen([sys.executable, str(script)], cwd=tmp_path / name, env=environment)
+
+    assert start("whole").wait(300) == 0
+    process = start("killed")
+    table, until = tmp_path / "killed/runs/first/metrics.csv", time.monotonic() + 200
+    while not (table.exists() and len(losses(tmp_path / "killed")) > 2):
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
+    assert not (tmp_path / "killed/runs/first/policies").exists()
+    assert start("killed").wait(300) == 0
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+def parts() -> tuple[Any, Any]:
+    algorithm = mrlm_pl.GRPO({"main": mrlm_pl.Policy("builtin:tiny", learning_rate=5e-4)})
+    sampling = mrlm_pl.Sampling(max_tokens=8)
+    environment = MathEnvironment(difficulty=[1, 1])
+    data = mrlm_pl.RolloutDataModule(
+        environment, groups=2, group_size=2, iterations=1, sampling=sampling, validation_episodes=2
+    )
+    return algorithm, data
+
+
+def quiet(**options: Any) -> mrlm_pl.Trainer:
+    return mrlm_pl.Trainer(
+        accelerator="cpu", limit_val_batches=0, enable_progress_bar=False, enable_model_summary=False, **options
+    )
+
+
+def contents(folder: str) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_each_fit_has_a_folder_of_its_own_named_like_the_algorithm() -> None:
+    trainer = quiet(logger=False)
+    trainer.fit(*parts())
+    assert trainer.default_root_dir == "runs/grpo"
+    first = contents("runs/grpo")
+    assert Path("runs/grpo/policies/main/config.json") in first
+    trainer.fit(*parts())
+    quiet(logger=False).fit(*parts())
+    assert contents("runs/grpo") == first
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["grpo", "grpo-2", "grpo-3"]
+    trainer = quiet(output="runs/grpo", logger=False)
+    with pytest.raises(ConfigurationError, match=r"runs/grpo holds a run; add `--resume` \(in Python `resume=True`\)"):
+        trainer.fit(*parts())
+    with pytest.raises(ConfigurationError, match="resume needs the folder of the run"):
+        quiet(resume=True)
+
+
+def test_last_continues_and_a_validation_writes_below_the_run() -> None:
+    quiet(output="mine").fit(*parts())
+    algorithm, data = parts()
+    trainer = mrlm_pl.Trainer(output="mine", accelerator="cpu", max_epochs=2, num_sanity_val_steps=0)
+    trainer.fit(algorithm, data, ckpt_path="last")
+    assert (trainer.global_step, trainer.default_root_dir) == (2, "mine")
+    trainer.validate(algorithm, data)
+    assert Path("mine/validate/metrics.csv").is_file()
+    assert trainer.default_root_dir == "mine"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_script_in_order(
+    number: int, status: int, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Signal(Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            signal.raise_signal(number)
+
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as end:
+        quiet(callbacks=[Signal()], logger=False, max_epochs=2).fit(*parts())
+    assert end.value.code == status
+    assert "has ended fit; continue with `Trainer(output='runs/grpo', resume=True)`" in capsys.readouterr().err
+    assert "Received" not in caplog.text
+    assert signal.getsignal(number) is before
+    trainer = quiet(output="runs/grpo", resume=True, logger=False, max_epochs=2)
+    trainer.fit(*parts())
+    assert trainer.global_step == 2
+
+
+def test_a_development_run_leaves_nothing() -> None:
+    quiet(fast_dev_run=True).fit(*parts())
+    assert list(Path().iterdir()) == []
+
+
+def test_lightning_s_own_trainer_works_and_says_what_it_lacks() -> None:
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=1, limit_val_batches=0, logger=False, enable_checkpointing=False
+    )
+    with pytest.warns(UserWarning, match=r"Lightning's own Trainer has no run folder.*mrlm_pl\.runs\.Trainer"):
+        trainer.fit(*parts())
+    assert Path("policies/main/config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("load", "variables", "warned"), [(7.0, {}, True), (2.5, {}, False), (7.0, {"OMP_NUM_THREADS": "1"}, False)]
+)
+def test_a_busy_machine_is_named_with_the_remedy(
+    load: float,
+    variables: dict[str, str],
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    console.warn_of_busy_machine()
+    assert ("the load average is 7.0 on 2 cores" in caplog.text) == warned
+    assert ("GOMP_SPINCOUNT=1000" in caplog.text) == warned
