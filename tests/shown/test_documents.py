@@ -34,7 +34,8 @@ def test_python_blocks_run(place: str, code: str, tmp_path: Path, monkeypatch: p
         episode = Episode("0", Task("math", "train", 0), "g", 0, 0, {"agent": (row,)}, "answered")
         write_episodes(tmp_path / "runs/quickstart/episodes/iteration-000000.jsonl.gz", [episode])
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, place, "exec"), {"__name__": "document"})
+    short = code.replace("iterations=120", "iterations=1").replace("num_episodes=500", "num_episodes=4")
+    exec(compile(short, place, "exec"), {"__name__": "document"})
 
 
 def as_configuration(block: str) -> dict[str, Any]:
