@@ -27,7 +27,8 @@ RUNS = {"runs/quickstart": "configs/quickstart.yaml", "runs/team": "configs/task
 """Run folders that commands read, and the configurations that they were made with."""
 
 RUN_FILES = {"a.yaml": "configs/quickstart.yaml", "b.yaml": "configs/quickstart.yaml"}
-"""Configurations of the reader's own, by one that stands for it."""
+OWN_MODULE = "from mrlm_environments import MathEnvironment\n\nclass MyEnvironment(MathEnvironment):\n    pass\n"
+"""The reader's own files: configurations, by one that stands for each, and a module."""
 
 OTHER_PROGRAMS = ("vllm", "transformers", "ray")
 OTHER_OPTIONS = ("--model-timeout", "--logprobs-mode", "--enable-deterministic-inference", "--security-opt")
@@ -49,6 +50,7 @@ def workplaces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for folder in (before, after):
         for name in ("configs", "examples", "benchmarks"):
             (folder / name).symlink_to(ROOT / name)
+        (folder / "my_file.py").write_text(OWN_MODULE)
         for name, config in RUN_FILES.items():
             (folder / name).write_text((ROOT / config).read_text())
     for run, config in RUNS.items():
