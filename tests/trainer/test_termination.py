@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import model_checkpoint
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.algorithms import REINFORCE
@@ -287,6 +288,7 @@ class Validated(Callback):
 class Trainers:
     world_size, received_sigterm = 1, False
     callbacks: tuple[Callback, ...] = ()
+    state = SimpleNamespace(fn=TrainerFn.FITTING)
 
 
 def test_several_processes_wait_for_the_batch() -> None:
