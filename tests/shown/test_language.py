@@ -32,8 +32,8 @@ def test_the_allowances_follow_the_text() -> None:
 def test_the_phrases_are_found() -> None:
     bad = [
         "an error is told of", "Nothing when all is well", "for so many seconds", "an episode cut short",
-        "whoever asks", "learnt from", "is paid for digits", "it goes on with V", "waits in vain", "started afresh", "is spelt so",
-        "the group rests", "what a model has not", "nobody asks", "each with each", "and the like",
+        "whoever asks", "learnt from", "is paid for digits", "it goes on with V", "waits in vain", "started afresh",
+        "is spelt so", "the group rests", "what a model has not", "nobody asks", "each with each", "and the like",
         '"""What is shown', "normalised",
     ]  # fmt: skip
     assert len(bad) == len(PHRASES)

@@ -385,6 +385,7 @@ class TwoProcesses:
     """A trainer after so many batches of an epoch of 8, two for each update, with Lightning's own signal handling."""
 
     world_size, accumulate_grad_batches, num_training_batches = 2, 2, 8
+    state = SimpleNamespace(fn=TrainerFn.FITTING)
 
     def __init__(self, ready: int) -> None:
         progress = SimpleNamespace(current=SimpleNamespace(ready=ready))
