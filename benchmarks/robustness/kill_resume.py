@@ -1,13 +1,13 @@
 """SIGKILL at random moments: does the resumed run end with the weights of an uninterrupted one?
 
-    python benchmarks/robustness/kill_resume.py [--configs quickstart algorithms/ppo] [--kills 20] [--chain 5]
-        [--seed 0] [OVERRIDES ...]
+    python benchmarks/robustness/kill_resume.py [--cases sft grpo_validated] [--kills 9] [--chain 3] [--seed 0]
+        [--output FILE] [OVERRIDES ...]
 
-For each configuration one run is left alone; others are killed ``chain`` times each, at moments drawn evenly from
-their training time or as soon as the draft of a checkpoint is seen, and continued with ``mrlm train --resume`` until
-they end. Printed are the hashes of the final weights and what each kill interrupted, told from what it left: the
-progress of the run, and the draft of a checkpoint. Exit status 1 when a hash differs. One thread and a checkpoint at
-every update, so that kills also hit the writing.
+For each case one run is left alone; others are killed ``chain`` times each, at moments drawn evenly from their
+training time or as soon as the draft of a checkpoint is seen, and continued with ``mrlm train --resume`` until they
+end. The result holds the hashes of the final weights and what each kill interrupted, told from what it left: the
+collections on the disk, and the draft of a checkpoint. Exit status 1 when a hash differs. One thread and a checkpoint
+at every update, so that kills also hit the writing.
 """
 
 from __future__ import annotations
@@ -16,34 +16,71 @@ import argparse
 import hashlib
 import json
 import os
+import platform
 import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-SHORT = ["--data.iterations", "8", "--data.groups", "16", "--trainer.callbacks", "[]"]
+import torch
+
+MRLM = str(Path(sys.executable).with_name("mrlm"))
+COLLECT = (
+    *("collect", "--model", "builtin:tiny", "--environment", "math", "--environment.difficulty", "[1, 1]"),
+    *("--max-tokens", "32", "--num-episodes", "384"),
+)
+NO_CALLBACKS = ("--trainer.callbacks", "[]")
 
 
-def command(config: str, folder: Path, overrides: list[str]) -> list[str]:
-    """Start a run in a folder, or go on with it."""
-    mrlm = str(Path(sys.executable).with_name("mrlm"))
-    return [
-        *(mrlm, "train", "--config", f"configs/{config}.yaml", "--output", str(folder), "--resume"),
+class Case(NamedTuple):
+    """A configuration, what is changed in it, and how the rows that it trains on are collected."""
+
+    config: str
+    changes: tuple[str, ...]
+    rows: tuple[str, ...] = ()
+
+
+CASES = {
+    "grpo": Case("quickstart", ("--data.iterations", "8", "--data.groups", "16", *NO_CALLBACKS)),
+    "grpo_validated": Case(
+        "quickstart",
+        (
+            *("--trainer.max_epochs", "3", "--data.iterations", "4", "--data.groups", "16"),
+            *("--trainer.val_check_interval", "2", "--trainer.limit_val_batches", "1.0"),
+            *("--data.validation_episodes", "32", *NO_CALLBACKS),
+        ),
+    ),
+    "ppo": Case("algorithms/ppo", ("--data.iterations", "8", "--data.groups", "16", *NO_CALLBACKS)),
+    "magrpo": Case("algorithms/teams/magrpo", ("--data.iterations", "12", "--data.validation_episodes", "16")),
+    # 12 updates in each of 3 epochs; the rows of a batch are packed.
+    "sft": Case(
+        "algorithms/sft",
+        ("--data.batch_size", "12", "--data.filter_reward", "1"),
+        COLLECT,
+    ),
+    "dpo": Case(
+        "algorithms/dpo", ("--data.batch_size", "4", "--trainer.max_epochs", "2"), (*COLLECT, "--samples-per-task", "8")
+    ),
+}
+
+
+def start(case: Case, folder: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
+    """The process that starts a run in a folder, or goes on with it; what it says goes to a file beside the folder."""
+    rows = folder.parent / "rows.jsonl"
+    command = [
+        *(MRLM, "train", "--config", f"configs/{case.config}.yaml", "--output", str(folder), "--resume"),
         *("--checkpoint.every_n_train_steps", "1", "--trainer.enable_progress_bar", "false"),
-        *SHORT,
+        *(("--data.train", str(rows)) if case.rows else ()),
+        *case.changes,
         *overrides,
     ]
-
-
-def start(config: str, folder: Path, overrides: list[str]) -> subprocess.Popen[bytes]:
-    """The process of a run; what it says goes to a file beside the folder."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with Path(f"{folder}.log").open("ab") as log:
-        return subprocess.Popen(command(config, folder, overrides), stdout=log, stderr=log, env=environment)
+        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def begun(folder: Path, process: subprocess.Popen[bytes], before: int) -> None:
@@ -54,18 +91,23 @@ def begun(folder: Path, process: subprocess.Popen[bytes], before: int) -> None:
 
 
 def finish(process: subprocess.Popen[bytes], folder: Path) -> str:
-    """Hash of the weights of a run that was left to end."""
+    """Hash of the weights of all policies of a run that was left to end."""
     if process.wait():
         raise SystemExit(f"{folder}: exit status {process.returncode}\n{Path(f'{folder}.log').read_text()[-3000:]}")
-    return hashlib.sha256((folder / "policies" / "main" / "model.safetensors").read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("policies/*/model.safetensors")):
+        digest.update(path.parent.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
-def killed(config: str, folder: Path, overrides: list[str], chain: int, span: float, rng: random.Random) -> Any:
+def killed(
+    case: Case, folder: Path, overrides: Sequence[str], chain: int, span: float, rng: random.Random
+) -> tuple[str, list[dict[str, Any]]]:
     """Kill a run ``chain`` times and let it end: the hash, and what each kill left."""
     kills: list[dict[str, Any]] = []
     for _ in range(chain):
         now = time.time_ns()
-        process = start(config, folder, overrides)
+        process = start(case, folder, overrides)
         moment = rng.uniform(0.0, span)
         if kills or rng.random() < 0.8:  # now and then during the start as well
             begun(folder, process, now)
@@ -87,35 +129,57 @@ def killed(config: str, folder: Path, overrides: list[str], chain: int, span: fl
             if process.returncode:
                 raise SystemExit(Path(f"{folder}.log").read_text()[-3000:])
             break
-    return finish(start(config, folder, overrides), folder), kills
+    return finish(start(case, folder, overrides), folder), kills
+
+
+def measured(case: Case, overrides: Sequence[str], kills: int, chain: int, rng: random.Random) -> dict[str, Any]:
+    """The hash of the run that was left alone, and those of the killed ones."""
+    root = Path(tempfile.mkdtemp())
+    if case.rows:
+        subprocess.run([MRLM, *case.rows, "--output", str(root / "rows.jsonl")], check=True)
+    began = time.time_ns()
+    process = start(case, root / "whole", overrides)
+    begun(root / "whole", process, began)
+    training = time.perf_counter()
+    expected = finish(process, root / "whole")
+    span = time.perf_counter() - training
+    runs: list[dict[str, Any]] = []
+    while (done := sum(len(run["kills"]) for run in runs)) < kills:
+        # A run goes on from its last checkpoint, so that later kills of a chain come in what is left.
+        left = min(chain, kills - done)
+        found, chained = killed(case, root / f"run-{len(runs)}", overrides, left, span / 3, rng)
+        runs.append({"hash": found, "same": found == expected, "kills": chained})
+        print(json.dumps(runs[-1]), flush=True)
+    return {
+        "config": case.config,
+        "changes": [*case.changes, *overrides],
+        "hash": expected,
+        "training_s": round(span, 1),
+        "kills": done,
+        "same": sum(run["same"] for run in runs),
+        "runs": runs,
+    }
 
 
 def main() -> None:
-    """Run all configurations and compare."""
+    """Run all cases, compare, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--configs", nargs="+", default=["quickstart", "algorithms/ppo"])
-    parser.add_argument("--kills", type=int, default=20, help="of each configuration")
-    parser.add_argument("--chain", type=int, default=5, help="kills of one run")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--kills", type=int, default=9, help="of each case")
+    parser.add_argument("--chain", type=int, default=3, help="kills of one run")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--output", type=Path, help="JSON file; the cases of an earlier one are kept")
     options, overrides = parser.parse_known_args()
-    rng, wrong = random.Random(options.seed), 0
-    for config in options.configs:
-        root = Path(tempfile.mkdtemp())
-        began = time.time_ns()
-        process = start(config, root / "whole", overrides)
-        begun(root / "whole", process, began)
-        training = time.perf_counter()
-        expected = finish(process, root / "whole")
-        span = time.perf_counter() - training
-        done, number = 0, 0
-        while done < options.kills:
-            number += 1
-            # A run goes on from its last checkpoint, so that later kills of a chain come in what is left.
-            found, kills = killed(config, root / f"run-{number}", overrides, options.chain, span / 3, rng)
-            done += len(kills)
-            wrong += found != expected
-            print(json.dumps({"config": config, "same": found == expected, "hash": found, "kills": kills}), flush=True)
-        print(json.dumps({"config": config, "hash": expected, "training_s": round(span, 1), "kills": done}), flush=True)
+    found = json.loads(options.output.read_text()) if options.output and options.output.exists() else {"cases": {}}
+    found["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
+    wrong = 0
+    for name in options.cases:
+        result = measured(CASES[name], overrides, options.kills, options.chain, random.Random(f"{options.seed} {name}"))
+        wrong += len(result["runs"]) - result["same"]
+        print(name, json.dumps({key: result[key] for key in ("hash", "kills", "training_s")}), flush=True)
+        found["cases"][name] = result
+        if options.output:
+            options.output.write_text(json.dumps(found, indent=1) + "\n")
     if wrong:
         raise SystemExit(f"{wrong} runs ended with other weights")
 

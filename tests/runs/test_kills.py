@@ -312,11 +312,11 @@ def killed_everywhere(case: Case, below: Path, every: int) -> tuple[int, int, di
     wrong: dict[str, list[str]] = {}
     tried = 0
     while tried < len(states.found):
-        folder, moment = list(states.found.values())[tried]
+        folder, moment = states.found[tried]
         case.put(folder)
 
         def look(later: str, moment: str = moment) -> None:
-            states.look(case.folder, f"{moment}; then {later}")
+            states.look(case.folder, f"{moment}; then {later}", resumed=True)
 
         found = differences(whole, case.run(look if every == 1 else None))
         if found:

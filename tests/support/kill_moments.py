@@ -88,6 +88,9 @@ def at_each_moment(folder: Path, look: Callable[[str], None]) -> Iterator[None]:
 class DiskStates:
     """Copies of a folder, one for each state that a resumed run could tell from the others.
 
+    How far the draft of a folder has come tells states apart after the first kill of a run only: drafts that several
+    kills leave are combined in too many ways, and the next export begins by removing each of them.
+
     Args:
         below: where the copies are kept.
     """
@@ -95,35 +98,43 @@ class DiskStates:
     def __init__(self, below: Path) -> None:
         self.below = below
         self.moments = 0
-        self.found: dict[str, tuple[Path, str]] = {}
+        self.found: list[tuple[Path, str]] = []
+        self._keys: set[str] = set()
         self._seen: list[tuple[str, int, int, int]] = []
 
-    def look(self, folder: Path, moment: str) -> None:
-        """Keep the folder, and its drafts half written, where that is new."""
+    def look(self, folder: Path, moment: str, resumed: bool = False) -> None:
+        """Keep the folder, and its drafts half written, where that is new.
+
+        Args:
+            folder: of the run.
+            moment: what happens there next, or has just happened.
+            resumed: whether the run was killed before.
+        """
         self.moments += 1
         files = _files(folder)
         if files == self._seen:
             return
         self._seen = files
-        self._keep(folder, moment, {})
+        self._keep(folder, moment, {}, resumed)
         drafts = [path for path in folder.rglob("*") if path.suffix in (".part", ".partial") and path.is_file()]
         for draft in drafts:
-            self._keep(folder, f"{moment}, {draft.name} half written", {draft: draft.stat().st_size // 2})
+            self._keep(folder, f"{moment}, {draft.name} half written", {draft: draft.stat().st_size // 2}, resumed)
         table = folder / "metrics.csv"
         if table.is_file():
-            self._keep(folder, f"{moment}, the last row torn", {table: max(table.stat().st_size - 3, 0)})
+            self._keep(folder, f"{moment}, the last row torn", {table: max(table.stat().st_size - 3, 0)}, resumed)
 
-    def _keep(self, folder: Path, moment: str, sizes: dict[Path, int]) -> None:
-        key = _state(folder, sizes)
-        if key in self.found:
+    def _keep(self, folder: Path, moment: str, sizes: dict[Path, int], resumed: bool) -> None:
+        coarse, fine = _state(folder, sizes, inside_drafts=False), _state(folder, sizes, inside_drafts=True)
+        if (coarse if resumed else fine) in self._keys:
             return
+        self._keys |= {coarse, fine}
         copy = self.below / f"state-{len(self.found)}"
         if folder.is_dir():
             shutil.copytree(folder, copy)
         for path, size in sizes.items():
             with (copy / path.relative_to(folder)).open("rb+") as file:
                 file.truncate(size)
-        self.found[key] = (copy, moment)
+        self.found.append((copy, moment))
 
 
 def _files(folder: Path) -> list[tuple[str, int, int, int]]:
@@ -138,10 +149,12 @@ def _files(folder: Path) -> list[tuple[str, int, int, int]]:
     return found
 
 
-def _state(folder: Path, sizes: dict[Path, int]) -> str:
+def _state(folder: Path, sizes: dict[Path, int], inside_drafts: bool) -> str:
     """What a resumed run depends on: which files there are, whether they are whole, and what the checkpoint holds."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(b"fine" if inside_drafts else b"coarse")
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        if not inside_drafts and path.parent.suffix == ".part":
+            continue
         digest.update(str(path.relative_to(folder)).encode())
         if not path.is_file():
             continue
