@@ -5,9 +5,9 @@
 
 For each case one run is left alone; others are killed ``chain`` times each, at moments drawn evenly from their
 training time or as soon as the draft of a checkpoint is seen, and continued with ``mrlm train --resume`` until they
-end. The result holds the hashes of the final weights and what each kill interrupted, told from what it left: the
-collections on the disk, and the draft of a checkpoint. Exit status 1 when a hash differs. One thread and a checkpoint
-at every update, so that kills also hit the writing.
+end. The result holds the hashes of the final weights and, for each kill, the collections on the disk and whether a
+draft of a checkpoint was left. Exit status 1 when a hash differs. One thread and a checkpoint at every update, so that
+kills also hit the writing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NO_CALLBACKS = ("--trainer.callbacks", "[]")
 
 
 class Case(NamedTuple):
-    """A configuration, what is changed in it, and how the rows that it trains on are collected."""
+    """A configuration, changes to it, and the command that collects its training rows."""
 
     config: str
     changes: tuple[str, ...]
@@ -70,7 +70,7 @@ CASES = {
 
 
 def start(case: Case, folder: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
-    """The process that starts a run in a folder, or goes on with it; what it says goes to a file beside the folder."""
+    """Return a process that starts or resumes the run of a folder and logs to a file beside it."""
     rows = folder.parent / "rows.jsonl"
     command = [
         *(MRLM, "train", "--config", f"configs/{case.config}.yaml", "--output", str(folder), "--resume"),
@@ -91,7 +91,7 @@ def begun(folder: Path, process: subprocess.Popen[bytes], before: int) -> None:
 
 
 def finish(process: subprocess.Popen[bytes], folder: Path) -> str:
-    """Hash of the weights of all policies of a run that was left to end."""
+    """Wait for the end of a run and return the hash of all its policies' weights."""
     if process.wait():
         raise SystemExit(f"{folder}: exit status {process.returncode}\n{Path(f'{folder}.log').read_text()[-3000:]}")
     digest = hashlib.sha256()
@@ -103,7 +103,7 @@ def finish(process: subprocess.Popen[bytes], folder: Path) -> str:
 def killed(
     case: Case, folder: Path, overrides: Sequence[str], chain: int, span: float, rng: random.Random
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Kill a run ``chain`` times and let it end: the hash, and what each kill left."""
+    """Kill a run ``chain`` times and let it end; return its hash and a record of each kill."""
     kills: list[dict[str, Any]] = []
     for _ in range(chain):
         now = time.time_ns()
@@ -133,7 +133,7 @@ def killed(
 
 
 def measured(case: Case, overrides: Sequence[str], kills: int, chain: int, rng: random.Random) -> dict[str, Any]:
-    """The hash of the run that was left alone, and those of the killed ones."""
+    """Return the hashes of the undisturbed run and of the killed ones."""
     root = Path(tempfile.mkdtemp())
     if case.rows:
         subprocess.run([MRLM, *case.rows, "--output", str(root / "rows.jsonl")], check=True)
@@ -145,7 +145,7 @@ def measured(case: Case, overrides: Sequence[str], kills: int, chain: int, rng: 
     span = time.perf_counter() - training
     runs: list[dict[str, Any]] = []
     while (done := sum(len(run["kills"]) for run in runs)) < kills:
-        # A run goes on from its last checkpoint, so that later kills of a chain come in what is left.
+        # A run resumes from its last checkpoint, so later kills of a chain come in the remaining part.
         left = min(chain, kills - done)
         found, chained = killed(case, root / f"run-{len(runs)}", overrides, left, span / 3, rng)
         runs.append({"hash": found, "same": found == expected, "kills": chained})
