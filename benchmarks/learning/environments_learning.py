@@ -58,7 +58,7 @@ def learned(environment: str, policy: Path, seed: int, folder: Path, overrides: 
     """A row of the table: GRPO from a policy."""
     start = ["--model.policies.main.model", str(policy), "--seed_everything", str(seed)]
     row: dict[str, Any] = {"environment": environment, "seed": seed}
-    row |= timed(lambda: train(f"tasks/{environment}_tiny", folder, *start, *overrides))
+    row |= timed(lambda: train(f"tasks/{environment}", folder, *start, *overrides))
     for moment in ("before", "after"):
         report = json.loads((folder / f"evaluation_{moment}.json").read_text())[environment]
         row[moment] = {

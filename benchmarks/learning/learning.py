@@ -1,6 +1,6 @@
 """Does each algorithm learn? Held-out accuracy before and after its configuration, for several seeds, in one table.
 
-    python benchmarks/learning/learning.py [--configs quickstart ppo sft dpo ...] [--seeds 0 1 2] [--json out.json]
+    python benchmarks/learning/learning.py [--configs quickstart algorithms/ppo ...] [--seeds 0 1 2] [--json out.json]
 
 Every configuration starts from builtin:tiny on the generated problems of difficulty 1 and is evaluated on the same 500
 held-out problems before and after, at 95 % intervals that respect repeated problems. SFT and DPO learn from episodes
@@ -19,20 +19,21 @@ import tempfile
 import time
 from pathlib import Path
 
+WITHOUT_KL = "--model.kl_coefficient 0"
 CONFIGS = (
     "quickstart",
     "algorithms/dapo",
-    "algorithms/gspo",
-    "algorithms/cispo",
-    "algorithms/rloo",
-    "algorithms/reinforce",
-    "algorithms/reinforce_plus_plus",
-    "algorithms/reinforce_plus_plus_baseline",
-    "algorithms/remax",
+    *(
+        f"quickstart --model {name} {WITHOUT_KL}"
+        for name in ("GSPO", "CISPO", "RLOO", "REINFORCE", "REINFORCEPlusPlusBaseline", "ReMax")
+    ),
+    "quickstart --model REINFORCEPlusPlus",
     "algorithms/ppo",
     "algorithms/sft",
     "algorithms/dpo",
 )
+"""Configurations below ``configs/``, without ``.yaml``, each with its options."""
+
 MATH = ["--environment", "math", "--environment.difficulty", "[1, 1]", "--max-tokens", "32"]
 EPISODES = 6000
 
@@ -48,7 +49,8 @@ def call(*arguments: str) -> None:
 def from_rollouts(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, dict[str, object]]:
     """Reports before and after an online algorithm, whose callback evaluates."""
     options = ["--seed_everything", str(seed), "--trainer.default_root_dir", str(folder / "run"), *overrides]
-    call("fit", "--config", f"configs/{config}.yaml", *options)
+    path, *own = config.split()
+    call("fit", "--config", f"configs/{path}.yaml", *own, *options)
     moments = ("before", "after")
     return {moment: json.loads((folder / f"run/evaluation_{moment}.json").read_text())["math"] for moment in moments}
 
@@ -90,7 +92,9 @@ def run(config: str, seed: int, overrides: list[str]) -> dict[str, object]:
 def main() -> None:
     """Run every configuration with every seed and print a row for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--configs", nargs="+", default=list(CONFIGS), help="paths below configs/, without .yaml")
+    parser.add_argument(
+        "--configs", nargs="+", default=list(CONFIGS), help="paths below configs/, without .yaml, with options"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path)
     options, overrides = parser.parse_known_args()

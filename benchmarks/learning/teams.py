@@ -147,7 +147,7 @@ def lengths(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
 
 def debate(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
     """Rows by name."""
-    return {"": summary(train("tasks/debate", seed, folder, {}))}
+    return {"": summary(train("tasks/teams/debate", seed, folder, {}))}
 
 
 EXPERIMENTS = {

@@ -31,7 +31,7 @@ ROWS = {"code": 10_000, "tools": 16_000}
 
 
 def make_environment(name: str) -> SingleAgentEnvironment:
-    """The environment of ``configs/grpo_NAME_tiny.yaml``, ``code`` or ``tools``."""
+    """The environment of ``configs/tasks/NAME.yaml``, ``code`` or ``tools``."""
     if name == "code":
         return CodeEnvironment(kinds=["number"], difficulty=(1, 2))
     return ToolEnvironment(tools=["calculator"], max_turns=3)

@@ -23,7 +23,7 @@ UNSHOWN = [
 ]
 """Configurations that no shown command names."""
 
-RUNS = {"runs/quickstart": "configs/quickstart.yaml", "runs/team": "configs/tasks/collaborative_reasoning.yaml"}
+RUNS = {"runs/quickstart": "configs/quickstart.yaml", "runs/team": "configs/tasks/teams/collaborative_reasoning.yaml"}
 """Run folders that commands read, and the configurations that they were made with."""
 
 RUN_FILES = {"a.yaml": "configs/quickstart.yaml", "b.yaml": "configs/quickstart.yaml"}
@@ -38,7 +38,7 @@ DOTTED = {
     "data.engine.engine": "configs/scaling/ray_pool.yaml",
     "data.engine.": "configs/scaling/served_rollouts.yaml",
     "data.environment.data": "configs/tasks/sql.yaml",
-    "model.policies.first": "configs/tasks/collaborative_reasoning.yaml",
+    "model.policies.first": "configs/tasks/teams/collaborative_reasoning.yaml",
 }
 """Configurations for options in running text that the quick start has no place for, by how the options begin."""
 

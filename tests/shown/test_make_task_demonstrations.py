@@ -91,7 +91,7 @@ def held_out_question(script: ModuleType, name: str, index: int) -> str:
 
 @pytest.mark.parametrize("name", ["code", "tools"])
 def test_demonstrations_are_of_the_very_environment_that_is_trained_in(script: ModuleType, name: str) -> None:
-    config = yaml.safe_load((ROOT / "configs" / "tasks" / f"{name}_tiny.yaml").read_text())
+    config = yaml.safe_load((ROOT / "configs" / "tasks" / f"{name}.yaml").read_text())
     described = config["data"]["init_args"]["environment"]
     made = script.make_environment(name)
     assert described["class_path"] == type(made).__name__

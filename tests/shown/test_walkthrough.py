@@ -94,7 +94,7 @@ HUB = "needs a model from the hub"
 UNTRIED = {
     "gsm8k": HUB,
     "humaneval": HUB,
-    "writing": HUB,
+    "writing_tldr": HUB,
     "served_rollouts": "needs vLLM",
     "served_rollouts_text": "needs transformers serve; tests/engines/http starts one",
     "ray_served_pool": "needs vLLM",
