@@ -39,6 +39,30 @@ class MalformedCall:
     fault: str
 
 
+def tool_schema(
+    name: str,
+    description: str,
+    required: Mapping[str, Any],
+    optional: Mapping[str, Any] | None = None,
+    closed: bool = False,
+) -> ToolSchema:
+    """Return the schema of a tool.
+
+    Args:
+        name: of the tool.
+        description: what the tool does, for the agent.
+        required: the JSON schema of each argument that must be given.
+        optional: of each argument that may be left out.
+        closed: refuse calls with other arguments.
+    """
+    parameters: dict[str, Any] = {"type": "object", "properties": {**required, **(optional or {})}}
+    if required:
+        parameters["required"] = list(required)
+    if closed:
+        parameters["additionalProperties"] = False
+    return ToolSchema(name, description, parameters)
+
+
 class Tool(ABC):
     """A tool with a schema. An episode opens it, calls it and closes it; copies of an environment have their own."""
 
@@ -151,6 +175,28 @@ def argument_fault(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | No
         return fault
     place = ".".join(str(part) for part in fault.absolute_path)
     return clipped(f"{place}: {fault.message}" if place else fault.message, 300)
+
+
+def checked_call(call: ToolCall | MalformedCall, tools: Sequence[ToolSchema], how: str) -> ToolCall:
+    """Return a call that one of the tools can be called with.
+
+    Args:
+        call: what the agent asked for.
+        tools: that it may call.
+        how: what it is told, beside the fault, where the call cannot be read.
+
+    Raises:
+        ToolError: the call cannot be read, names no tool, or its arguments do not fit the tool's schema.
+    """
+    if isinstance(call, MalformedCall):
+        raise ToolError(f"malformed call: {call.fault}. {how}")
+    schema = next((tool for tool in tools if tool.name == call.name), None)
+    if schema is None:
+        raise ToolError(f"there is no tool {call.name[:40]!a}; the tools are {', '.join(tool.name for tool in tools)}")
+    fault = argument_fault(schema, call.arguments)
+    if fault is not None:
+        raise ToolError(f"wrong arguments of {call.name}: {fault}")
+    return call
 
 
 def tool_message(call: ToolCall | MalformedCall, text: str) -> Message:

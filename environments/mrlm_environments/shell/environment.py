@@ -12,15 +12,16 @@ from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.shell.tasks import COMPARISONS, generate_data, matches, task_data
-from mrlm_environments.toolbox.programs import told
+from mrlm_environments.toolbox.programs import SOURCE, told
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import (
-    MalformedCall,
     ToolCall,
-    argument_fault,
+    ToolError,
+    checked_call,
     requested_calls,
     tool_message,
+    tool_schema,
     written_call,
 )
 from mrlm_pl.errors import ConfigurationError, SandboxError
@@ -30,7 +31,6 @@ from mrlm_pl.settings import at_least
 logger = logging.getLogger(__name__)
 
 SHOWN_CHARACTERS = 800
-MAX_SCRIPT = 100_000
 SOLVED = 1.0
 _CHECKERS = {"bash": "bash -c", "python": "python3 -I -c"}
 """How a check program is run. ``-I``: else it would import modules that the agent left in its home folder."""
@@ -39,24 +39,18 @@ _NO_ERRORS = "2> /dev/null"
 """What a script prints as errors is no part of its output."""
 
 
-def _schema(name: str, description: str, argument: str) -> ToolSchema:
-    properties = {argument: {"type": "string", "maxLength": MAX_SCRIPT}}
-    parameters = {"type": "object", "properties": properties, "required": [argument], "additionalProperties": False}
-    return ToolSchema(name, description, parameters)
-
-
 TOOLS = (
-    _schema("bash_action", "Run a bash script on the system. Returns what it prints.", "script"),
-    ToolSchema(
+    tool_schema(
+        "bash_action", "Run a bash script on the system. Returns what it prints.", {"script": SOURCE}, closed=True
+    ),
+    tool_schema(
         "finish_action",
         "End: the system is as it was asked for.",
-        {
-            "type": "object",
-            "properties": {"thought": {"type": "string", "description": "Why the work is done; not judged."}},
-            "additionalProperties": False,
-        },
+        {},
+        {"thought": {"type": "string", "description": "Why the work is done; not judged."}},
+        closed=True,
     ),
-    _schema("answer_action", "End with the answer to the question.", "answer"),
+    tool_schema("answer_action", "End with the answer to the question.", {"answer": SOURCE}, closed=True),
 )
 _HOW = 'Call a tool, for example <tool_call>{"name": "bash_action", "arguments": {"script": "ls"}}</tool_call>.'
 
@@ -157,10 +151,14 @@ class ShellEnvironment(SingleAgentEnvironment):
         self._deadline = time.monotonic() + self.sandbox.wall_seconds
         answers: list[Message] = []
         for call in requested_calls(message):
-            fault = self._fault(call)
-            if fault is None and isinstance(call, ToolCall) and call.name != "bash_action":
-                return self._judged(call)
-            answers.append(tool_message(call, fault or self._run(call)))
+            try:
+                asked = checked_call(call, TOOLS, _HOW)
+            except ToolError as error:
+                answers.append(tool_message(call, str(error)))
+                continue
+            if asked.name != "bash_action":
+                return self._judged(asked)
+            answers.append(tool_message(call, self._run(asked.arguments["script"])))
         if self._turns == self.max_turns:
             self.close()
             return Outcome({"solved": 0.0}, stop_reason="max_turns", truncated=True, success=False)
@@ -176,22 +174,12 @@ class ShellEnvironment(SingleAgentEnvironment):
         """Settings and the episode's counters; a system is not copied."""
         return {**self.__dict__, "_cell": None}
 
-    def _fault(self, call: ToolCall | MalformedCall) -> str | None:
-        if isinstance(call, MalformedCall):
-            return f"The call cannot be read: {call.fault}. {_HOW}"
-        schema = next((tool for tool in TOOLS if tool.name == call.name), None)
-        if schema is None:
-            return f"There is no tool {call.name[:100]!r}; there are {', '.join(tool.name for tool in TOOLS)}."
-        fault = argument_fault(schema, call.arguments)
-        return None if fault is None else f"The arguments of {call.name} are wrong: {fault}."
-
-    def _run(self, call: ToolCall | MalformedCall) -> str:
-        assert isinstance(call, ToolCall)
+    def _run(self, script: str) -> str:
         if self._cell is None:
             return "[the system was ended]"
         if time.monotonic() > self._deadline:
             return "[not run: the scripts before it took too long]"
-        done = self._script(self._cell, call.arguments["script"])
+        done = self._script(self._cell, script)
         if self._cell.ending is None:
             return told(done, SHOWN_CHARACTERS)
         self.close()

@@ -16,31 +16,23 @@ from mrlm_environments.sql.worker import SqliteDatabase
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import (
-    MalformedCall,
-    argument_fault,
+    ToolError,
+    checked_call,
     clipped,
     requested_calls,
     tool_message,
+    tool_schema,
     written_call,
 )
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.settings import at_least, between, some_of, whole_range
 
-EXECUTE = ToolSchema(
-    "execute_sql",
-    "Execute one MySQL statement.",
-    {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-)
-COMMIT = ToolSchema(
+EXECUTE = tool_schema("execute_sql", "Execute one MySQL statement.", {"query": {"type": "string"}})
+COMMIT = tool_schema(
     "commit_final_answer",
     "End with the list of answers; after a change of the table, with an empty list.",
-    {
-        "type": "object",
-        "properties": {"answers": {"type": "array", "items": {"type": ["string", "number", "null"]}}},
-        "required": ["answers"],
-    },
+    {"answers": {"type": "array", "items": {"type": ["string", "number", "null"]}}},
 )
-TOOLS = {schema.name: schema for schema in (EXECUTE, COMMIT)}
 INSTRUCTION = (
     "Answer the question about the MySQL database with execute_sql, or make the change that it asks for; all columns "
     "hold text. Then call commit_final_answer."
@@ -136,14 +128,14 @@ class SqlEnvironment(SingleAgentEnvironment):
         answers: list[Message] = []
         faults = int(not calls)
         for call in calls:
-            fault = _fault(call)
-            if fault is None and isinstance(call, ToolCall) and call.name == COMMIT.name:
-                return self._ended(self._is_right(call.arguments["answers"]), "answered")
             try:
-                told = self._executed(call) if fault is None and isinstance(call, ToolCall) else f"Error: {fault}"
-            except SqlError as error:
-                told, fault = f"Error: {error}", str(error)
-            faults += fault is not None
+                asked = checked_call(call, self.tools(self.agents[0]), HOW_TO_CALL)
+                if asked.name == COMMIT.name:
+                    return self._ended(self._is_right(asked.arguments["answers"]), "answered")
+                told = self._executed(asked)
+            except (ToolError, SqlError) as error:
+                told = f"Error: {error}"
+                faults += 1
             answers.append(tool_message(call, clipped(told, self.output_characters)))
         metrics = {"failed_calls": float(faults)}
         if self._turns == self.max_turns:
@@ -195,14 +187,6 @@ class SqlEnvironment(SingleAgentEnvironment):
 
     def _generate(self, rng: Random) -> Mapping[str, Any]:
         return generated_task(rng, self.kinds, self.rows)
-
-
-def _fault(call: ToolCall | MalformedCall) -> str | None:
-    if isinstance(call, MalformedCall):
-        return f"{call.fault}. {HOW_TO_CALL}"
-    if call.name not in TOOLS:
-        return f"there is no tool {call.name[:40]!r}; the tools are {', '.join(TOOLS)}"
-    return argument_fault(TOOLS[call.name], call.arguments)
 
 
 def _identity(row: Mapping[str, Any]) -> str:

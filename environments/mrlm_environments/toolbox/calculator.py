@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from mrlm_pl.environment import ToolSchema
-from mrlm_pl.environment.tools import Tool, ToolError
+from mrlm_pl.environment.tools import Tool, ToolError, tool_schema
 
 Number: TypeAlias = "int | float | Fraction"
 
@@ -86,10 +85,10 @@ def shown(value: Number) -> str:
 class Calculator(Tool):
     """Evaluates one expression for each call; see :func:`evaluate`."""
 
-    schema = ToolSchema(
+    schema = tool_schema(
         "calculator",
         "Evaluate an expression such as 17*23+4, sqrt(2), 15% of 280.",
-        {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+        {"expression": {"type": "string"}},
     )
 
     def call(self, arguments: Mapping[str, Any]) -> str:

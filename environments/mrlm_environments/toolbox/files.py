@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.environment import ToolSchema
-from mrlm_pl.environment.tools import Tool, ToolError
+from mrlm_pl.environment.tools import Tool, ToolError, tool_schema
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import DataError
 from mrlm_pl.settings import at_least
@@ -39,18 +38,11 @@ class FileSystem(Tool):
         ConfigurationError: a limit is below 1.
     """
 
-    schema = ToolSchema(
+    schema = tool_schema(
         "file_system",
         "Read or write a text file, or list a folder, by its relative path.",
-        {
-            "type": "object",
-            "properties": {
-                "operation": {"enum": ["read", "write", "list"]},
-                "path": {"type": "string"},
-                "content": {"type": "string"},
-            },
-            "required": ["operation"],
-        },
+        {"operation": {"enum": ["read", "write", "list"]}},
+        {"path": {"type": "string"}, "content": {"type": "string"}},
     )
 
     _root: Path | None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mrlm_pl.environment import ToolSchema
-from mrlm_pl.environment.tools import Tool, clipped
+from mrlm_pl.environment.tools import Tool, clipped, tool_schema
 from mrlm_pl.episode import Task
 from mrlm_pl.sandbox import Cell, Execution, Isolation, Sandbox, running
 
-MAX_SOURCE = 100_000
+SOURCE = {"type": "string", "maxLength": 100_000}
+"""The JSON schema of an argument that is run."""
+
 OUTPUT_CHARACTERS = 2_000
 SESSION_CALLS = 8
 _ENDINGS = {
@@ -53,15 +54,11 @@ class PythonRepl(_CellTool):
             time of eight calls of this length.
     """
 
-    schema = ToolSchema(
+    schema = tool_schema(
         "python_repl",
         "Run Python code in a session that remembers earlier calls. Returns what is printed and the last value.",
-        {
-            "type": "object",
-            "properties": {"code": {"type": "string", "maxLength": MAX_SOURCE}},
-            "required": ["code"],
-            "additionalProperties": False,
-        },
+        {"code": SOURCE},
+        closed=True,
     )
 
     def call(self, arguments: Mapping[str, Any]) -> str:
@@ -86,15 +83,11 @@ class Shell(_CellTool):
         sandbox: how scripts are confined; ``wall_seconds`` is for each.
     """
 
-    schema = ToolSchema(
+    schema = tool_schema(
         "shell",
         "Run a bash script. Returns what is printed and the exit status, if it is not 0.",
-        {
-            "type": "object",
-            "properties": {"script": {"type": "string", "maxLength": MAX_SOURCE}},
-            "required": ["script"],
-            "additionalProperties": False,
-        },
+        {"script": SOURCE},
+        closed=True,
     )
 
     def call(self, arguments: Mapping[str, Any]) -> str:

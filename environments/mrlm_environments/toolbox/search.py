@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.rows import read_rows
-from mrlm_pl.environment.tools import Tool, ToolError, clipped
+from mrlm_pl.environment.tools import Tool, ToolError, clipped, tool_schema
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.settings import at_least, between
 
@@ -124,11 +123,7 @@ class WebSearch(Tool):
         DataError: there is no such corpus.
     """
 
-    schema = ToolSchema(
-        "web_search",
-        "Search for documents.",
-        {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-    )
+    schema = tool_schema("web_search", "Search for documents.", {"query": {"type": "string"}})
 
     def __init__(
         self,

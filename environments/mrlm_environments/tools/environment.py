@@ -23,7 +23,7 @@ from mrlm_pl.environment.tools import (
     Tool,
     ToolError,
     ToolSet,
-    argument_fault,
+    checked_call,
     clipped,
     requested_calls,
     stated_answer,
@@ -206,16 +206,10 @@ class ToolEnvironment(SingleAgentEnvironment):
         return clipped(text, self.max_output)
 
     def _called(self, call: ToolCall | MalformedCall) -> str:
-        if isinstance(call, MalformedCall):
-            raise ToolError(f'malformed call: {call.fault}; write {{"name": NAME, "arguments": OBJECT}}')
-        tool = self._available.get(call.name)
-        if tool is None:
-            raise ToolError(f"there is no tool {call.name[:40]!a}; the tools are {', '.join(self._available)}")
-        fault = argument_fault(tool.schema, call.arguments)
-        if fault is not None:
-            raise ToolError(f"wrong arguments: {fault}")
-        text = tool.call(call.arguments)
-        self._used.add(call.name)
+        schemas = [tool.schema for tool in self._available.values()]
+        asked = checked_call(call, schemas, 'Write {"name": NAME, "arguments": OBJECT}.')
+        text = self._available[asked.name].call(asked.arguments)
+        self._used.add(asked.name)
         return text
 
     def _holds(self, path: str, text: str) -> bool:
