@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import os
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -105,30 +104,6 @@ def nearest_path(path: Path, *, folders: bool = False) -> Path | None:
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
     near = nearest(path.name, [item.name for item in beside if item.is_dir() == folders])
     return path.parent / near if near else None
-
-
-def missing_folder(name: str) -> str | None:
-    """Return the message that a folder does not exist, with the nearest one; None if it exists or may be a hub id.
-
-    ``owner/model`` may be a hub id, unless there is a folder ``owner`` here and no such model in the hub's cache.
-    """
-    path = Path(name).expanduser()
-    local = name.startswith((".", "~", os.sep)) or name.count("/") > 1
-    beside = name.count("/") == 1 and path.parent.is_dir()
-    if not (local or beside) or path.exists():
-        return None
-    if not local:
-        from huggingface_hub import try_to_load_from_cache
-
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
-            return None
-    near = nearest_path(path, folders=True)
-    if near:
-        return f"there is no folder {name!r}; did you mean {str(near)!r}?"
-    if not path.parent.is_dir():
-        return f"there is no folder {name!r}, nor {str(path.parent)!r}; check the path"
-    hub = f", or read the model of this name from the hub with `hf download {name}`" if not local else ""
-    return f"there is no folder {name!r}; check the path{hub}"
 
 
 def place(method: Any) -> str:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from mrlm_pl.errors import PolicyError, missing_folder
+from mrlm_pl.errors import PolicyError
+from mrlm_pl.model_folders import policy_folder
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template
 from mrlm_pl.policy.export import write_model
 from mrlm_pl.policy.forward.logprobs import TokenOutputs, token_logprobs, token_outputs, token_values
@@ -352,24 +353,7 @@ def _resolve(model: str) -> str:
         raise PolicyError(f"policy model {model!r} does not exist; the built-in model is {BUILTIN_TINY!r}")
     if len(model) > LONGEST_NAME:
         raise PolicyError(f"policy model {model[:40]!r}... has {len(model)} characters; give a folder or a hub id")
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return str(path if (path / "config.json").is_file() else _exported(model, path))
-    if missing := missing_folder(model):
-        raise PolicyError(f"policy model: {missing}")
-    return model
-
-
-def _exported(model: str, run: Path) -> Path:
-    """The folder of the one policy that a run has exported."""
-    found = sorted(item for item in (run / "policies").glob("*") if (item / "config.json").is_file())
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise PolicyError(f"run {model!r} has several policies; name one: {', '.join(map(str, found))}")
-    if (run / "config.yaml").is_file():
-        raise PolicyError(f"run {model!r} has exported no policy; finish it with `--ckpt_path last`, or name another")
-    raise PolicyError(f"policy model folder {model!r} has no config.json; name a Hugging Face model folder or a run")
+    return policy_folder(model, "policy model")
 
 
 def _check_numbers(

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from mrlm_pl.errors import ConfigurationError, missing_folder
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.model_folders import exported_policies, missing_folder
 from mrlm_pl.runs.plugins import environments_by_name, import_environment
 from mrlm_pl.settings import seated_policy
 
@@ -167,7 +168,7 @@ def read_run(name: str) -> RecordedRun:
     folder = Path(name)
     if (folder / "config.json").is_file() or not folder.is_dir():
         return RecordedRun({SINGLE: {"model": name}})
-    exported = sorted(path.parent for path in (folder / "policies").glob("*/config.json"))
+    exported = exported_policies(folder)
     configuration = latest_configuration(folder)
     if not exported:
         if configuration is not None:

@@ -423,4 +423,4 @@ def test_the_scorer_and_the_masks_are_built_from_the_block_of_the_document() -> 
     assert isinstance(built.scorer, RewardModel)
     assert built.scorer.model == "path/or/hub-id"
     assert built.masks == AnswerMasks(penalty=0.5, min_characters=20)
-    assert (built.solvers, built.max_turns) == (3, 3)
+    assert (len(built.agents), built.max_turns) == (3, 3)

@@ -153,13 +153,13 @@ def test_a_run_s_folder_stands_for_its_exported_policy(model_folder: Path, tmp_p
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("{}")
-    with pytest.raises(PolicyError, match="has exported no policy"):
+    with pytest.raises(PolicyError, match="has no policies yet"):
         Policy(str(run))
     shutil.copytree(model_folder, run / "policies" / "main")
     policy = Policy(str(run))
     assert policy.source == str(run / "policies" / "main")
     shutil.copytree(model_folder, run / "policies" / "critic")
-    with pytest.raises(PolicyError, match=r"several policies; name one: .*policies/critic, .*policies/main"):
+    with pytest.raises(PolicyError, match=r"2 policies; name one: .*policies/critic, .*policies/main"):
         Policy(str(run))
 
 

@@ -94,7 +94,7 @@ class CollaborativeReasoningEnvironment(Environment):
         self._check(solvers, max_turns, role, consensus_stop, policies_by)
         if isinstance(scorer, str) and scorer != "label":
             raise ConfigurationError(f"{self.name}: scorer is {scorer!r}; use label, or the class of a scorer")
-        self.solvers, self.max_turns, self.role = solvers, max_turns, role
+        self.max_turns, self.role = max_turns, role
         self.show_scores, self.consensus_stop, self.policies_by = show_scores, consensus_stop, policies_by
         self.masks, self.instruction = masks, instruction
         self._tasks = ReasoningTasks(self.name, data, format, difficulty, bad_rows)

@@ -23,7 +23,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.reward_models.folder import check_hub_model, verifier_folder
+from mrlm_pl.model_folders import check_hub_model, policy_folder
 from mrlm_pl.runs.models import loaded_policy
 from mrlm_pl.runs.plugins import class_path, find_environment
 from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
@@ -149,8 +149,8 @@ def _verifier_service(options: Any) -> VerifierService:
     from mrlm_pl.reward_models.model import Precision, RewardModel
 
     limits = ScoreLimits(options.verifier_batch, options.verifier_queue)
-    folder = verifier_folder(options.verifier)
-    check_hub_model(folder)
+    folder = policy_folder(options.verifier, "verifier")
+    check_hub_model(folder, "verifier")
     precision: Precision = options.verifier_precision or ("64" if options.device.startswith("cpu") else "32")
     tokens, room = options.verifier_max_tokens, options.verifier_batch_tokens
     scorer = RewardModel(folder, options.device, tokens, room, precision)

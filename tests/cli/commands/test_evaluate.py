@@ -10,7 +10,8 @@ import yaml
 
 from mrlm_pl.cli.commands.evaluate import sampling_of
 from mrlm_pl.engines import Sampling
-from mrlm_pl.errors import ConfigurationError, missing_folder
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.model_folders import missing_folder
 from mrlm_pl.runs.recorded_run import RecordedRun, read_run
 
 FIELDS = {"environment", "model", "split", "seed", "episodes", "mean_reward", "ci95", "accuracy", "pass_at_k"}
@@ -208,7 +209,7 @@ def test_a_report_or_a_folder_that_does_not_exist_is_told_at_once(mrlm, evaluate
     assert mrlm("eval", "--model", "runs/quickstat")[2] == meant
     assert missing_folder("owner/model") is None, "without a folder of the owner it may be a hub id"
     assert missing_folder("gpt2") is None
-    assert "nor 'nowhere'" in missing_folder("./nowhere/run")
+    assert "no folder 'nowhere' either" in missing_folder("./nowhere/run")
     assert "hf download runs/xyz" in missing_folder("runs/xyz")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "cache/config.json")
     assert missing_folder("runs/quickstat") is None

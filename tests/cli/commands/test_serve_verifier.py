@@ -15,8 +15,8 @@ import pytest
 
 from mrlm_pl.environment import Message
 from mrlm_pl.errors import PolicyError
+from mrlm_pl.model_folders import policy_folder
 from mrlm_pl.reward_models import RewardModel
-from mrlm_pl.reward_models.folder import verifier_folder
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.verifiers import VerifierClient
 from tests.support.environment_servers import ServerProcess, played
@@ -92,7 +92,7 @@ def test_mistakes_are_told_before_the_port_is_open(mrlm: Any, tmp_path: Path, mo
     (tmp_path / "empty").mkdir()
     for arguments, text in (
         ([str(tmp_path / "bare")], "lacks 'score.weight'; give a sequence classifier with one label, or a policy's"),
-        ([str(tmp_path / "two")], f"has 2 policies; choose one: `--verifier {tmp_path}/two/policies/one`, `--verifier"),
+        ([str(tmp_path / "two")], f"has 2 policies; name one: {tmp_path}/two/policies/one, {tmp_path}/two"),
         ([str(tmp_path / "young")], "has no policies yet, they are written when it ends"),
         ([str(tmp_path / "empty")], "is neither a run nor the folder of a model: it has no config.json"),
         ([str(tmp_path / "none")], f"there is no folder '{tmp_path}/none'"),
@@ -111,11 +111,11 @@ def test_mistakes_are_told_before_the_port_is_open(mrlm: Any, tmp_path: Path, mo
 
 def test_which_folder_is_meant(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = run_folder / "policies" / "main"
-    assert verifier_folder(str(run_folder)) == verifier_folder(str(model)) == str(model)
-    assert verifier_folder("someone/model") == "someone/model"
+    assert policy_folder(str(run_folder), "verifier") == policy_folder(str(model), "verifier") == str(model)
+    assert policy_folder("someone/model", "verifier") == "someone/model"
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PolicyError, match=r"no folder '\./nothing'"):
-        verifier_folder("./nothing")
+        policy_folder("./nothing", "verifier")
 
 
 def test_a_folder_that_is_not_there_is_told_at_once(mrlm: Any, monkeypatch: Any, tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Which model a user names: a folder, a run, which stands for its only policy, or a model of the hub."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mrlm_pl.errors import PolicyError, nearest_path
+
+HUB_SECONDS = 5.0
+"""Time for the hub to say whether it has a model."""
+
+
+def policy_folder(name: str, option: str) -> str:
+    """Return the folder of the model that an option names; a hub id is returned as it is.
+
+    A name of the form ``A/B`` means a folder where there is a folder ``A`` here.
+
+    Args:
+        name: a folder, a run or a hub id.
+        option: what named it, for messages.
+
+    Raises:
+        PolicyError: the run has several policies, or none yet, or there is no such folder.
+    """
+    folder = Path(name).expanduser()
+    if missing := missing_folder(name):
+        raise PolicyError(f"{option}: {missing}")
+    if not folder.is_dir():
+        return name
+    if (folder / "config.json").is_file():
+        return str(folder)
+    exported = exported_policies(folder)
+    if len(exported) == 1:
+        return str(exported[0])
+    if exported:
+        raise PolicyError(
+            f"{option}: the run {name!r} has {len(exported)} policies; name one: {', '.join(map(str, exported))}"
+        )
+    if (folder / "config.yaml").is_file():
+        raise PolicyError(
+            f"{option}: the run {name!r} has no policies yet, they are written when it ends; continue it with "
+            f"`mrlm train --output {name} --resume`"
+        )
+    raise PolicyError(f"{option}: {name!r} is neither a run nor the folder of a model: it has no config.json")
+
+
+def exported_policies(run: Path) -> list[Path]:
+    """Return the folders of the policies that a run has written."""
+    return sorted(path.parent for path in (run / "policies").glob("*/config.json"))
+
+
+def missing_folder(name: str) -> str | None:
+    """Return the message that a folder does not exist, with the nearest one; None if it exists or may be a hub id.
+
+    ``owner/model`` may be a hub id, unless there is a folder ``owner`` here and no such model in the hub's cache.
+    """
+    path = Path(name).expanduser()
+    local = name.startswith((".", "~", os.sep)) or name.count("/") > 1
+    beside = name.count("/") == 1 and path.parent.is_dir()
+    if not (local or beside) or path.exists():
+        return None
+    if not local:
+        from huggingface_hub import try_to_load_from_cache
+
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return None
+    advice = _advice(path)
+    if not local and not advice.endswith("?"):
+        advice += f", or read the model of this name from the hub with `hf download {name}`"
+    return f"there is no folder {name!r}; {advice}"
+
+
+def check_hub_model(name: str, option: str) -> None:
+    """Refuse a name that is no folder and no model of the hub, without the hub's own many attempts.
+
+    Raises:
+        PolicyError: the hub has no such model, or does not answer within :data:`HUB_SECONDS` seconds.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if Path(name).expanduser().is_dir():
+        return
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            HfApi().model_info(name, timeout=HUB_SECONDS)
+    except HFValidationError as error:
+        raise PolicyError(f"{option}: there is no folder {name!r}, and no hub id is of this form: {error}") from error
+    except Exception as error:  # of the hub's, its HTTP library's and the system's many classes
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise PolicyError(
+            f"{option}: there is no folder {name!r}, and the hub does not give such a model ({reason}); "
+            f"{_advice(Path(name))}"
+        ) from error
+
+
+def _advice(folder: Path) -> str:
+    """What may have been meant."""
+    if (Path("runs") / folder).is_dir():
+        return f"did you mean {str(Path('runs') / folder)!r}?"
+    if not folder.parent.is_dir():
+        return f"there is no folder {str(folder.parent)!r} either; check the path"
+    near = nearest_path(folder, folders=True)
+    return f"did you mean {str(near)!r}?" if near else "check the path"
