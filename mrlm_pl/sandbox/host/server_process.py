@@ -31,10 +31,12 @@ KILL_SECONDS = 30.0
 """A killed process ends when the disk has taken what it was writing, which a busy disk may take long for."""
 
 _BOOT = (
-    "import sys; sys.path[:] = filter(None, sys.path); sys.path.append(sys.argv[1]); "
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "package = sys.modules['mrlm_pl'] = type(sys)('mrlm_pl'); package.__path__ = [sys.argv[1]]; "
     "from mrlm_pl.sandbox.inside.server import main; "
-    "sys.path.pop(); main(int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5])"
+    "main(int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5])"
 )
+"""Starts the server with the standard library alone: the package's own ``__init__`` needs other distributions."""
 
 
 class ServerProcess:
@@ -58,11 +60,11 @@ class ServerProcess:
         self._ended: dict[int, threading.Event] = {}
         self._folder = ""
         self._link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        root = str(Path(__file__).parents[3])
+        package = str(Path(__file__).parents[2])
         arguments = (far_end.fileno(), level.title, tempfile.gettempdir(), json.dumps(found))
         # A fresh interpreter with an empty environment: a fork of this process would hand its memory to hostile code.
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-s", "-c", _BOOT, root, *map(str, arguments)],
+            [sys.executable, "-S", "-s", "-c", _BOOT, package, *map(str, arguments)],
             env={"PYTHONHASHSEED": "0"},  # equal programs meet sets in equal order; -I would ignore it
             cwd="/",
             stdin=subprocess.DEVNULL,
