@@ -96,7 +96,7 @@ def check_hub_model(name: str, option: str) -> None:
 
 
 def _advice(folder: Path) -> str:
-    """What may have been meant."""
+    """Return a suggestion for a folder that does not exist."""
     if (Path("runs") / folder).is_dir():
         return f"did you mean {str(Path('runs') / folder)!r}?"
     if not folder.parent.is_dir():

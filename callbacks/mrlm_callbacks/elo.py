@@ -58,7 +58,7 @@ class GameTable:
         return sorted({player for pair in self._games for player in pair})
 
     def state_dict(self) -> dict[str, Any]:
-        """The table as plain values."""
+        """Return the table as plain values."""
         return {"games": self.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -235,11 +235,11 @@ class SelfPlay(Callback, CollectionObserver):
         trainer.should_stop = trainer.should_stop or stop
 
     def _player(self, iteration: int) -> str:
-        """Who learns in an iteration, as a player: the snapshot that the next one will be."""
+        """Return the player that an iteration trains: the next snapshot."""
         return str((iteration // self.snapshot_every + 1) * self.snapshot_every)
 
     def _counts(self, episode: Episode) -> bool:
-        """Whether an episode is a game of the learner of now: not if a stale snapshot sampled some of its turns."""
+        """Return whether the current learner played all of an episode: no stale snapshot sampled a turn."""
         return not episode.failed and episode.task.environment in self._sides and not stale_turns(episode)
 
     def _game_score(self, episode: Episode) -> float:

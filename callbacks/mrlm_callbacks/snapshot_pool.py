@@ -67,7 +67,7 @@ class SnapshotPool:
         return max(1.0 - self.scores.get(number, 0.5), _LEAST) ** 2
 
     def state_dict(self) -> dict[str, Any]:
-        """The pool with all its weights."""
+        """Return the pool with all its weights."""
         return {"snapshots": self.snapshots, "scores": self.scores}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ _REACH = 120
 
 
 def read_answer(reply: str, form: Format) -> str | None:
-    r"""The answer that a reply gives, or None if it gives none.
+    r"""Return the answer that a reply gives, or None if it gives none.
 
     A number is read as the ``math`` environment reads it. A label is the one in the last ``<answer>`` tag or box, else
     the last behind "answer is", else the last that is stated. Labels that are denied or stand in a list are not stated;
@@ -65,14 +65,14 @@ def read_answer(reply: str, form: Format) -> str | None:
 
 
 def is_right(answer: str | None, expected: str, form: Format) -> bool:
-    """Whether an answer that was read is the expected one: numbers by value, labels by name."""
+    """Return whether an answer that was read is the expected one: numbers by value, labels by name."""
     if answer is None:
         return False
     return equal_answers(answer, expected) if form == "math" else answer == expected
 
 
 def vote(answers: Sequence[str | None], form: Format) -> str | None:
-    """The answer that most give; None is no vote, and no votes are None.
+    """Return the answer that most give; None is no vote, and no votes are None.
 
     Numbers of the same value are the same answer. Of answers with equally many votes the one that was given first in
     the sequence wins, so that a vote of two who disagree is the first one's.
@@ -93,7 +93,7 @@ def vote(answers: Sequence[str | None], form: Format) -> str | None:
 
 
 def agree(answers: Sequence[str | None], form: Format) -> bool:
-    """Whether everybody gives the same answer; nobody who gives none agrees with anything.
+    """Return whether everybody gives the same answer; nobody who gives none agrees with anything.
 
     >>> agree(["5", "5.0"], "math"), agree(["5", None], "math"), agree([None, None], "math")
     (True, False, False)

@@ -76,7 +76,7 @@ def opening(text: str, system_prompt: str, instruction: str = "") -> list[Messag
 
 
 def fault_of(error: Exception) -> str:
-    """What is wrong with a row, in words.
+    """Return the fault of a row, in words.
 
     >>> fault_of(KeyError("test")), fault_of(ValueError("test_list is empty"))
     ("the field 'test' is missing", 'ValueError: test_list is empty')

@@ -96,7 +96,7 @@ def balance(
 
 
 def _grouped(answers: Sequence[Answer]) -> list[_Question]:
-    """The questions in the order in which they come, with their different answers."""
+    """Return the questions in the order in which they come, with their different answers."""
     questions: dict[str, _Question] = {}
     for answer in answers:
         if answer.correct not in (0.0, 1.0):
@@ -136,7 +136,7 @@ def _choose(question: _Question, per_question: int | None, seed: int, fill_wrong
 
 
 def _drawn(answers: Sequence[Answer], seed: int, question: str) -> list[Answer]:
-    """The answers in a random order that depends on their texts alone."""
+    """Return the answers in a random order that depends on their texts alone."""
     return sorted(answers, key=lambda answer: derive_seed("answer", seed, question, _plain(answer.answer)))
 
 

@@ -155,7 +155,7 @@ def number_value(text: str) -> Fraction | None:
 
 
 def equal_answers(reply: str, expected: str) -> bool:
-    r"""Whether two numbers have the same value.
+    r"""Return whether two numbers have the same value.
 
     A reply with a per cent sign equals an expected number without one in both readings, because questions that ask for
     a percentage have expected answers such as ``50``.
@@ -177,7 +177,7 @@ def equal_answers(reply: str, expected: str) -> bool:
 
 
 def shows_steps(reply: str, question: str, answer: str) -> bool:
-    """Whether the reply works something out.
+    """Return whether the reply works something out.
 
     That is: it holds a true equation with an operation, which uses a number of the question or arrives at the answer.
 
@@ -203,7 +203,7 @@ def shows_steps(reply: str, question: str, answer: str) -> bool:
 
 
 def _plain_text(text: str) -> str:
-    """The text with one spelling of signs, spaces, digits and LaTeX's forms of a number."""
+    """Return the text with one spelling of signs, spaces, digits and LaTeX's forms of a number."""
     if not text.isascii():
         text = _NARROW_GROUPS.sub("", text)
         text = _NO_ASCII.sub(lambda match: _ascii(match.group()), text)
@@ -265,7 +265,7 @@ def _single_number(text: str) -> str | None:
 
 
 def _stated_number(text: str, start: int) -> Iterator[str | None]:
-    """The number that follows a marker; None of several in its place, nothing where no number is."""
+    """Yield the number that follows a marker; None of several in its place, nothing where no number is."""
     match = _LEADING.match(text, start)
     if match is None:
         return

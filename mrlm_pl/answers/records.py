@@ -39,7 +39,7 @@ class Answer:
     generated: bool = False
 
     def to_row(self) -> dict[str, Any]:
-        """The answer as it is written to a file; ``correct`` is true or false where it is 1 or 0."""
+        """Return the answer as it is written to a file; ``correct`` is true or false where it is 1 or 0."""
         row = asdict(self)
         row["correct"] = bool(self.correct) if self.correct in (0.0, 1.0) else self.correct
         if not self.generated:
@@ -48,7 +48,7 @@ class Answer:
 
 
 def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
-    """The answers of a source in order, and how many failed episodes were left out.
+    """Return the answers of a source in order, and how many failed episodes were left out.
 
     A source holds rows of :class:`Answer`, or episode records. In an episode the agent's first user message is the
     question, its last reply the answer, and ``success`` says whether it is right. Where several agents answer, or one
@@ -77,7 +77,7 @@ def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
 
 
 def _records(source: str, split: str) -> Iterator[tuple[str, Episode | None, Mapping[str, Any]]]:
-    """Where each record is, and it itself: as an episode, or else as a row."""
+    """Yield each record and its place: as an episode, or else as a row."""
     if Path(source).expanduser().is_dir():
         for number, episode in enumerate(read_episodes(Path(source).expanduser()), start=1):
             yield f"{source}, episode {number}", episode, {}
@@ -94,7 +94,7 @@ def _records(source: str, split: str) -> Iterator[tuple[str, Episode | None, Map
 
 
 def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
-    """The answer that a row holds.
+    """Return the answer that a row holds.
 
     Raises:
         DataError: a field is missing or of another kind; the message begins with ``where``.
@@ -132,7 +132,7 @@ def _is_number(value: Any, low: float, high: float) -> bool:
 
 
 def answers_of_episode(episode: Episode, where: str) -> list[Answer]:
-    """The answers of an episode that did not fail; see :func:`read_answers`.
+    """Return the answers of an episode that did not fail; see :func:`read_answers`.
 
     Raises:
         DataError: nothing says whether they are right; the message begins with ``where``.

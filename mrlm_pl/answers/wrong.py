@@ -91,7 +91,7 @@ def _cased(label: str, like: str) -> str:
 
 
 def _other_numbers(final: str) -> list[str]:
-    """The number's text with other digits: off by one or ten, two digits swapped, one digit changed."""
+    """Return the number's text with other digits: off by one or ten, two digits swapped, one digit changed."""
     match = _DIGITS.search(final)
     if match is None:
         return []
@@ -120,7 +120,7 @@ def _written(units: int, places: int, grouped: bool) -> str:
 
 
 def _slips(right: str, final: str) -> Iterator[str]:
-    """The text with another operand in the equation that gives the final number, and what comes of it."""
+    """Yield the text with another operand in the equation that gives the final number, and what comes of it."""
     if not final.isdigit():
         return
     start = _first_result(right, final)
@@ -142,18 +142,18 @@ def _slips(right: str, final: str) -> Iterator[str]:
 
 
 def _sum(left: int, operator: str, right: int) -> Callable[[re.Match[str]], str]:
-    """What replaces the sum that stands before its calculation, as in ``48 + 24 = <<48+24=72>>72``."""
+    """Return the replacement of a sum that stands before its calculation, as in ``48 + 24 = <<48+24=72>>72``."""
     return lambda match: f"{left}{match['space']}{operator}{match['space']}{right}"
 
 
 def _with_number(text: str, old: str, new: str) -> str:
-    """The text with another final number, from its first statement as a result on."""
+    """Return the text with another final number, from its first statement as a result on."""
     start = _first_result(text, old)
     return text[:start] + _replaced(text[start:], old, new)
 
 
 def _first_result(text: str, number: str) -> int:
-    """Where the number is first said to be the result of something; its last place where it never is."""
+    """Return the first place that states the number as a result; its last place if none does."""
     places = [match.start() for match in _token(number).finditer(text)]
     results = [place for place in places if text[:place].rstrip(" $").endswith("=")]
     return (results or places[-1:] or [text.rfind(number)])[0]

@@ -52,7 +52,7 @@ class Sampling:
 
     @property
     def truncated(self) -> bool:
-        """Whether the distribution sampled from is not the plain softmax at this temperature."""
+        """True if samples come from another distribution than the softmax at this temperature."""
         return self.temperature == 0 or self.top_p < 1 or self.top_k > 0
 
 
@@ -109,7 +109,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        """One :class:`Sample` per request, in order.
+        """Return one :class:`Sample` per request, in order.
 
         Raises:
             EngineError: a policy is not loaded, a context is empty or does not fit the model's window.
@@ -139,7 +139,7 @@ class Engine(ABC):
 
     @property
     def calls_at_once(self) -> int:
-        """How many calls of :meth:`sample` a pool should have under way at the same time; the others wait."""
+        """Calls of :meth:`sample` that a pool should have under way at the same time; the others wait."""
         return 1
 
     @property
@@ -152,27 +152,27 @@ class Engine(ABC):
 
     @property
     def holds_weights(self) -> bool:
-        """Whether weights stay as they were at :meth:`load` when the module that was loaded changes."""
+        """True if the engine holds a copy of the weights: later changes of the loaded module have no effect."""
         return True
 
     @property
     def takes_pieces(self) -> bool:
-        """Whether requests may have an ``offset`` and a ``piece``; to be asked after the first :meth:`load`."""
+        """True if requests may have an ``offset`` and a ``piece``; valid after the first :meth:`load`."""
         return False
 
     def window(self, policy: str) -> int | None:
-        """How many tokens a row of the policy can have, context and sampled ones; None where that is not known."""
+        """Return the longest context of the policy in tokens, sampled ones included; None if it is not known."""
         return None
 
     def reports_logprobs(self, policy: str) -> bool:
-        """Whether samples of the policy have log-probabilities that can be trained on; else they are 0.
+        """Return whether samples of the policy have log-probabilities that can be trained on; else they are 0.
 
         A pool knows after the first :meth:`load`; so it is asked again then.
         """
         return True
 
     def precision(self, policy: str) -> str | None:
-        """The floating-point type in which the policy's samples are computed, such as ``bfloat16``.
+        """Return the floating-point type in which the policy's samples are computed, such as ``bfloat16``.
 
         None where it is that of the weights given to :meth:`load`; ``unknown`` where nobody here can know. A pool knows
         after the first :meth:`load`.
@@ -187,7 +187,7 @@ class Engine(ABC):
         """Forget the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""
 
     def close(self) -> None:
-        """Free what the engine holds; may be called twice."""
+        """Free the engine's resources; may be called twice."""
 
 
 class EngineWrapper(Engine):

@@ -33,5 +33,5 @@ class LearnerPlace:
         return cls((device.index or 0,) if device.type == "cuda" else ())
 
     def ids(self, visible: Sequence[str]) -> tuple[str, ...]:
-        """The ids of its GPUs, of those that a process sees."""
+        """Return the ids of its GPUs, of those that a process sees."""
         return tuple(visible[index] for index in self.devices)

@@ -37,4 +37,4 @@ class Reference(ABC):
         """Take note of where the learner computes, before the first call of :meth:`logprobs`."""
 
     def close(self) -> None:
-        """Free what is held; may be called twice."""
+        """Free the resources; may be called twice."""

@@ -28,7 +28,7 @@ class RoutingEngine(Engine):
         self.default, self.elsewhere = default, dict(elsewhere)
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        """One sample per request, in order; see :meth:`Engine.sample`.
+        """Return one sample per request, in order; see :meth:`Engine.sample`.
 
         Raises:
             Exception: what the first engine that fails raises; what the others still do is cancelled.
@@ -37,12 +37,12 @@ class RoutingEngine(Engine):
         return await sampled_in_parts(requests, places, lambda engine, own: engine.sample(own))
 
     def engine_of(self, policy: str) -> Engine:
-        """The engine that generates for a policy."""
+        """Return the engine that generates for a policy."""
         return self.elsewhere.get(policy, self.default)
 
     @property
     def holds_weights(self) -> bool:
-        """Whether all engines do."""
+        """True if all engines do."""
         return all(engine.holds_weights for engine in self._engines())
 
     def window(self, policy: str) -> int | None:
@@ -55,7 +55,7 @@ class RoutingEngine(Engine):
 
     @property
     def takes_pieces(self) -> bool:
-        """Whether all engines do."""
+        """True if all engines do."""
         return all(engine.takes_pieces for engine in self._engines())
 
     @property
@@ -69,7 +69,7 @@ class RoutingEngine(Engine):
         return [engine.stats for engine in self._engines()]
 
     def join_pool(self, place: int, places: int) -> Sequence[str]:
-        """What all engines claim; see :meth:`Engine.join_pool`."""
+        """Return the claims of all engines; see :meth:`Engine.join_pool`."""
         return [claim for engine in self._engines() for claim in engine.join_pool(place, places)]
 
     def reports_logprobs(self, policy: str) -> bool:
@@ -86,7 +86,7 @@ class RoutingEngine(Engine):
         self.engine_of(policy).load(policy, weights, version)
 
     def compute_during(self, start: Callable[[], Future[T]]) -> T:
-        """The result of the future that ``start`` gives; until then, the default engine may compute here."""
+        """Return the result of the future that ``start`` gives; until then, the default engine may compute here."""
         return self.default.compute_during(start)
 
     def release(self, session_prefix: str) -> None:
@@ -117,7 +117,7 @@ async def sampled_in_parts(
     places: Sequence[P],
     ask: Callable[[P, list[SampleRequest]], Awaitable[list[Sample]]],
 ) -> list[Sample]:
-    """One sample per request, in order, when each goes to its place; all places are asked at the same time.
+    """Return one sample per request, in order, when each goes to its place; all places are asked at the same time.
 
     Args:
         requests: of one call.

@@ -51,7 +51,7 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every check held."""
+        """True if every check passed."""
         return all(check.passed for check in self.checks)
 
     def raise_on_failure(self) -> None:
@@ -91,7 +91,7 @@ class _Checker:
     def play(
         self, task: Task, replies: Mapping[str, Sequence[str]] | str, environment: Environment | None = None
     ) -> _Play:
-        """One episode on a fresh copy; agents use their replies in turn and repeat the last one."""
+        """Return one episode on a fresh copy; agents use their replies in turn and repeat the last one."""
         own = environment is None
         environment = environment or self.environment.copy()
         order = TurnOrder(environment.name, environment.agents)
@@ -121,7 +121,7 @@ class _Checker:
     # The checks: each returns what it found, or raises with what is wrong.
 
     def splits(self) -> str:
-        """Every split has tasks, and none is posed in two of them."""
+        """Check that every split has tasks, and none is posed in two of them."""
         owners: dict[str, str] = {}
         for split in SPLITS:
             for task in self.tasks(split):
@@ -145,7 +145,7 @@ class _Checker:
         return "tasks are JSON and a function of their index"
 
     def determinism(self) -> str:
-        """Two copies answer the same replies in the same way, also after other episodes."""
+        """Check that two copies answer the same replies in the same way, also after other episodes."""
         used = self.environment.copy()
         for task in self.tasks("train"):
             first, second = self.play(task, SPAM), self.play(task, SPAM, used)
@@ -154,7 +154,7 @@ class _Checker:
         return "equal replies give equal episodes"
 
     def independence(self) -> str:
-        """Two copies that are played in turns do not disturb each other."""
+        """Check that two copies that are played in turns do not disturb each other."""
         tasks = self.tasks("train")[:2]
         alone = [self.play(task, SPAM).as_json() for task in tasks]
         copies = [self.environment.copy() for _ in tasks]
@@ -166,7 +166,7 @@ class _Checker:
         return "copies are independent"
 
     def forks(self) -> str:
-        """A copy in the middle of an episode goes on like the original."""
+        """Check that a copy in the middle of an episode continues like the original."""
         if not self.environment.forks:
             return "it is not said to fork"
         for task in self.tasks("train")[:2]:
@@ -198,7 +198,7 @@ class _Checker:
         return f"{len(HOSTILE_REPLIES)} hostile replies are judged"
 
     def order_of_calls(self) -> str:
-        """A step before reset, after the end or by the wrong agents is refused."""
+        """Check that a step before reset, after the end or by the wrong agents is refused."""
         environment, task = self.environment.copy(), self.tasks("train")[0]
         everybody = {agent: Message("assistant", SPAM) for agent in environment.agents}
         self._refuses(environment, everybody, "step before reset")
@@ -209,7 +209,7 @@ class _Checker:
         return "calls out of order are refused"
 
     def gold(self) -> str:
-        """The known best replies earn more than empty, spamming and hostile ones."""
+        """Check that the known best replies earn more than empty, spamming and hostile ones."""
         best = []
         for task in self.tasks("train"):
             replies = self.environment.gold(task)
@@ -246,7 +246,7 @@ class _Checker:
 
 
 def check_environment(environment: Environment, *, tasks_per_split: int = 8, max_turns: int = 64) -> CheckReport:
-    """The results of all checks, failed ones included.
+    """Return the results of all checks, failed ones included.
 
     Args:
         environment: what is checked; it is copied, not used.
@@ -351,7 +351,7 @@ def described(error: Exception) -> str:
 
 
 def _finished(value: Any) -> Any:
-    """The result of a method that may be ``async``."""
+    """Return the result of a method that may be ``async``."""
     if inspect.isawaitable(value):
         return asyncio.run(_awaited(value))
     return value

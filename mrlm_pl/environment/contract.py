@@ -40,7 +40,7 @@ class ToolSchema:
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
 
     def to_chat(self) -> dict[str, Any]:
-        """The schema in the form that chat templates read."""
+        """Return the schema in the form that chat templates read."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
@@ -141,14 +141,14 @@ class Environment(ABC):
 
     @abstractmethod
     def tasks(self, split: str) -> TaskSource:
-        """The task source of a split (``train``, ``validation`` or ``test``); the splits share no problem."""
+        """Return the task source of a split (``train``, ``validation`` or ``test``); the splits share no problem."""
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
-        """The tools that an agent may call; none by default."""
+        """Return the tools that an agent may call; none by default."""
         return ()
 
     def identity(self, task: Task) -> str | None:
-        """Text that is equal for equal problems; ``check-env`` demands that no two splits share one.
+        """Return text that is equal for equal problems; ``check-env`` demands that no two splits share one.
 
         None where nothing tells tasks apart, such as a game that always begins with the same board: the splits may then
         pose the same. By default what :class:`SeededTasks` was given, else empty: ``check-env`` then compares what
@@ -162,14 +162,14 @@ class Environment(ABC):
         return None
 
     def majority(self, task: Task, replies: Sequence[str]) -> bool | None:
-        """Whether the answer that most of several replies to a task give is right; None where there is no vote."""
+        """Return whether the most frequent answer of the replies is right; None if the task has no vote."""
         return None
 
     def close(self) -> None:
-        """Free what the environment holds; may be called twice."""
+        """Free the environment's resources; may be called twice."""
 
     def copy(self) -> Environment:
-        """An independent instance with the same settings, for an episode that runs at the same time.
+        """Return an independent instance with the same settings, for an episode that runs at the same time.
 
         Raises:
             EnvironmentContractError: the instance holds something that cannot be copied.
@@ -185,7 +185,7 @@ class Environment(ABC):
             ) from error
 
     def _uncopied(self) -> str:
-        """The first attribute that cannot be copied, for a message."""
+        """Return the first attribute that cannot be copied, for a message."""
         for name, value in vars(self).items():
             try:
                 copy.deepcopy(value)
@@ -310,7 +310,7 @@ def _checked(
     check: Callable[[Environment, Any], None],
     note: Callable[[Environment, Any], None],
 ) -> Callable[..., Any]:
-    """The method between a check of its argument and one of its result, whose errors name the method's place.
+    """Yield the method between a check of its argument and one of its result, whose errors name the method's place.
 
     A method that a subclass calls through ``super()`` is not checked: the subclass's own is.
     """
@@ -348,7 +348,7 @@ def _checked(
 
 
 def _with_order(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``copy`` of a subclass whose result knows who is due."""
+    """Return a ``copy`` of a subclass whose result knows who is due."""
 
     @functools.wraps(method)
     def copied(self: Environment) -> Environment:
@@ -399,7 +399,7 @@ def _check_tasks(environment: Environment, source: Any) -> None:
 
 
 def _snake_case(name: str) -> str:
-    """A class's name as a short name.
+    """Return a class's name as a short name.
 
     >>> _snake_case("MyGameEnvironment")
     'my_game'
@@ -408,7 +408,7 @@ def _snake_case(name: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message, with its type."""
+    """Return a value in a message, with its type."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
@@ -445,7 +445,7 @@ class SingleAgentEnvironment(Environment):
 
     @abstractmethod
     def begin(self, task: Task) -> str | Message | Sequence[Message]:
-        """The first message or messages; a plain string is a user message."""
+        """Return the first message or messages; a plain string is a user message."""
 
     @abstractmethod
     def reply(self, message: Message) -> Outcome:
@@ -493,7 +493,7 @@ class SingleAgentEnvironment(Environment):
         )
 
     def _as_messages(self, observation: Any, method: Callable[..., Any]) -> tuple[Message, ...]:
-        """The messages that a method returned; a string is the user's."""
+        """Return the messages that a method returned; a string is the user's."""
         if isinstance(observation, str):
             return (Message("user", observation),)
         messages = (observation,) if isinstance(observation, Message) else observation

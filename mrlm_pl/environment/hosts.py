@@ -38,7 +38,7 @@ class EnvironmentHosts:
         self._lock = threading.Lock()
 
     def host(self, environment: Environment) -> HostedEnvironment:
-        """An environment that acts like ``environment`` and lives in a host process.
+        """Return an environment that acts like ``environment`` and lives in a host process.
 
         Raises:
             EnvironmentContractError: the environment cannot be pickled, so it cannot be sent to another process.
@@ -52,7 +52,7 @@ class EnvironmentHosts:
             ) from error
 
     def take(self) -> _Host:
-        """A live host, the next in turn."""
+        """Return a live host, the next in turn."""
         with self._lock:
             slot = next(self._next) % len(self._hosts)
             host = self._hosts[slot]

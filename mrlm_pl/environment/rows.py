@@ -34,7 +34,7 @@ _CHUNK = 1 << 20
 
 
 def read_rows(source: str, split: str | None, fields: Sequence[str]) -> list[dict[str, Any]]:
-    """All rows of a data set, in order, each with at least the given fields.
+    """Return all rows of a data set, in order, each with at least the given fields.
 
     Args:
         source: a local ``.jsonl``, ``.json`` (a list of objects, or one object whose only list is the rows) or
@@ -51,7 +51,7 @@ def read_rows(source: str, split: str | None, fields: Sequence[str]) -> list[dic
 
 
 def numbered_rows(source: str, split: str | None, fields: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
-    """The rows of :func:`read_rows` with their numbers."""
+    """Return the rows of :func:`read_rows` with their numbers."""
     rows = []
     for number, row in _checked_rows(source, split, fields):
         if isinstance(row, DataError):
@@ -61,7 +61,7 @@ def numbered_rows(source: str, split: str | None, fields: Sequence[str]) -> list
 
 
 def all_rows(source: str, split: str | None) -> list[tuple[int, dict[str, Any] | None]]:
-    """Every row of a source with its number, counted from 1; None for one that cannot be read.
+    """Return every row of a source with its number, counted from 1; None for one that cannot be read.
 
     Raises:
         DataError: the source is missing or unreadable, or has no rows.
@@ -72,7 +72,7 @@ def all_rows(source: str, split: str | None) -> list[tuple[int, dict[str, Any] |
 def _checked_rows(
     source: str, split: str | None, fields: Sequence[str]
 ) -> list[tuple[int, dict[str, Any] | DataError]]:
-    """Each row of a source with its number, or what is wrong with it.
+    """Return each row of a source with its number, or what is wrong with it.
 
     Raises:
         DataError: the source is missing or unreadable, or has no rows.
@@ -105,7 +105,7 @@ def read_split(
     make: Callable[[Mapping[str, Any], int, str], T],
     bad_rows: BadRows = "stop",
 ) -> list[T]:
-    """What ``make`` makes of the rows of one split of a data set; the splits share no row.
+    """Return the rows of one split of a data set, converted by ``make``; the splits share no row.
 
     One local file, or a hub data set with a single split, is divided by the hash of each row's identity: 8 in 10
     ``train``, 1 each ``validation`` and ``test``. A mapping names a source for each split, and other hub data sets have
@@ -161,7 +161,7 @@ def read_split(
 
 
 def _source_of(data: str | Mapping[str, str], split: str) -> tuple[str, str, tuple[str, ...]]:
-    """Where a split's rows are read: the source, which split of it, and the assigned splits whose rows are taken."""
+    """Return the source of a split's rows, the split in it, and the assigned splits whose rows are taken."""
     if isinstance(data, str) and (_is_local(data) or "#" in data):
         return data, split, (split,)
     if isinstance(data, str):
@@ -190,7 +190,7 @@ def _source_of(data: str | Mapping[str, str], split: str) -> tuple[str, str, tup
 
 
 def _is_local(source: str) -> bool:
-    """Whether a source means a file: it exists, has a data suffix, or could not be a hub name."""
+    """Return whether a source means a file: it exists, has a data suffix, or could not be a hub name."""
     path = Path(source)
     if path.exists() or _stem_suffix(path) in SUFFIXES or path.suffix in (".gz", ".csv", ".txt"):
         return True
@@ -198,7 +198,7 @@ def _is_local(source: str) -> bool:
 
 
 def _stem_suffix(path: Path) -> str:
-    """The file's kind, such as ``.jsonl`` for ``rows.jsonl`` and ``rows.jsonl.gz``."""
+    """Return the file's kind, such as ``.jsonl`` for ``rows.jsonl`` and ``rows.jsonl.gz``."""
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
 
 

@@ -47,7 +47,7 @@ class _TooMuchWorkError(Exception):
 
 
 def schema_fault(schema: Any) -> str | None:
-    """What makes a schema unfit for :func:`value_fault`, or None.
+    """Return the fault that makes a schema unfit for :func:`value_fault`, or None.
 
     >>> schema_fault({"type": "object", "properties": {"a": {"$ref": "http://example.org/a"}}})
     "it refers to 'http://example.org/a'; only references within the schema ('#/...') are followed"
@@ -78,7 +78,7 @@ def schema_fault(schema: Any) -> str | None:
 
 
 def value_fault(schema: Mapping[str, Any], value: Any) -> ValidationError | str | None:
-    """The most telling error of a value by a schema, or why it cannot be checked; None when it is valid."""
+    """Return the most telling error of a value by a schema, or why it cannot be checked; None when it is valid."""
     checked = _bounded_class(_validator_class(schema))(dict(schema), registry=referencing.Registry())
     token = _DEADLINE.set(time.monotonic() + CHECK_SECONDS)
     try:
@@ -98,13 +98,13 @@ def _validator_class(schema: Any) -> Any:
 
 
 def _schema_error(schema: Any) -> ValidationError | None:
-    """The most telling error of a schema by the schema of its dialect."""
+    """Return the most telling error of a schema by the schema of its dialect."""
     dialect = _validator_class(schema).META_SCHEMA
     return jsonschema.exceptions.best_match(_bounded_class(_validator_class(dialect))(dialect).iter_errors(schema))
 
 
 def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """The keywords of a schema and of the schemas in it, with their values."""
+    """Yield the keywords of a schema and of the schemas in it, with their values."""
     if isinstance(schema, list):
         for item in schema:
             yield from _keywords(item)
@@ -139,7 +139,7 @@ def _keyword_fault(schema: dict[str, Any], keyword: str, value: Any, keywords: l
 
 
 def _is_subschema(target: Any, keywords: list[tuple[str, Any]]) -> bool:
-    """Whether an object is one of the schemas that are the values of keywords, or their items."""
+    """Return whether an object is one of the schemas that are the values of keywords, or their items."""
     for keyword, value in keywords:
         if keyword in _HOLD_SCHEMAS_BY_NAME and isinstance(value, dict):
             candidates = list(value.values())
@@ -170,7 +170,7 @@ def _pattern_fault(pattern: Any) -> str | None:
 
 @cache
 def _bounded_class(base: Any) -> Any:
-    """The validator class with a deadline for every keyword and regular expression."""
+    """Return the validator class with a deadline for every keyword and regular expression."""
     keywords = {**base.VALIDATORS, "uniqueItems": _unique_items}
     keywords |= {"pattern": _pattern, "patternProperties": _pattern_properties}
     keywords["additionalProperties"] = _additional_properties(base.VALIDATORS["additionalProperties"])
@@ -206,7 +206,7 @@ def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: An
 
 
 def _additional_properties(plain: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
-    """The keyword, which leaves out the properties that a pattern of ``patternProperties`` finds."""
+    """Yield the keyword, which leaves out the properties that a pattern of ``patternProperties`` finds."""
 
     def check(validator: Any, subschema: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
         patterns = schema.get("patternProperties", {})

@@ -24,7 +24,7 @@ class TaskSource(ABC):
 
     @abstractmethod
     def __getitem__(self, index: int) -> Task:
-        """The task at ``index``, the same one every time.
+        """Return the task at ``index``, the same one every time.
 
         Raises:
             IndexError: the index is negative, or beyond the end of a sized source.
@@ -116,7 +116,7 @@ class SeededTasks(TaskSource):
 
 
 def split_of(identity: str) -> str:
-    """The split that a problem belongs to, by the hash of its text: 8 in 10 ``train``, 1 each of the others.
+    """Return the split that a problem belongs to, by the hash of its text: 8 in 10 ``train``, 1 each of the others.
 
     >>> sorted({split_of(str(n)) for n in range(100)})
     ['test', 'train', 'validation']

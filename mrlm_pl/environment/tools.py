@@ -2,7 +2,7 @@
 
 A call reaches an environment in ``Message.tool_calls`` where the model's chat template has a form of its own for calls
 (:mod:`mrlm_pl.policy.chat` reads it), else as text: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
-Nothing here raises on what a model wrote; what cannot be read becomes a :class:`MalformedCall` that says why.
+Nothing here raises on a model's text: a call that cannot be parsed becomes a :class:`MalformedCall` with the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ToolError(MRLMError):
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """A call that could not be read: what the agent wrote, and what is wrong with it."""
+    """A call that could not be parsed: its text and its fault."""
 
     text: str
     fault: str
@@ -73,14 +73,14 @@ class Tool(ABC):
 
     @abstractmethod
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """What the tool answers; the arguments have been checked against the schema.
+        """Call the tool and return its answer; the arguments have been checked against the schema.
 
         Raises:
-            ToolError: the call is refused or failed, for a reason that the agent is told.
+            ToolError: the tool refuses the call or fails; the text is for the agent.
         """
 
     def close(self) -> None:
-        """Free what the tool holds; may be called twice, and before :meth:`open`."""
+        """Free the tool's resources; may be called twice, and before :meth:`open`."""
 
 
 class ToolSet(ABC):
@@ -88,7 +88,7 @@ class ToolSet(ABC):
 
     @abstractmethod
     def tools(self) -> Sequence[Tool]:
-        """The tools, always the same ones; may be called before :meth:`open`. The set opens and closes them."""
+        """Return the tools, always the same ones; may be called before :meth:`open`. The set opens and closes them."""
 
     def open(self, task: Task) -> None:
         """Begin an episode with a fresh state."""
@@ -98,11 +98,11 @@ class ToolSet(ABC):
         self.close()
 
     def close(self) -> None:
-        """Free what the set holds; may be called twice, and before :meth:`open`."""
+        """Free the resources of the set; may be called twice, and before :meth:`open`."""
 
 
 def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
-    """The calls that an assistant's message asks for, in order.
+    """Return the calls that an assistant's message asks for, in order.
 
     >>> requested_calls(Message("assistant", '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'))
     (ToolCall(id='call00000', name='add', arguments={'a': 1}),)
@@ -137,7 +137,7 @@ def written_call(tool: str, **arguments: Any) -> str:
 
 
 def read_call(text: str, number: int) -> ToolCall | MalformedCall:
-    """The call written as a JSON object with ``name`` and ``arguments``; ``parameters`` is read as well."""
+    """Return the call written as a JSON object with ``name`` and ``arguments``; ``parameters`` is read as well."""
     if len(text) > MAX_CALL_CHARACTERS:
         return MalformedCall(text[:MAX_CALL_CHARACTERS], f"it is longer than {MAX_CALL_CHARACTERS} characters")
     try:
@@ -148,7 +148,7 @@ def read_call(text: str, number: int) -> ToolCall | MalformedCall:
 
 
 def call_of(value: object, number: int, text: str) -> ToolCall | MalformedCall:
-    """The call that a JSON value stands for."""
+    """Return the call that a JSON value stands for."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return MalformedCall(text, 'it is not an object with a "name"')
     arguments = value.get("arguments", value.get("parameters", {}))
@@ -164,7 +164,7 @@ def call_of(value: object, number: int, text: str) -> ToolCall | MalformedCall:
 
 
 def argument_fault(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments of a call by the tool's JSON schema, or None.
+    """Return the fault of a call's arguments by the tool's JSON schema, or None.
 
     >>> add = ToolSchema("add", "", {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]})
     >>> argument_fault(add, {"a": "x"}), argument_fault(add, {}), argument_fault(add, {"a": 1})
@@ -181,9 +181,9 @@ def checked_call(call: ToolCall | MalformedCall, tools: Sequence[ToolSchema], ho
     """Return a call that one of the tools can be called with.
 
     Args:
-        call: what the agent asked for.
-        tools: that it may call.
-        how: what it is told, beside the fault, where the call cannot be read.
+        call: that the agent made.
+        tools: that the agent may call.
+        how: the remedy for a call that cannot be read.
 
     Raises:
         ToolError: the call cannot be read, names no tool, or its arguments do not fit the tool's schema.
@@ -200,7 +200,7 @@ def checked_call(call: ToolCall | MalformedCall, tools: Sequence[ToolSchema], ho
 
 
 def tool_message(call: ToolCall | MalformedCall, text: str) -> Message:
-    """The message that answers a call."""
+    """Return the message that answers a call."""
     if isinstance(call, MalformedCall):
         return Message("tool", text)
     return Message("tool", text, tool_call_id=call.id, name=call.name)
@@ -217,7 +217,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def clipped(text: str, limit: int) -> str:
-    """The text, or its beginning and a note of how much was left out.
+    """Return the text, or its beginning and a note of how much was left out.
 
     >>> clipped("abcdef", 4)
     'abcd\\n[2 more characters]'

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def checked_template(template: str) -> str:
-    """The template, if it is Jinja.
+    """Return the template, if it is Jinja.
 
     Raises:
         PolicyError: it is not.
@@ -83,11 +83,11 @@ class ChatFormat:
     def render(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generation_prompt: bool
     ) -> str:
-        """The text of a conversation; with ``generation_prompt``, up to where the assistant begins to speak."""
+        """Return the text of a conversation; with ``generation_prompt``, up to where the assistant begins to speak."""
         return self._applied([self._shown(message) for message in messages], tools, generation_prompt)
 
     def describes_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Whether the template tells the model of its tools, in a form whose calls can be read."""
+        """Return whether the template tells the model of its tools, in a form whose calls can be read."""
         if self.call_form is None:
             self._tell_of_lost_description()
             return False
@@ -116,7 +116,7 @@ class ChatFormat:
             )
 
     def heard(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> Message:
-        """A sampled turn as the assistant's message: its text, and its tool calls in the template's own form.
+        """Return a sampled turn as the assistant's message: its text, and its tool calls in the template's own form.
 
         The stop token that ends the turn is no part of the text, and neither are special tokens; calls may hold them.
         """
@@ -131,7 +131,7 @@ class ChatFormat:
 
     @cached_property
     def call_form(self) -> CallForm | None:
-        """How the template writes tool calls, or None if it does not, or not so that they could be read."""
+        """The template's form of tool calls; None if it has none, or none that can be parsed."""
 
         def render(messages: list[Message], generation_prompt: bool) -> str:
             return self._applied([message.to_chat() for message in messages], [PROBE_TOOL], generation_prompt)
@@ -140,7 +140,7 @@ class ChatFormat:
 
     @cached_property
     def _takes_results(self) -> bool:
-        """Whether the template takes the answers of tools after a reply whose text holds the calls."""
+        """True if the template takes the answers of tools after a reply whose text holds the calls."""
         answer = Message("tool", _SENTINEL, tool_call_id=PROBE_CALL.id, name=PROBE_CALL.name)
         messages = [Message("user", "x"), Message("assistant", "y"), answer, Message("assistant", "z"), answer]
         try:
@@ -179,7 +179,7 @@ class ChatFormat:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ``token_ids``, special tokens left out."""
+        """Return the text of ``token_ids``, special tokens left out."""
         return self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     @cached_property
@@ -229,7 +229,7 @@ class Row:
         self.logprobs.extend([0.0] * len(token_ids) if logprobs is None else logprobs)
 
     def fork(self) -> Row:
-        """A copy that grows by itself."""
+        """Return a copy that grows by itself."""
         return Row(list(self.token_ids), list(self.action_mask), list(self.logprobs), self.messages)
 
 
@@ -251,7 +251,7 @@ class Conversation:
         return self.rows[-1]
 
     def fork(self) -> Conversation:
-        """The same conversation so far, to go on by itself."""
+        """Return the same conversation so far, to go on by itself."""
         copied = Conversation(self.chat, self.tools)
         copied.rows = [row.fork() for row in self.rows]
         copied._prompt_text = self._prompt_text
@@ -259,7 +259,7 @@ class Conversation:
 
     @property
     def restarts(self) -> int:
-        """How many times a rewritten history began a new row."""
+        """Number of times that a rewritten history began a new trajectory."""
         return len(self.rows) - 1
 
     def observe(self, messages: Sequence[Message]) -> None:
@@ -304,7 +304,7 @@ class Conversation:
         self.row.messages = [*self.row.messages, Message("assistant", text)]
 
     def _suffix(self, history: list[Message], prompt: str, new: int) -> str | None:
-        """The text after the last assistant turn, or None where the template changed what came before it."""
+        """Return the text after the last assistant turn, or None where the template changed what came before it."""
         last = len(history) - new - 1
         spoken = history[last].content
         marked = [*history[:last], Message("assistant", _SENTINEL), *history[last + 1 :]]

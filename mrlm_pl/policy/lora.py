@@ -56,7 +56,7 @@ def with_shared_weights(model: nn.Module) -> Any:
 
 
 def add_adapter(model: nn.Module, lora: LoRA, name: str) -> Any:
-    """A PEFT model with fresh adapters on ``model``, which is changed; the rest is frozen.
+    """Return a PEFT model with fresh adapters on ``model``, which is changed; the rest is frozen.
 
     ``A`` is drawn from a seed that depends on ``name`` alone, ``B`` is 0: the model computes what it did before.
 
@@ -105,7 +105,7 @@ def _check_targets(model: nn.Module, lora: LoRA) -> None:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a weight of that name belongs to an adapter.
+    """Return whether a weight of that name belongs to an adapter.
 
     >>> is_adapter("layers.0.q_proj.lora_A.default.weight"), is_adapter("layers.0.q_proj.base_layer.weight")
     (True, False)
@@ -114,7 +114,7 @@ def is_adapter(name: str) -> bool:
 
 
 def adapted_weight(module: nn.Module, read: Callable[[Tensor], Tensor] = whole) -> Tensor | None:
-    """The weight of a linear layer with its adapter added, a new tensor; None where it has none.
+    """Return the weight of a linear layer with its adapter added, a new tensor; None where it has none.
 
     Args:
         module: a layer of a model, with or without an adapter.
@@ -133,7 +133,7 @@ def adapted_weight(module: nn.Module, read: Callable[[Tensor], Tensor] = whole) 
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model with adapters under the names, and with the values, of a plain one."""
+    """Return the weights of a model with adapters under the names, and with the values, of a plain one."""
     merged: dict[str, Tensor] = {}
     state = model.state_dict()
     for name, value in state.items():

@@ -33,7 +33,7 @@ _STATE_OF_SHARDING = ("__composable_api_state_key", "_is_fsdp", "_fsdp")
 
 
 def own_copy(module: M) -> M:
-    """A copy with memory of its own; of a module that is split over ranks (FSDP2), the whole one it was made of.
+    """Return a copy with memory of its own; of a module that is split over ranks (FSDP2), the whole one it was made of.
 
     Such a module must be held whole meanwhile; see :func:`mrlm_pl.policy.sharding.gathered`.
     """
@@ -116,13 +116,13 @@ def _of_sharding(hook: Callable[..., Any]) -> bool:
 
 
 def _is_marked(module: nn.Module) -> bool:
-    """Whether a module has something on it that is left behind."""
+    """Return whether a module has something on it that is left behind."""
     hooks = any(_of_sharding(hook) for name in _HOOKS for hook in getattr(module, name).values())
     return hooks or isinstance(module, FSDPModule) or any(getattr(module, name) for name in _OF_CHECKPOINTS)
 
 
 def _plain_class(module: nn.Module) -> type:
-    """The class that sharding has put its own before."""
+    """Return the class that sharding has put its own before."""
     if not isinstance(module, FSDPModule):
         return type(module)
     return next(base for base in type(module).__mro__ if not issubclass(base, FSDPModule))

@@ -131,7 +131,7 @@ class Policy(nn.Module):
 
     @property
     def context_window(self) -> int:
-        """How many tokens fit into the model's context."""
+        """Length of the model's context in tokens."""
         return int(getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
 
     def load(self, *, reference: bool = False, name: str = "main", bases: dict[Any, Any] | None = None) -> None:
@@ -168,7 +168,7 @@ class Policy(nn.Module):
 
     @property
     def origin(self) -> tuple[str, int | None, float]:
-        """What :meth:`initial_model` depends on: policies with the same origin begin with the same weights."""
+        """The origin of :meth:`initial_model`: policies with the same one begin with the same weights."""
         return self.source, self.random_init_seed, self.dropout
 
     def add_value_head(self) -> None:
@@ -197,7 +197,7 @@ class Policy(nn.Module):
         return [module for module in (network, self.reference, self.value_head) if module is not None]
 
     def is_saved(self, weight: str) -> bool:
-        """Whether checkpoints hold a weight, by its name within the policy: what is trained, no more."""
+        """Return whether checkpoints hold a weight, by its name within the policy: what is trained, no more."""
         if weight.startswith("reference.") or not self.trained:
             return False
         return self.lora is None or is_adapter(weight) or weight.startswith("value_head.")
@@ -312,12 +312,12 @@ class Policy(nn.Module):
         return derive_seed("dropout", dropout_key, digest)
 
     def _empty_model(self) -> Any:
-        """A model of this configuration without memory for its weights."""
+        """Return a model of this configuration without memory for its weights."""
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(self.config, dtype=torch.float32)
 
     def initial_model(self) -> Any:
-        """A new model with the weights that this policy has before its first update, in fp32.
+        """Return a new model with the weights that this policy has before its first update, in fp32.
 
         Raises:
             PolicyError: they cannot be read.
@@ -346,7 +346,7 @@ def _checkpoint_activations(model: Any) -> None:
 
 
 def _resolve(model: str) -> str:
-    """The folder or hub id behind a policy's ``model``."""
+    """Return the folder or hub id behind a policy's ``model``."""
     if model == BUILTIN_TINY:
         return str(tiny_model_path())
     if model.startswith("builtin:"):
@@ -394,7 +394,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 
 
 def _with_dropout(config: Any, dropout: float, model: str) -> Any:
-    """A copy of the configuration with every dropout probability set to ``dropout``."""
+    """Return a copy of the configuration with every dropout probability set to ``dropout``."""
     config = type(config).from_dict(config.to_dict())
     found = False
     for part in {id(part): part for part in (config, config.get_text_config(decoder=True))}.values():

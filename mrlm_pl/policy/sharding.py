@@ -30,7 +30,7 @@ def shard(model: nn.Module, mesh: Any) -> None:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a transformers model, or none where it does not say what they are."""
+    """Return the repeated blocks of a transformers model, or none where it does not say what they are."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
@@ -64,7 +64,7 @@ def parallelize(model: nn.Module, mesh: Any) -> None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether running the model needs the other ranks; not within :func:`gathered`."""
+    """Return whether running the model needs the other ranks; not within :func:`gathered`."""
     return not _WHOLE.get() and any(isinstance(module, FSDPModule) for module in model.modules())
 
 
@@ -91,7 +91,7 @@ def gathered(models: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def passes_on_all_ranks(model: nn.Module, passes: int) -> int:
-    """How many forward passes every rank must make when this one needs ``passes``: the most that any rank needs."""
+    """Return the number of forward passes of every rank: the largest ``passes`` of all ranks."""
     if not is_sharded(model):
         return passes
     device = next(model.parameters()).device
@@ -121,5 +121,5 @@ def clip_norm(weights: Iterable[nn.Parameter], largest: float) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor with the parts of all ranks; every rank must ask."""
+    """Return the tensor with the parts of all ranks; every rank must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -37,7 +37,7 @@ def tiny_model_path() -> Path:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A new character-level tokenizer: one token per printable ASCII character, newline and tab.
+    """Return a new character-level tokenizer: one token per printable ASCII character, newline and tab.
 
     ``<|end|>`` closes every message and is the end-of-sequence token; padding has a token of its own. The template
     renders each message as ``<|role|>content<|end|>``, so a longer conversation begins with the rendering of a shorter.
@@ -66,7 +66,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_config(**changes: Any) -> LlamaConfig:
-    """The decoder's configuration.
+    """Return the decoder's configuration.
 
     Args:
         changes: fields of ``LlamaConfig`` that differ, for experiments with the size.

@@ -61,7 +61,7 @@ class CallForm(ABC):
 
     @abstractmethod
     def values(self, text: str, tools: Tools) -> Iterator[object]:
-        """The calls as objects with ``name`` and ``arguments``.
+        """Return the calls as objects with ``name`` and ``arguments``.
 
         Raises:
             ValueError: one is malformed.
@@ -153,7 +153,7 @@ class TaggedForm(CallForm):
 
 
 def find_call_form(render: Callable[[list[Message], bool], str]) -> CallForm | None:
-    """The form that a template writes calls in, or None if it has none that can be read back.
+    """Return the form that a template writes calls in, or None if it has none that can be read back.
 
     Args:
         render: text of messages, with or without the generation prompt; may raise anything.
@@ -188,7 +188,7 @@ def _json_form(written: str) -> CallForm | None:
 
 
 def _tagged_form(written: str) -> CallForm | None:
-    """The form, by the texts between name, keys and values."""
+    """Return the form, by the texts between name, keys and values."""
     texts, rest = [], written
     for mark in (_NAME, "first_key", "first value", "second_key", "271"):
         text, found, rest = rest.partition(mark)
@@ -205,7 +205,7 @@ def _tagged_form(written: str) -> CallForm | None:
 
 
 def _typed(value: str, tool: str, argument: str, tools: Tools) -> Any:
-    """The value of an argument's text: JSON, where the tool's schema has it as something else than text."""
+    """Return the value of an argument's text: JSON, where the tool's schema has it as something else than text."""
     for schema in (item["function"] for item in tools):
         if schema["name"] == tool:
             kind = schema["parameters"].get("properties", {}).get(argument, {}).get("type", "string")

@@ -60,7 +60,7 @@ class RewardModel(TextScorer):
         self.max_tokens, self.batch_tokens = max_tokens, batch_tokens
 
     def score(self, messages: Conversation) -> TextScore:
-        """The value or the logit; see :meth:`score_batch`."""
+        """Return the value or the logit; see :meth:`score_batch`."""
         return self.score_batch([messages])[0]
 
     def score_batch(self, conversations: Sequence[Conversation]) -> list[TextScore]:
@@ -89,7 +89,7 @@ class RewardModel(TextScorer):
         return [TextScore(value, len(ids) > room) for value, ids in zip(values, rows, strict=True)]
 
     def load(self) -> LoadedModel:
-        """The loaded model, read now if it was not before; see :meth:`score_batch` for what is refused."""
+        """Return the loaded model, read now if it was not before; see :meth:`score_batch` for what is refused."""
         with _LOADING:
             return _loaded(self.model, self.device, self.precision)
 
@@ -126,7 +126,7 @@ class LoadedModel(ABC):
 
     @abstractmethod
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """The model's number for each row."""
+        """Return the model's number for each row."""
 
 
 @functools.lru_cache(maxsize=4)

@@ -30,12 +30,12 @@ class TextScorer(ABC):
 
     @property
     def probability(self) -> bool:
-        """Whether the numbers are probabilities in [0, 1]; else they are any numbers, whose sigmoid is one."""
+        """True if the scores are probabilities in [0, 1]; else the sigmoid of a score is one."""
         return False
 
     @abstractmethod
     def score(self, messages: Conversation) -> TextScore:
-        """The score of a question and its reply."""
+        """Return the score of a question and its reply."""
 
     def score_batch(self, conversations: Sequence[Conversation]) -> list[TextScore]:
         """The scores of several conversations, in their order; one by one, unless the scorer has a faster way."""
@@ -50,7 +50,7 @@ class TextScorer(ABC):
         return [as_probability(found, self.probability) for found in self.score_batch(conversations)]
 
     def score_texts(self, questions: Sequence[str], answers: Sequence[str]) -> list[float]:
-        """The probability of each answer to its question, in order; see :meth:`probabilities`.
+        """Return the probability of each answer to its question, in order; see :meth:`probabilities`.
 
         Raises:
             DataError: there are not as many answers as questions.
@@ -60,16 +60,16 @@ class TextScorer(ABC):
         return self.probabilities([exchange(*pair) for pair in zip(questions, answers, strict=True)])
 
     def close(self) -> None:
-        """Free what the scorer holds; may be called twice, and the scorer may be used again."""
+        """Free the scorer's resources; may be called twice, and the scorer may be used again."""
 
 
 def exchange(question: str, answer: str) -> tuple[Message, Message]:
-    """The conversation that is scored for an answer to a question."""
+    """Return the conversation that is scored for an answer to a question."""
     return Message("user", question), Message("assistant", answer)
 
 
 def as_probability(score: TextScore, probability: bool) -> float:
-    """A score as a probability, which it is already if ``probability``.
+    """Return a score as a probability, which it is already if ``probability``.
 
     >>> as_probability(TextScore(0.0), False), as_probability(TextScore(0.25), True)
     (0.5, 0.25)
@@ -85,7 +85,7 @@ def as_probability(score: TextScore, probability: bool) -> float:
 
 
 def sigmoid(value: float) -> float:
-    """The logistic function, for any finite number.
+    """Return the logistic function, for any finite number.
 
     >>> sigmoid(0.0), sigmoid(-1000.0), sigmoid(1000.0)
     (0.5, 0.0, 1.0)

@@ -33,7 +33,7 @@ class Tests:
     names: tuple[str, ...] = ()
 
     def required(self) -> list[str]:
-        """Names that a program must define.
+        """Return names that a program must define.
 
         Raises:
             SyntaxError: the tests or the context are no Python.
@@ -70,7 +70,7 @@ class UnitTests:
     operators: tuple[str, ...] = ()
 
     def required(self) -> list[str]:
-        """Names that a program must define."""
+        """Return names that a program must define."""
         return sorted(self.names)
 
     def request(self) -> dict[str, Any]:
@@ -114,12 +114,12 @@ class Grade:
 
     @property
     def solved(self) -> bool:
-        """Whether all held, at least one was reached, and nothing went wrong."""
+        """True if all tests passed, at least one was reached, and there was no failure."""
         return self.loaded and self.ending is None and 0 < self.run == self.passed
 
 
 def grade(sandbox: Sandbox, program: str, tests: Tests | UnitTests) -> Grade:
-    """How the program does on the tests.
+    """Grade a program with the tests.
 
     The program runs in one child and the tests in another. Calls and their results pass by value, so that the program
     can only answer calls: expected values, the tests and the verdict are out of its reach.

@@ -44,7 +44,7 @@ def remove_tree(path: str) -> None:
 
 
 def open_folder(name: str, above: int | None = None) -> int:
-    """A descriptor of a folder that its owner may have closed to readers, even to itself; a link is refused.
+    """Return a descriptor of a folder that its owner may have closed to readers, even to itself; a link is refused.
 
     Args:
         name: in the folder ``above``, or a path.
@@ -64,7 +64,7 @@ def open_folder(name: str, above: int | None = None) -> int:
 
 
 def _without_files(folder: int) -> list[str]:
-    """Names of the folders in a folder, after all else was removed from it."""
+    """Return names of the folders in a folder, after all else was removed from it."""
     os.fchmod(folder, 0o700)  # it may be readable and not writable
     with os.scandir(folder) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]

@@ -114,7 +114,7 @@ class Sandbox:
         return server(found, self.packages).level
 
     def open(self, *, shell: bool = False, requests: int = 1) -> Cell:
-        """A locked-down child that answers requests; close it.
+        """Return a locked-down child that answers requests; close it.
 
         Args:
             shell: it runs scripts.
@@ -138,7 +138,7 @@ class Sandbox:
         return Cell(host, settings, self.output_kb * 1024, STARTUP_SECONDS)
 
     def run(self, source: str) -> Execution:
-        """What a Python program does in a fresh child; the value of a last expression is printed.
+        """Run a Python program in a fresh child; the value of a last expression is printed.
 
         >>> Sandbox().run("print('hello'); 2 + 2").output
         'hello\\n4\\n'
@@ -147,7 +147,7 @@ class Sandbox:
             return self.execute(cell, {"operation": "run", "source": source})
 
     def shell(self, script: str) -> Execution:
-        """What a ``bash`` script does in a fresh child.
+        """Run a ``bash`` script in a fresh child.
 
         >>> Sandbox().shell("echo $((6 * 7)); exit 3").status
         3
@@ -156,7 +156,7 @@ class Sandbox:
             return self.script(cell, script)
 
     def script(self, cell: Cell, script: str) -> Execution:
-        """What a ``bash`` script does in an open cell, where it finds the files of earlier scripts."""
+        """Run a ``bash`` script in an open cell, which keeps the files of earlier scripts."""
         namespaces = cell.server.level is Isolation.NAMESPACES
         message = {
             "operation": "shell",
@@ -195,7 +195,7 @@ class Sandbox:
         return True
 
     def execute(self, cell: Cell, message: dict[str, Any], grace: float = 0.0) -> Execution:
-        """What a request does in an open cell."""
+        """Run a request in an open cell."""
         started = time.monotonic()
         error, status, ending = None, None, None
         try:
@@ -237,7 +237,7 @@ def running() -> Iterator[None]:
 
 @cache
 def _strongest_here(process: int) -> Isolation:
-    """The strongest level, looked for once in a process and told."""
+    """Return the strongest level, looked for once in a process and told."""
     found, reasons = strongest()
     for reason in reasons.values():
         logger.warning("%s", reason)

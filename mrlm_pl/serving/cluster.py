@@ -62,12 +62,12 @@ class Worker:
         return (self.report.sessions + self.placed) / max(self.report.capacity, 1)
 
     def hosts(self, environment: str) -> bool:
-        """Whether it can be asked of an environment."""
+        """Return whether it can be asked of an environment."""
         silent = time.monotonic() - self.heard
         return silent < SILENT_SECONDS and environment in {item.name for item in self.report.environments}
 
     def offers(self, environment: str) -> bool:
-        """Whether it takes a new session of an environment."""
+        """Return whether it takes a new session of an environment."""
         return self.hosts(environment) and not self.report.draining and self.load < 1
 
 
@@ -88,7 +88,7 @@ class ControllerService(EnvironmentService):
         self._way = Address("worker:1", token_file, identity, limits.message_mb)
 
     async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
-        """A session on the least loaded worker that takes it."""
+        """Return a session on the least loaded worker that takes it."""
         if self.draining:
             raise RefusalError(Code.UNAVAILABLE, "the controller is going down and opens no session")
         await self._until(lambda: any(worker.offers(request.environment) for worker in self.live.values()))
@@ -110,7 +110,7 @@ class ControllerService(EnvironmentService):
         raise RefusalError(problem.code, problem.text)
 
     async def step(self, request: pb.StepRequest) -> pb.StepReply:
-        """A step, forwarded."""
+        """Forward a step."""
         return await self._forward(request.session, step=request)
 
     async def close(self, request: pb.CloseRequest) -> pb.CloseReply:
@@ -169,7 +169,7 @@ class ControllerService(EnvironmentService):
         self._leaving.clear()
 
     def list_workers(self) -> pb.ListWorkersReply:
-        """The workers and how long each has been silent."""
+        """Return the workers and how long each has been silent."""
         now = time.monotonic()
         found = [
             pb.WorkerDescription(report=worker.report, silent_seconds=now - worker.heard)
@@ -318,7 +318,7 @@ class Membership:
         await asyncio.shield(self._task)
 
     def report(self) -> pb.WorkerReport:
-        """How this worker is now."""
+        """Return the worker's current state."""
         service = self.server.service
         return pb.WorkerReport(
             worker=service.sessions.prefix.removesuffix(SEPARATOR),

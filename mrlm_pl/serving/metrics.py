@@ -34,7 +34,7 @@ class _Numbers:
         self.server = server
 
     def collect(self) -> Iterator[Any]:
-        """The numbers as they are now."""
+        """Yield the numbers as they are now."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         service, workers = self.server.service, self.server.workers

@@ -74,7 +74,7 @@ class ClassCompletionEnvironment(Environment):
         return self._tasks.source(split, self._generate, "skeleton", FIELDS, lambda row: str(row["skeleton"]), read)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """The task's own solution, where it has one, divided as the methods are."""
+        """Return the task's own solution, where it has one, divided as the methods are."""
         if task.data["solution"] is None:
             return None
         parts = self._parts(task)
@@ -83,7 +83,7 @@ class ClassCompletionEnvironment(Environment):
         return {agent: replies.get(agent, [""]) for agent in self.agents}
 
     def reset(self, task: Task) -> Observations:
-        """The skeleton and its own methods for each agent that has some; see :meth:`Environment.reset`."""
+        """Return the skeleton and its own methods for each agent that has some; see :meth:`Environment.reset`."""
         self._task, parts = task, self._parts(task)
         return {agent: opening(_posed(task.data, methods), self.system_prompt) for agent, methods in parts.items()}
 
@@ -125,7 +125,7 @@ class ClassCompletionEnvironment(Environment):
         )
 
     def _parts(self, task: Task) -> dict[str, list[str]]:
-        """The methods of each agent that acts."""
+        """Return the methods of each agent that acts."""
         return dict(zip(self.agents, shares(task.data["methods"], len(self.agents)), strict=False))
 
     def _generate(self, rng: Random) -> Mapping[str, Any]:

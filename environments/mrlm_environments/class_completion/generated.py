@@ -63,7 +63,7 @@ _METHODS: tuple[_Method, ...] = (
 
 
 def generate_class(rng: Random, methods: int) -> Mapping[str, Any]:
-    """A task's data: a class with that many methods to write, its tests and its solution."""
+    """Return a task's data: a class with that many methods to write, its tests and its solution."""
     chosen = [(method, rng.randint(2, 9)) for method in rng.sample(_METHODS, methods)]
     skeleton, solution = (_source(chosen, written=written) for written in (False, True))
     return {

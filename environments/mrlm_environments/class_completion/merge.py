@@ -52,7 +52,7 @@ class Merged:
 
 
 def shares(methods: Sequence[str], agents: int) -> list[list[str]]:
-    """The methods of each agent that acts: neighbours together, sizes at most one apart, nobody without work.
+    """Return the methods of each agent that acts: neighbours together, sizes at most one apart, nobody without work.
 
     >>> shares(["a", "b", "c"], 2), shares(["a"], 3)
     ([['a', 'b'], ['c']], [['a']])
@@ -64,7 +64,7 @@ def shares(methods: Sequence[str], agents: int) -> list[list[str]]:
 
 
 def read_reply(text: str, name: str, methods: Sequence[str]) -> Reply | None:
-    """What a reply defines, of all its blocks of Python together; None if one of them is no Python.
+    """Return the definitions in all Python blocks of a reply; None if a block is no Python.
 
     Methods may stand in the class or alone. Examples of use, and whatever else is no definition, are left out.
     """
@@ -79,7 +79,7 @@ def read_reply(text: str, name: str, methods: Sequence[str]) -> Reply | None:
 
 
 def merge(skeleton: str, name: str, methods: Sequence[str], replies: Sequence[Reply]) -> Merged | None:
-    """The skeleton with the agents' methods; None if that does not compile.
+    """Return the skeleton with the agents' methods; None if that does not compile.
 
     Of two definitions of a method the one of the earlier agent counts, but a mere stub never does. Decorators, bases
     and attributes of the skeleton stay and those that agents add come to them. Methods that the skeleton gives stay.
@@ -102,7 +102,7 @@ def merge(skeleton: str, name: str, methods: Sequence[str], replies: Sequence[Re
 
 
 def class_of(tree: ast.Module, name: str) -> ast.ClassDef:
-    """The class of a name in a file.
+    """Return the class of a name in a file.
 
     Raises:
         ValueError: there is none.
@@ -114,7 +114,7 @@ def class_of(tree: ast.Module, name: str) -> ast.ClassDef:
 
 
 def is_stub(method: Method) -> bool:
-    """Whether a method does nothing: a docstring, ``pass``, ``...`` or ``raise NotImplementedError`` at most."""
+    """Return whether a method does nothing: a docstring, ``pass``, ``...`` or ``raise NotImplementedError`` at most."""
     return all(
         isinstance(node, ast.Pass)
         or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
@@ -124,7 +124,7 @@ def is_stub(method: Method) -> bool:
 
 
 def key_of(method: Method) -> Key:
-    """The method's name and its part of a property."""
+    """Return the method's name and its part of a property."""
     for decorator in method.decorator_list:
         if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "deleter"):
             return method.name, decorator.attr
@@ -189,7 +189,7 @@ def _distinct(statements: Iterator[ast.stmt]) -> list[ast.stmt]:
 
 
 def _bound(stmt: ast.stmt) -> Iterator[str]:
-    """Names that a statement of a class's or a file's own level binds."""
+    """Yield names that a statement of a class's or a file's own level binds."""
     if isinstance(stmt, (ast.ClassDef, *METHOD)):
         yield stmt.name
     elif isinstance(stmt, (ast.Assign, ast.AnnAssign)):

@@ -16,7 +16,7 @@ FIELDS = ("skeleton", "class_name", "test")
 
 
 def class_task(row: Mapping[str, Any], number: int, source: object, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """A task's data, of a row with ClassEval's fields.
+    """Return a task's data, of a row with ClassEval's fields.
 
     A row has ``skeleton``, ``class_name`` and ``test`` (``unittest`` classes), and optionally ``solution_code``,
     ``import_statement``, ``methods_info`` (what is to be written; else all stubs but ``__init__``) and
@@ -44,7 +44,7 @@ def class_task(row: Mapping[str, Any], number: int, source: object, packages: Se
 
 
 def tests_of(data: Mapping[str, Any]) -> UnitTests:
-    """The hidden tests of a task."""
+    """Return the hidden tests of a task."""
     operators = [method for method in data["methods"] if method.startswith("__") and method.endswith("__")]
     return UnitTests(data["tests"], (data["class"],), data["context"], tuple(operators))
 
@@ -97,7 +97,7 @@ def _task(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _skeleton(row: Mapping[str, Any], name: str) -> str:
-    """The row's skeleton; put together of its parts where the published text is no Python or has no class."""
+    """Return the row's skeleton; put together of its parts where the published text is no Python or has no class."""
     skeleton = str(row["skeleton"])
     try:
         class_of(ast.parse(skeleton), name)
@@ -112,7 +112,7 @@ def _skeleton(row: Mapping[str, Any], name: str) -> str:
 
 
 def _described(method: str) -> list[ast.stmt]:
-    """A method's head and docstring, which some published ones do not close."""
+    """Return a method's head and docstring, which some published ones do not close."""
     try:
         return ast.parse(method).body
     except SyntaxError:

@@ -79,12 +79,12 @@ class CodeEnvironment(SingleAgentEnvironment):
         return self._tasks.source(split, self._generate, "prompt", (), identity, read)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """The task's own solution, where it has one."""
+        """Return the task's own solution, where it has one."""
         solution = task.data["solution"]
         return None if solution is None else {self.agents[0]: [f"```python\n{solution}\n```"]}
 
     def begin(self, task: Task) -> Sequence[Message]:
-        """The task's text; see :meth:`SingleAgentEnvironment.begin`."""
+        """Return the task's text; see :meth:`SingleAgentEnvironment.begin`."""
         self._task, self._attempts = task, 0
         return opening(task.data["prompt"], self.system_prompt, self.instruction)
 

@@ -76,7 +76,7 @@ KINDS: tuple[CodeKind, ...] = ("number", "text", "list")
 
 
 def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
-    """A task of a kind and a difficulty: 1 is one rule with a number below 10, 2 any number, 3 two steps.
+    """Return a task of a kind and a difficulty: 1 is one rule with a number below 10, 2 any number, 3 two steps.
 
     >>> task = generate_task(Random(1), "number", 1)
     >>> task.description, task.solution
@@ -113,7 +113,7 @@ def checked_levels(
 
 
 def generate_data(rng: Random, kinds: Sequence[CodeKind], difficulty: tuple[int, int]) -> Mapping[str, Any]:
-    """A generated task's data, as of a row."""
+    """Return a generated task's data, as of a row."""
     kind, level = rng.choice(kinds), rng.randint(*difficulty)
     made = generate_task(rng, kind, level)
     return {

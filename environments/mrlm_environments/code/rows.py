@@ -25,12 +25,12 @@ _PYTHON = ("", "python", "py", "python3")
 
 
 def identity(row: Mapping[str, Any]) -> str:
-    """Text that is equal for equal problems."""
+    """Return text that is equal for equal problems."""
     return str(row.get(FIELDS[0]) or row.get(FIELDS[1]))
 
 
 def task_data(row: Mapping[str, Any], number: int, source: object, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """A task's data, of a row of one of three formats.
+    """Return a task's data, of a row of one of three formats.
 
     - HumanEval: ``prompt`` (code that ends in the function's docstring), ``entry_point``, ``test`` (defines
       ``check(candidate)``), ``canonical_solution`` (the function's body).
@@ -69,7 +69,7 @@ def task_data(row: Mapping[str, Any], number: int, source: object, packages: Seq
 
 
 def tests_of(data: Mapping[str, Any]) -> Tests | UnitTests:
-    """The hidden tests of a task."""
+    """Return the hidden tests of a task."""
     tests, names = tuple(data["tests"]), tuple(data.get("names", ()))
     if data.get("setup"):
         # It makes objects of the program's classes: tests that are given such objects use them through their program.
@@ -80,7 +80,7 @@ def tests_of(data: Mapping[str, Any]) -> Tests | UnitTests:
 
 
 def context_of(data: Mapping[str, Any]) -> str:
-    """The code that a task gives, with a body for a head that it ends in."""
+    """Return the code that a task gives, with a body for a head that it ends in."""
     given = str(data["given"])
     try:
         ast.parse(given)
@@ -92,7 +92,7 @@ def context_of(data: Mapping[str, Any]) -> str:
 
 
 def entry_of(data: Mapping[str, Any]) -> str:
-    """The function that a task asks for: its entry, else the first that its tests call.
+    """Return the function that a task asks for: its entry, else the first that its tests call.
 
     Raises:
         ValueError: the tests call none.

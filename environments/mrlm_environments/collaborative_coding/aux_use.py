@@ -30,7 +30,7 @@ class AuxUse:
 
 
 def defines(code: str, name: str) -> bool:
-    """Whether code defines a function that returns a value.
+    """Return whether code defines a function that returns a value.
 
     Of code that does not parse, a line ``def name(`` at the margin followed by an indented ``return`` is enough.
 
@@ -50,7 +50,7 @@ def defines(code: str, name: str) -> bool:
 
 
 def function_of(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The last function of a name at a file's top level."""
+    """Return the last function of a name at a file's top level."""
     return next((node for node in reversed(tree.body) if isinstance(node, METHOD) and node.name == name), None)
 
 
@@ -69,7 +69,7 @@ def without(code: str, name: str) -> str:
 
 
 def compiles(code: str) -> bool:
-    """Whether code is Python."""
+    """Return whether code is Python."""
     try:
         compile(code, "<program>", "exec", dont_inherit=True)
     except BROKEN:
@@ -78,7 +78,7 @@ def compiles(code: str) -> bool:
 
 
 def aux_use(code: str, name: str) -> AuxUse:
-    """What the function of a name does with ``aux``, code that cannot be reached left out; see ``AuxUse``.
+    """Return the use of ``aux`` by the named function, without code that cannot be reached; see ``AuxUse``.
 
     It calls ``aux`` where it calls the name, or gives it to another call (``map(aux, xs)``), and does not bind it
     itself. It ignores a value that is dropped by its statement, or only assigned to names that it never reads. It is
@@ -132,7 +132,7 @@ def _plain(node: ast.expr) -> bool:
 
 
 def _dropped(call: ast.Call, parents: dict[int, ast.AST], read: set[str]) -> bool:
-    """Whether the value of a call is used by nothing."""
+    """Return whether the value of a call is used by nothing."""
     node: ast.AST = call
     while (parent := parents.get(id(node))) is not None:
         if isinstance(parent, ast.Expr):
@@ -183,13 +183,13 @@ def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _bound_inside(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    """Names that a function binds: arguments, assignments, functions, imports."""
+    """Return names that a function binds: arguments, assignments, functions, imports."""
     arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
     return arguments.union(*map(_bound_names, function.body), set())
 
 
 def _bound_names(stmt: ast.stmt) -> set[str]:
-    """Names that a statement binds in its own scope."""
+    """Return names that a statement binds in its own scope."""
     return bound_by([stmt, *_own_nodes([stmt])])
 
 

@@ -114,14 +114,14 @@ class CollaborativeCodingEnvironment(Environment):
         return self._tasks.source(split, self._generate, "prompt", (), identity, read)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """The task's own solution, where it has one, divided between the two; see ``split_solution``."""
+        """Return the task's own solution, where it has one, divided between the two; see ``split_solution``."""
         if task.data["solution"] is None:
             return None
         parts = split_solution(task.data["solution"], entry_of(task.data))
         return {agent: [f"```python\n{part}\n```"] for agent, part in zip(self.agents, parts, strict=True)}
 
     def reset(self, task: Task) -> Observations:
-        """The task and its own part for each of the two; see :meth:`Environment.reset`."""
+        """Return the task and its own part for each of the two; see :meth:`Environment.reset`."""
         self._entry, self._turn, self._paid = entry_of(task.data), 0, dict[str, float]()
         reveals = self.turns == 2 and self.feedback == "level_feedback"
         self._data, self._revealed = hold_out(task.data, self.revealed_tests if reveals else 0)
@@ -183,7 +183,7 @@ class CollaborativeCodingEnvironment(Environment):
         return _Judgement(parts, use, found, program)
 
     def _told(self, agent: str, judged: _Judgement) -> str:
-        """What an agent hears after the first turn."""
+        """Return an agent's observation after the first turn."""
         mine = AUX if agent == HELPER else self._entry
         again = f"Write {mine} again, better, in a fenced block."
         if self.feedback == "plain":
@@ -219,7 +219,7 @@ class CollaborativeCodingEnvironment(Environment):
 
 
 def _shared_task(row: Mapping[str, Any], number: int, source: object, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """A task's data, of a row that does not ask for a function of the helper's name."""
+    """Return a task's data, of a row that does not ask for a function of the helper's name."""
     data = task_data(row, number, source, packages)
     if entry_of(data) == AUX:
         raise DataError(f"code data {source!r}, row {number} asks for a function {AUX!r}, the helper's name; rename it")

@@ -49,7 +49,7 @@ def split_solution(solution: str, entry: str) -> tuple[str, str]:
 
 
 def _without_aux(tree: ast.Module) -> ast.Module:
-    """The solution with another name for whatever it calls ``aux`` itself."""
+    """Return the solution with another name for whatever it calls ``aux`` itself."""
     taken = {inner.id for inner in ast.walk(tree) if isinstance(inner, ast.Name)} | bound_names(ast.unparse(tree))
     fresh = next(name for number in itertools.count(1) if (name := f"{AUX}_{number}") not in taken)
     is_argument = any(isinstance(node, ast.arg) and node.arg == AUX for node in ast.walk(tree))
@@ -130,7 +130,7 @@ def _extracted(
 
 
 def _redundant(function: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
-    """A main function that does the work itself where ``aux``, the whole of it, returns None."""
+    """Return a main function that does the work itself where ``aux``, the whole of it, returns None."""
     aux, main = copy.deepcopy(function), copy.deepcopy(function)
     aux.name = AUX
     given = function.args
@@ -162,7 +162,7 @@ def _outside(node: ast.AST) -> list[ast.AST]:
 
 
 def _bound(function: ast.FunctionDef) -> set[str]:
-    """Names that are bound anywhere in a function."""
+    """Return names that are bound anywhere in a function."""
     return _bound_in(node for node in ast.walk(function) if node is not function)
 
 
@@ -179,7 +179,7 @@ def _bound_in(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def _evaluates(node: ast.AST, part: ast.AST) -> bool:
-    """Whether a node always evaluates a part of it, and once."""
+    """Return whether a node always evaluates a part of it, and once."""
     if isinstance(node, ast.IfExp):
         return part is node.test
     if isinstance(node, ast.Compare):

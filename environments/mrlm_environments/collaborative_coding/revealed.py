@@ -14,7 +14,7 @@ CHECK = "check"
 
 
 def hold_out(data: Mapping[str, Any], count: int) -> tuple[dict[str, Any], list[str]]:
-    """The task with at most ``count`` assertions fewer, and these, each of which stands for itself.
+    """Return the task with at most ``count`` assertions fewer, and these, each of which stands for itself.
 
     The first ones are taken, of those that call the task's function and need nothing that the tests compute around
     them. Equal assertions leave the tests with them; at least one other that calls the function stays.
@@ -52,7 +52,7 @@ def _candidates(tree: ast.Module) -> Iterator[tuple[ast.Assert, str]]:
 
 
 def _texts(trees: list[ast.Module], entry: str, names: set[str]) -> set[str]:
-    """All assertions that call the task's functions, as they would stand for themselves."""
+    """Return all assertions that call the task's functions, as they would stand for themselves."""
     found = set()
     for tree in trees:
         candidate = _argument(tree)
@@ -69,7 +69,7 @@ def _argument(tree: ast.Module) -> str:
 
 
 def _standalone(node: ast.Assert, candidate: str, entry: str) -> str:
-    """The assertion without its message, with the function by its name."""
+    """Return the assertion without its message, with the function by its name."""
 
     class Renamed(ast.NodeTransformer):
         def visit_Name(self, name: ast.Name) -> ast.Name:

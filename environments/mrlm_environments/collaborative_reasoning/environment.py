@@ -104,7 +104,7 @@ class CollaborativeReasoningEnvironment(Environment):
 
     @property
     def scorer(self) -> Literal["label"] | TextScorer:
-        """What scores the answers; copies of the environment share it."""
+        """The scorer of the answers, which copies of the environment share."""
         return self._scorer.scorer
 
     def _check(self, solvers: int, max_turns: int, role: str | None, consensus_stop: bool, policies_by: str) -> None:
@@ -137,14 +137,14 @@ class CollaborativeReasoningEnvironment(Environment):
         return self._tasks.source(split)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """The worked solution of everybody; None where a model scores, or the masks would not let it pass."""
+        """Return the worked solution of everybody; None where a model scores, or the masks would not let it pass."""
         solution = task.data["solution"]
         if self.scorer != "label" or self.masks.faults(solution, answered=True):
             return None
         return {agent: [solution] for agent in self.agents}
 
     def majority(self, task: Task, replies: Sequence[str]) -> bool:
-        """Whether the majority of the answers that the replies give is right; see :meth:`Environment.majority`."""
+        """Return whether the majority of the replies' answers is right; see :meth:`Environment.majority`."""
         form: Format = task.data["format"]
         return is_right(vote([self._read(text, form)[0] for text in replies], form), task.data["answer"], form)
 
@@ -180,7 +180,7 @@ class CollaborativeReasoningEnvironment(Environment):
         return step
 
     def close(self) -> None:
-        """Free what the scorer holds."""
+        """Free the scorer's resources."""
         self._scorer.close()
 
     # Who speaks next.
@@ -201,7 +201,7 @@ class CollaborativeReasoningEnvironment(Environment):
         return self._step(pay, self._ask(asked, turn=len(self._rounds)))
 
     def _next_turn(self, pay: Mapping[str, Mapping[str, float]]) -> Step:
-        """The end, the summarizer, or the solvers again."""
+        """Return the end, the summarizer, or the solvers again."""
         last, turn = self._rounds[-1], len(self._rounds)
         if turn == self.max_turns:
             return self._step(pay, {}, "turns")
@@ -228,7 +228,7 @@ class CollaborativeReasoningEnvironment(Environment):
         return self._step(pay, self._ask(asked, turn + 1))
 
     def _ask(self, texts: Mapping[str, str], turn: int) -> Observations:
-        """What each is told; an agent that has no turn before is given its person's conversation so far."""
+        """Return the agents' observations; an agent in its first turn receives its person's conversation so far."""
         asked: dict[str, tuple[Message, ...]] = {}
         for person, text in texts.items():
             said = self._said.setdefault(person, [])
@@ -242,13 +242,13 @@ class CollaborativeReasoningEnvironment(Environment):
     # What it is worth.
 
     def _read(self, text: str, form: Format) -> tuple[str | None, frozenset[str]]:
-        """The answer of a text that is not masked, and what it is masked for."""
+        """Return the answer of a text that is not masked, and what it is masked for."""
         answer = read_answer(text, form)
         faults = self.masks.faults(text, answered=answer is not None)
         return (None if faults else answer), faults
 
     def _judged(self, texts: Mapping[str, str]) -> dict[str, Answer]:
-        """All answers of a turn, scored at once."""
+        """Return all answers of a turn, scored at once."""
         found = {}
         for person, text in texts.items():
             answer, faults = self._read(text, self._form)
@@ -262,7 +262,7 @@ class CollaborativeReasoningEnvironment(Environment):
         return found | scored
 
     def _pay(self, answers: Mapping[str, Answer], turn: int) -> dict[str, dict[str, float]]:
-        """The components of each agent's reward for its answer."""
+        """Return the components of each agent's reward for its answer."""
         return {
             self._agent(person, turn): {"score": answer.score, **self._penalty(answer)}
             for person, answer in answers.items()
@@ -291,5 +291,5 @@ class CollaborativeReasoningEnvironment(Environment):
 
 
 def _well_formed(text: str) -> str:
-    """The text without halves of characters, which models cannot be given."""
+    """Return the text without halves of characters, which models cannot be given."""
     return text.encode("utf-8", "replace").decode()

@@ -34,7 +34,7 @@ def inference_fields(row: Mapping[str, Any]) -> tuple[str, str, str] | None:
 
 
 def inference_question(premise: str, hypothesis: str) -> str:
-    """The text that poses an inference."""
+    """Return the text that poses an inference."""
     return f"Premise: {premise}\nHypothesis: {hypothesis}\n{ASKED}"
 
 
@@ -70,7 +70,7 @@ def inference_row(row: Mapping[str, Any], number: int, source: object) -> dict[s
 
 
 def generate_inference(rng: Random) -> dict[str, Any]:
-    """A generated task's data; the three labels are equally likely.
+    """Return a generated task's data; the three labels are equally likely.
 
     >>> made = generate_inference(Random(3))
     >>> print(made["question"], made["answer"], sep="\\n")
@@ -90,7 +90,7 @@ def _data(premise: str, hypothesis: str, label: str) -> dict[str, Any]:
 
 
 def _amounts(rng: Random, label: str) -> tuple[str, str]:
-    """How many things somebody has."""
+    """Return a premise about the number of things that a person has, and a hypothesis."""
     name, (thing, other) = rng.choice(NAMES), rng.sample(THINGS, 2)
     count, less = rng.randint(3, 30), rng.randint(1, 2)
     hypotheses = {
@@ -102,7 +102,7 @@ def _amounts(rng: Random, label: str) -> tuple[str, str]:
 
 
 def _orders(rng: Random, label: str) -> tuple[str, str]:
-    """Who exceeds whom."""
+    """Return a premise that orders three people, and a hypothesis."""
     one, two, three = rng.sample(NAMES, 3)
     more, less = rng.choice(COMPARISONS)
     hypotheses = {
@@ -114,7 +114,7 @@ def _orders(rng: Random, label: str) -> tuple[str, str]:
 
 
 def _quantities(rng: Random, label: str) -> tuple[str, str]:
-    """Where all things of a kind are."""
+    """Return a premise about the place of all things of a kind, and a hypothesis."""
     thing, (colour, other) = rng.choice(THINGS), rng.sample(COLOURS, 2)
     place, elsewhere = rng.sample(PLACES, 2)
     hypotheses = {

@@ -36,7 +36,7 @@ class AnswerMasks:
         at_least(0, "masks.", **vars(self))
 
     def faults(self, text: str, *, answered: bool) -> frozenset[str]:
-        """What is wrong with an answer: some of ``too_short``, ``looping`` and ``unanswered``; of most, nothing.
+        """Return the faults of an answer, a subset of ``too_short``, ``looping`` and ``unanswered``.
 
         >>> sorted(AnswerMasks(min_characters=3, loop_ngram=2).faults(" so a b a b a b a b", answered=False))
         ['looping', 'unanswered']
@@ -52,7 +52,7 @@ class AnswerMasks:
 
 
 def most_repeats(text: str, length: int) -> int:
-    """How many times the most frequent run of ``length`` words occurs, overlaps included; 0 without any.
+    """Return how many times the most frequent run of ``length`` words occurs, overlaps included; 0 without any.
 
     >>> most_repeats("one two one two one two three", 2), most_repeats("one", 2)
     (3, 0)

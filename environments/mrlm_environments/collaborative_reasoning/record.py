@@ -65,11 +65,11 @@ class Record:
     planned: int
 
     def majority_is_right(self, number: int) -> bool:
-        """Whether the solvers' majority in a turn, counted from 0, is right."""
+        """Return whether the solvers' majority in a turn, counted from 0, is right."""
         return is_right(vote(self.rounds[number].given, self.form), self.expected, self.form)
 
     def team_is_right(self) -> bool:
-        """Whether the leader's last answer is right; without a leader, or where it gives none, the last majority."""
+        """Return whether the leader's last answer is right; without a leader or its answer, the last majority."""
         leader = self.rounds[-1].leader
         return leader.right if leader is not None and leader.answer is not None else self.majority_is_right(-1)
 
@@ -107,14 +107,14 @@ class Record:
         }
 
     def mean_scores(self) -> dict[str, float]:
-        """The mean of the solvers' scores in each turn that was played."""
+        """Return the mean of the solvers' scores in each turn that was played."""
         return {
             f"turn_{turn}_score": sum(answer.score for answer in played.answers.values()) / len(played.answers)
             for turn, played in enumerate(self.rounds, start=1)
         }
 
     def _changes(self, number: int) -> dict[str, float]:
-        """How many solvers were wrong before a turn and right in it, of how many that were wrong; and the reverse."""
+        """Count the solvers that a turn turned from wrong to right, of all that were wrong; and the reverse."""
         before, after = self.rounds[number - 1].answers, self.rounds[number].answers
         right = [name for name, answer in before.items() if answer.right]
         wrong = [name for name, answer in before.items() if not answer.right]

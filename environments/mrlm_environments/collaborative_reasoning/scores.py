@@ -13,7 +13,7 @@ BEST_WORD = "excellent"
 
 
 def in_words(score: float) -> str:
-    """A score as one of four words.
+    """Return a score as one of four words.
 
     >>> [in_words(score) for score in (0.0, 0.3, 0.6, 0.8)]
     ['poor', 'doubtful', 'good', 'excellent']
@@ -35,7 +35,7 @@ class AnswerScorer:
         return self
 
     def scores(self, question: str, texts: Sequence[str], right: Sequence[bool]) -> tuple[list[float], int]:
-        """Each answer's score, and of how many the beginning was left out to fit the model's window.
+        """Return each answer's score, and of how many the beginning was left out to fit the model's window.
 
         Args:
             question: as it was posed.
@@ -58,6 +58,6 @@ class AnswerScorer:
         return values, sum(score.truncated for score in found)
 
     def close(self) -> None:
-        """Free what the model holds."""
+        """Free the model's resources."""
         if not isinstance(self.scorer, str):
             self.scorer.close()

@@ -58,7 +58,7 @@ class ReasoningTasks:
         self._tasks = DataTasks(environment, data, bad_rows)
 
     def source(self, split: str) -> TaskSource:
-        """The tasks of a split.
+        """Return the tasks of a split.
 
         Raises:
             DataError: the data cannot be read, or a row cannot be used.
@@ -69,7 +69,7 @@ class ReasoningTasks:
         return self._tasks.source(split, generate, "key", fields, _identity, self._row)
 
     def _generate(self, rng: Random) -> dict[str, Any]:
-        """The problems of the ``math`` environment; those of its training split are in this one's as well."""
+        """Return the problems of the ``math`` environment; those of its training split are in this one's as well."""
         problem = generate_problem(rng, rng.choice(KINDS), rng.randint(*self.difficulty))
         return {"format": "math", **asdict(problem)}
 

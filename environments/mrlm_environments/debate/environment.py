@@ -104,7 +104,7 @@ class DebateEnvironment(Environment):
         return step
 
     def close(self) -> None:
-        """Free what the judge holds."""
+        """Free the judge's resources."""
         self.judge.close()
 
     def _read(self, text: str) -> str:
@@ -113,7 +113,7 @@ class DebateEnvironment(Environment):
         return text[: self.max_characters].encode("utf-8", "replace").decode()
 
     def _observations(self, side: Side) -> Observations:
-        """What a side that speaks next has not seen yet, as one user message."""
+        """Return the next side's observation: all that it has not seen yet, as one user message."""
         turn = sum(argument.side == side for argument in self._arguments) + 1
         parts = []
         if turn == 1:

@@ -44,14 +44,14 @@ class TextGenerator(ABC):
 
     @abstractmethod
     def generate(self, messages: Sequence[Message], seed: int) -> str:
-        """The reply; it must come within a deadline of the generator's own.
+        """Return the reply; it must come within a deadline of the generator's own.
 
         Raises:
             GenerationError: there was none.
         """
 
     def close(self) -> None:
-        """Free what the generator holds; may be called twice, and the generator may be used again."""
+        """Free the generator's resources; may be called twice, and the generator may be used again."""
 
 
 class ChatEndpoint(TextGenerator):
@@ -89,7 +89,7 @@ class ChatEndpoint(TextGenerator):
         self.label = f"{model} at {url}"
 
     def generate(self, messages: Sequence[Message], seed: int) -> str:
-        """The text of the first choice; see :meth:`TextGenerator.generate`."""
+        """Return the text of the first choice; see :meth:`TextGenerator.generate`."""
         asked = {"messages": [message.to_chat() for message in messages], "seed": seed % (1 << 31), **self.body}
         body = json.dumps({name: value for name, value in asked.items() if value is not None}).encode()
         raw = within(self.seconds, lambda: self._posted(body), self.label)
@@ -157,7 +157,7 @@ class ServedPolicy(TextGenerator):
         self.label = f"policy {policy!r} at {address}"
 
     def generate(self, messages: Sequence[Message], seed: int) -> str:
-        """The sampled turn as text; see :meth:`TextGenerator.generate`."""
+        """Return the sampled turn as text; see :meth:`TextGenerator.generate`."""
         # Imported here: only this generator needs gRPC.
         from mrlm_pl.engines.base import SampleRequest, Sampling
         from mrlm_pl.serving.transport.connection import submit
@@ -179,7 +179,7 @@ class ServedPolicy(TextGenerator):
 def _served(
     address: str, policy: str, model: str | None, token_file: str | None, tls_authority: str | None
 ) -> tuple[RemoteEngine, ChatFormat]:
-    """The engine and the chat format of a served policy; kept, since copies of an environment come and go."""
+    """Return the engine and the chat format of a served policy; kept, since copies of an environment come and go."""
     from mrlm_pl.serving.policies.engine import RemoteEngine
     from mrlm_pl.serving.transport.security import Identity
 
@@ -195,7 +195,7 @@ def _served(
 
 
 def within(seconds: float, call: Callable[[], T], label: str) -> T:
-    """What the call returns or raises; it runs in a thread that is given up on when the time has passed.
+    """Return or raise the call's result; it runs in a thread that is abandoned at the deadline.
 
     The timeouts of sockets bound single reads: a server that sends a byte now and then would be waited for without end.
 

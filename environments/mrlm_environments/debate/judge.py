@@ -37,7 +37,7 @@ class Debate:
     seed: int = 0
 
     def texts(self, side: Side) -> tuple[str, ...]:
-        """What a side said, turn after turn."""
+        """Return a side's arguments in order."""
         return tuple(argument.text for argument in self.arguments if argument.side == side)
 
 
@@ -54,7 +54,7 @@ class Verdict:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def score(self, side: Side) -> float:
-        """A side's score in [0, 1]."""
+        """Return a side's score in [0, 1]."""
         return math.fsum(self.parts[side].values())
 
     def winner(self, tie_margin: float = 0.0) -> str:
@@ -77,10 +77,10 @@ class Judge(ABC):
 
     @abstractmethod
     def judge(self, debate: Debate) -> Verdict:
-        """The scores of both sides."""
+        """Return the scores of both sides."""
 
     def close(self) -> None:
-        """Free what the judge holds; may be called twice, and the judge may be used again."""
+        """Free the judge's resources; may be called twice, and the judge may be used again."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Judge:
         return self

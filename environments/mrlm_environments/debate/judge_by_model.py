@@ -70,7 +70,7 @@ class LanguageModelJudge(Judge):
         self.fallback, self.criteria, self.pause = fallback, criteria, pause
 
     def judge(self, debate: Debate) -> Verdict:
-        """One part ``judge`` for each side, or the fallback's; see :meth:`Judge.judge`.
+        """Return one part ``judge`` for each side, or the fallback's; see :meth:`Judge.judge`.
 
         Raises:
             JudgeError: there is no verdict, and the fallback is ``error``.
@@ -91,11 +91,11 @@ class LanguageModelJudge(Judge):
         return Verdict({side: {"judge": means[side]} for side in SIDES}, metrics)
 
     def close(self) -> None:
-        """Free what the generator holds."""
+        """Free the generator's resources."""
         self.generator.close()
 
     def _ask(self, debate: Debate, first: Side) -> tuple[Mapping[Side, float], int]:
-        """Scores of one order, and how many attempts had failed before."""
+        """Return scores of one order, and how many attempts had failed before."""
         question = Message("user", judging_prompt(debate, first, self.criteria))
         messages, fault = [question], ""
         for attempt in range(self.attempts):
@@ -126,7 +126,7 @@ class LanguageModelJudge(Judge):
 
 
 def judging_prompt(debate: Debate, first: Side, criteria: str = DEFAULT_CRITERIA) -> str:
-    """What the model is asked: the debate in rounds, in each of which ``first`` comes first, and how to answer."""
+    """Return the prompt: the debate in rounds, each with ``first`` before the other side, and how to answer."""
     order: Sequence[Side] = (first, OPPONENT[first])
     numbered: dict[Side, list[str]] = {side: [] for side in SIDES}
     for number, argument in enumerate(debate.arguments, start=1):
@@ -144,7 +144,7 @@ def judging_prompt(debate: Debate, first: Side, criteria: str = DEFAULT_CRITERIA
 
 
 def read_scores(reply: str) -> dict[Side, float] | None:
-    """Each side's score over 10, from the last place where it is given; None unless both are, from 0 to 10.
+    """Return each side's score over 10, from the last place where it is given; None unless both are, from 0 to 10.
 
     >>> read_scores("CON was weak at first (CON: 2). So, finally:\\n**PRO**: 7\\nCON: 4.5/10")
     {'PRO': 0.7, 'CON': 0.45}

@@ -34,7 +34,7 @@ class RewardModelJudge(Judge):
         self.model, self.scale = model, scale
 
     def judge(self, debate: Debate) -> Verdict:
-        """One part ``judge`` for each side; see :meth:`Judge.judge`.
+        """Return one part ``judge`` for each side; see :meth:`Judge.judge`.
 
         Raises:
             MRLMError: see the model's ``score_batch``.
@@ -49,12 +49,12 @@ class RewardModelJudge(Judge):
         return Verdict(parts, {"judge_truncated": sum(item.truncated for item in found) / len(SIDES)})
 
     def close(self) -> None:
-        """Free what the model holds."""
+        """Free the model's resources."""
         self.model.close()
 
 
 def side_conversation(debate: Debate, side: Side) -> tuple[Message, Message]:
-    """The question that a side answers, and all that it said."""
+    """Return the question that a side answers, and all that it said."""
     position = "for" if side == SIDES[0] else "against"
     question = f"Debate: {debate.topic}\nArgue {position} this."
     return exchange(question, "\n\n".join(debate.texts(side)))

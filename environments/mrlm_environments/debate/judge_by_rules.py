@@ -84,7 +84,7 @@ class RuleJudge(Judge):
         self.words = words
 
     def judge(self, debate: Debate) -> Verdict:
-        """The seven parts of each side's score, weighted; see :meth:`Judge.judge`."""
+        """Return the seven parts of each side's score, weighted; see :meth:`Judge.judge`."""
         topic = _Text.read(debate.topic)
         seen = set(topic.runs)
         turns = []
@@ -146,7 +146,7 @@ class Measures:
 
 
 def measure(text: _Text, topic: _Text, seen: set[tuple[str, ...]], full_length: int) -> Measures:
-    """The parts of one argument.
+    """Return the parts of one argument.
 
     All parts but the length are multiplied by the soundness ``novelty * variety * prose * size``, the length by
     ``novelty * variety``. Novelty is the share of runs of three words that are new: in neither the topic, nor what
@@ -202,12 +202,12 @@ def _structure(text: _Text) -> float:
 
 
 def _relevance(text: _Text, topic: _Text) -> float:
-    """The share of the topic's content words that occur, over a half; 1 where the topic has none."""
+    """Return the share of the topic's content words that occur, over a half; 1 where the topic has none."""
     return min(1.0, len(text.stems & topic.stems) / (0.5 * len(topic.stems))) if topic.stems else 1.0
 
 
 def _coverage(side: Side, topic: _Text, turns: Sequence[tuple[Side, _Text, Measures]]) -> float | None:
-    """The share of the other side's arguments that are taken up later; None if there was none to take up.
+    """Return the share of the other side's arguments that are taken up later; None if there was none to take up.
 
     Taken up means that two content words beyond the topic's (or as many as there are) recur; it counts as much as the
     argument in which they do is sound.

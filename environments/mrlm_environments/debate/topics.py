@@ -74,7 +74,7 @@ def generate_topic(rng: Random) -> dict[str, Any]:
 
 
 def row_topic(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
-    """A topic's data from a row of a data set.
+    """Return a topic's data from a row of a data set.
 
     Raises:
         DataError: the topic is empty, no text, or too long.

@@ -50,7 +50,7 @@ class Halves(Environment):
         return SeededTasks(self.name, split, partial(_round, halves=self.halves), lambda data: data["question"])
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]]:
-        """One of the two solutions."""
+        """Return one of the two solutions."""
         return {agent: [half] for agent, half in zip(self.agents, self.halves, strict=True)}
 
     def reset(self, task: Task) -> Observations:
@@ -73,7 +73,7 @@ class Halves(Environment):
         )
 
     def chosen(self, reply: str) -> str | None:
-        """The half that the letters of a reply begin with, or None.
+        """Return the half that the letters of a reply begin with, or None.
 
         >>> game = Halves("sunset")
         >>> game.chosen("Set!"), game.chosen("s-u-n"), game.chosen("the sun")

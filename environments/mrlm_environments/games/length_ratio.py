@@ -54,7 +54,7 @@ class LengthRatioGame(Environment):
         return SeededTasks(self.name, split, _topic, lambda data: data["topic"])
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """The topic's letters, as often as needed; None where no two lengths have a ratio in the band."""
+        """Return the topic's letters, as often as needed; None where no two lengths have a ratio in the band."""
         lengths = self._lengths()
         if lengths is None:
             return None
@@ -98,7 +98,7 @@ class LengthRatioGame(Environment):
 
 
 def ratio_pay(first: int, second: int, target: tuple[float, float]) -> float:
-    """What two lengths earn, from 0 to 1.
+    """Return the reward of two lengths, from 0 to 1.
 
     >>> [ratio_pay(10, second, (2.0, 3.0)) for second in (0, 10, 20, 30, 45, 60, 90)]
     [0.0, 0.5, 1.0, 1.0, 0.5, 0.0, 0.0]

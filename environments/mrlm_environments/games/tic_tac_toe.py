@@ -38,7 +38,7 @@ class TicTacToe(Environment):
         return SeededTasks(self.name, split, _game, lambda data: str(data["game"]))
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]]:
-        """A game that neither player can do better in against a perfect other: a draw."""
+        """Return a game that neither player can do better in against a perfect other: a draw."""
         return dict(zip(self._in_order(task), _DRAWN_GAME, strict=True))
 
     def reset(self, task: Task) -> Observations:
@@ -68,7 +68,7 @@ class TicTacToe(Environment):
         return step
 
     def _in_order(self, task: Task) -> tuple[str, str]:
-        """The agents, the one that begins first."""
+        """Return the agents, the one that begins first."""
         return (task.data["first"], self._other(task.data["first"]))
 
     def _other(self, agent: str) -> str:
@@ -102,7 +102,7 @@ class TicTacToe(Environment):
 
 
 def move(reply: str) -> int | None:
-    """The cell, from 1 to 9, that a reply names by its first digit, or None.
+    """Return the cell, from 1 to 9, that a reply names by its first digit, or None.
 
     >>> move("I take 5."), move("0"), move("centre")
     (5, None, None)

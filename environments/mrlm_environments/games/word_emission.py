@@ -44,7 +44,7 @@ class WordEmission(Environment):
         self.words = words
 
     def tasks(self, split: str) -> TaskSource:
-        """A numbered request for one of the words, without end; see :meth:`Environment.tasks`."""
+        """Return a numbered request for one of the words, without end; see :meth:`Environment.tasks`."""
         return SeededTasks(
             self.name, split, partial(_request, words=tuple(self.words)), lambda data: str(data["round"])
         )

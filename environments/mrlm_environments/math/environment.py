@@ -78,19 +78,19 @@ class MathEnvironment(SingleAgentEnvironment):
         )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """The worked solution, which ends in the right answer; None where it would miss the bonus for steps."""
+        """Return the worked solution, which ends in the right answer; None where it would miss the bonus for steps."""
         solution = task.data["solution"]
         if self.steps_bonus and not self._shows_steps(solution, task):
             return None
         return {self.agents[0]: [solution]}
 
     def majority(self, task: Task, replies: Sequence[str]) -> bool:
-        """Whether the number that most replies give is right; see :meth:`Environment.majority`."""
+        """Return whether the number that most replies give is right; see :meth:`Environment.majority`."""
         chosen = vote([read_answer(reply, "math") for reply in replies], "math")
         return is_right(chosen, task.data["answer"], "math")
 
     def begin(self, task: Task) -> Sequence[Message]:
-        """The question; see :meth:`SingleAgentEnvironment.begin`."""
+        """Return the question; see :meth:`SingleAgentEnvironment.begin`."""
         self._task, self._attempts = task, 0
         return opening(task.data["question"], self.system_prompt, self.instruction)
 

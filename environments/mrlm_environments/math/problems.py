@@ -39,7 +39,7 @@ class Problem:
 
 
 def generate_problem(rng: Random, kind: Kind, difficulty: int) -> Problem:
-    """A problem of one kind and difficulty.
+    """Return a problem of one kind and difficulty.
 
     Args:
         rng: source of all choices.
@@ -53,7 +53,7 @@ def generate_problem(rng: Random, kind: Kind, difficulty: int) -> Problem:
 
 
 def decimal_text(value: Fraction) -> str:
-    """The value as an integer, as a finite decimal if it has one, else as a fraction.
+    """Return the value as an integer, as a finite decimal if it has one, else as a fraction.
 
     >>> decimal_text(Fraction(6, 2)), decimal_text(Fraction(-7, 4)), decimal_text(Fraction(7, 3))
     ('3', '-1.75', '7/3')
@@ -175,7 +175,7 @@ def _linear_equation(rng: Random, difficulty: int) -> Problem:
 
 
 def _inequality(rng: Random, difficulty: int) -> Problem:
-    """The smallest integer with ``ax + b > c``, or from difficulty 4 the largest with ``c - ax > b``."""
+    """Return the smallest integer with ``ax + b > c``, or from difficulty 4 the largest with ``c - ax > b``."""
     b = rng.randint(1, 10 * (difficulty - 1))
     if difficulty == 2:
         x = rng.randint(1, 20)

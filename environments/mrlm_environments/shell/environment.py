@@ -101,7 +101,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         self._cell: Cell | None = None
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
-        """The three tools."""
+        """Return the three tools."""
         return TOOLS
 
     def tasks(self, split: str) -> TaskSource:
@@ -117,7 +117,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """The reference solution's output as the answer, or the solution itself where a change is asked for."""
+        """Return the reference solution's output as the answer, or the solution itself where a change is asked for."""
         data = task.data
         if data["match"] is not None:
             if "regex" in data["match"]:
@@ -135,7 +135,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         return {self.agents[0]: replies}
 
     def begin(self, task: Task) -> Sequence[Message]:
-        """The question; see :meth:`SingleAgentEnvironment.begin`.
+        """Return the question; see :meth:`SingleAgentEnvironment.begin`.
 
         Raises:
             SandboxError: a script that sets the system up failed, or the reference solution was ended.
@@ -194,7 +194,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         return Outcome({"solved": SOLVED * right}, stop_reason="answered", success=right)
 
     def _passes(self, answer: str) -> bool:
-        """Whether every check holds; each one receives the answer and the outputs of those before it."""
+        """Return whether every check holds; each one receives the answer and the outputs of those before it."""
         values = [answer]
         for check in self._task.data["checks"]:
             if check is None:
@@ -210,7 +210,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         return True
 
     def _checked(self, check: Mapping[str, str], values: Sequence[str]) -> Execution | None:
-        """What a check program did in the agent's system; None where that is gone."""
+        """Run a check program in the agent's system; None if the system is gone."""
         if self._cell is None:
             return None
         name = ["--"] if check["language"] == "bash" else []
@@ -223,7 +223,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         return expected
 
     def _system(self, data: Mapping[str, Any]) -> tuple[Cell, str]:
-        """A fresh system that the task's scripts have set up, and what the reference prints on a copy of it."""
+        """Return a fresh system that the task's scripts have set up, and what the reference prints on a copy of it."""
         with ExitStack() as stack:
             cell = stack.enter_context(self.sandbox.open(shell=True))
             self._set_up(cell, data["init"])
@@ -254,7 +254,7 @@ class ShellEnvironment(SingleAgentEnvironment):
             )
 
     def _reference(self, cell: Cell, data: Mapping[str, Any]) -> str:
-        """What the reference solution prints, errors left out."""
+        """Return the output of the reference solution without errors."""
         done = self._script(cell, f"bash -c {shlex.quote(data['reference'])} {_NO_ERRORS}")
         if done.ending is not None:
             raise SandboxError(f"the reference solution of {data['description'][:200]!r} was ended ({done.ending})")

@@ -49,7 +49,7 @@ empty text, which the published ``in`` and ``string-match`` allow."""
 
 
 def matches(answer: str, rule: Mapping[str, Any], sandbox: Sandbox) -> bool:
-    """Whether an answer meets a ``match`` rule: an exact text, or a regular expression for all of it.
+    """Return whether an answer meets a ``match`` rule: an exact text, or a regular expression for all of it.
 
     >>> matches(" 42\\n", {"answer": "42"}, Sandbox()), matches("x v1", {"regex": r"v[0-9.]+"}, Sandbox())
     (True, False)
@@ -62,7 +62,7 @@ def matches(answer: str, rule: Mapping[str, Any], sandbox: Sandbox) -> bool:
 
 
 def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
-    """A task's data, of a row in AgentBench's format.
+    """Return a task's data, of a row in AgentBench's format.
 
     Raises:
         DataError: a field is missing, or a script lies in a file that the row does not bring; with the row's number.
@@ -98,7 +98,7 @@ def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
 
 
 def generate_data(rng: Random) -> dict[str, Any]:
-    """A small task: files in the home folder, and a question on them or a change to make."""
+    """Return a small task: files in the home folder, and a question on them or a change to make."""
     folder, suffix, word = f"d{rng.randrange(10_000)}", rng.choice(_SUFFIXES), rng.choice(_WORDS)
     kind = rng.choice(("count", "lines", "sum", "largest", "create"))
     sizes = rng.sample(range(1, 60), rng.randint(3, 7))
@@ -152,7 +152,7 @@ def _language(value: Mapping[str, Any]) -> str:
 
 
 def _script(value: Any) -> str:
-    """Text of a script for ``bash``."""
+    """Return the text of a script for ``bash``."""
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, list):
@@ -164,7 +164,7 @@ def _script(value: Any) -> str:
 
 
 def _check(item: Any) -> Any:
-    """A check: None for the example, the name of a comparison, or a program."""
+    """Return a check: None for the example, the name of a comparison, or a program."""
     if item is None:
         return None
     if isinstance(item, str):

@@ -51,7 +51,7 @@ class Database(ABC):
 
     @abstractmethod
     def execute(self, query: str) -> str:
-        """What one statement answers: its rows as a list of tuples, or how many rows it changed.
+        """Execute one statement; return its rows as a list of tuples, or the number of rows that it changed.
 
         Raises:
             SqlError: the statement is refused or fails.
@@ -59,7 +59,7 @@ class Database(ABC):
 
     @abstractmethod
     def state(self, tables: Sequence[Table]) -> str:
-        """The hash of the present content of some tables; see :func:`~mrlm_environments.sql.scoring.state_hash`.
+        """Return the hash of the present content of some tables; see :func:`~mrlm_environments.sql.scoring.state_hash`.
 
         Raises:
             SqlError: a table or a column is gone, or reading it takes too long.
@@ -99,7 +99,7 @@ class Fence:
         self._deadline, self._checks = time.monotonic() + self.seconds, 0
 
     def expired(self) -> bool:
-        """Whether the statement's time is over."""
+        """Return whether the statement's time is over."""
         return time.monotonic() > self._deadline
 
     def _checked(self) -> bool:
@@ -186,22 +186,22 @@ class MemoryDatabase(Database):
 
 
 def quoted(name: str) -> str:
-    """A name in back-ticks."""
+    """Return a name in back-ticks."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def reading(table: Table) -> str:
-    """The statement that reads a table's columns."""
+    """Return the statement that reads a table's columns."""
     return f"SELECT {', '.join(map(quoted, table['columns']))} FROM {quoted(table['name'])}"
 
 
 def changed(count: int) -> str:
-    """What a statement without a result answers; a count below 0 is unknown."""
+    """Return the answer to a statement without a result; a count below 0 is unknown."""
     return f"OK, {count} row{'' if count == 1 else 's'} changed" if count >= 0 else "OK"
 
 
 def listed(rows: Iterable[Sequence[Any]]) -> str:
-    """The rows of a result as a list of tuples, up to :data:`SHOWN_CHARACTERS`."""
+    """Return the rows of a result as a list of tuples, up to :data:`SHOWN_CHARACTERS`."""
     shown, length = [], 0
     for row in rows:
         shown.append(repr(tuple(row))[:SHOWN_CHARACTERS])
@@ -212,7 +212,7 @@ def listed(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def state_rows(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """All rows of a table.
+    """Return all rows of a table.
 
     Raises:
         SqlError: they have more than :data:`STATE_CHARACTERS`.

@@ -70,7 +70,7 @@ class BackticksSQLite(SQLite):
 
 
 def sqlite_statement(query: str) -> str:
-    """The SQLite statement that does what one MySQL statement does.
+    """Return the SQLite statement that does what one MySQL statement does.
 
     Raises:
         SqlError: it is no single statement, cannot be read, or is of a kind that is not supported.
@@ -140,7 +140,7 @@ def _information(tree: Node) -> str:
 
 
 def _is_number(node: Node, aliases: frozenset[str]) -> bool:
-    """Whether MySQL would compare this as a number, as far as its form tells; columns of the tasks hold text."""
+    """Return whether MySQL would compare this as a number, as far as its form tells; columns of the tasks hold text."""
     if isinstance(node, exp.Literal):
         return not node.is_string
     if isinstance(node, OF_FIRST_ARGUMENT):

@@ -103,11 +103,11 @@ class SqlEnvironment(SingleAgentEnvironment):
         )
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
-        """The two tools; see :meth:`Environment.tools`."""
+        """Return the two tools; see :meth:`Environment.tools`."""
         return (EXECUTE, COMMIT)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """The statements that do what is asked, and the commit; None where they do not fit in the turns."""
+        """Return the statements that do what is asked, and the commit; None where they do not fit in the turns."""
         replies = [written_call(EXECUTE.name, query=statement) for statement in task.data["statements"]]
         replies.append(written_call(COMMIT.name, answers=task.data["answers"]))
         if (task.data["state"] and len(replies) == 1) or len(replies) > self.max_turns:
@@ -115,7 +115,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         return {self.agents[0]: replies}
 
     def begin(self, task: Task) -> Sequence[Message]:
-        """The question, with a fresh database behind it; see :meth:`SingleAgentEnvironment.begin`."""
+        """Return the question, with a fresh database behind it; see :meth:`SingleAgentEnvironment.begin`."""
         self.close()
         self._task, self._turns = task, 0
         self._database = self._opened(task.data["tables"])

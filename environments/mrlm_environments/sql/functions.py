@@ -42,7 +42,7 @@ BUILT_IN = frozenset(
 
 
 def folded(text: str) -> str:
-    """The text without case and accents, which is how MySQL's default collation compares.
+    """Return the text without case and accents, which is how MySQL's default collation compares.
 
     >>> folded("É") == folded("e"), folded("2–1") == folded("2-1")
     (True, False)
@@ -59,7 +59,7 @@ _folded_short = lru_cache(maxsize=4096)(_folded)  # sorting asks for the same te
 
 
 def number_text(value: Any) -> Any:
-    """A number as MySQL stores it in a text column: without a fraction where it has none.
+    """Return a number as MySQL stores it in a text column: without a fraction where it has none.
 
     >>> number_text(31.0), number_text(2.5), number_text("31.0")
     ('31', '2.5', '31.0')
@@ -75,7 +75,7 @@ def text(value: Any) -> str:
 
 
 def like(pattern: Any, value: Any, escape: Any = "\\") -> int | None:
-    r"""Whether a value is LIKE a pattern, in time that grows with the product of their lengths.
+    r"""Return whether a value is LIKE a pattern, in time that grows with the product of their lengths.
 
     >>> like("A%\\%", "á 50%"), like("a_", "abc"), like("%b%b%", "abcb")
     (1, 0, 1)
@@ -139,12 +139,12 @@ def _replaced(value: Any, pattern: Any, by: Any) -> str:
 
 
 def _place(value: Any, *of: Any) -> int:
-    """Number of the first of some values that equals this one, from 1, or 0."""
+    """Return the number of the first of some values that equals this one, from 1, or 0."""
     return next((number for number, one in enumerate(of, 1) if folded(text(one)) == folded(text(value))), 0)
 
 
 def moment(value: Any) -> datetime | None:
-    """The date that a text names in one of MySQL's forms, or None."""
+    """Return the date that a text names in one of MySQL's forms, or None."""
     for form in DATE_FORMATS:
         try:
             return datetime.strptime(text(value).strip().replace("T", " "), form)
@@ -154,7 +154,7 @@ def moment(value: Any) -> datetime | None:
 
 
 def _date(value: Any, *changes: Any) -> str | None:
-    """The date, after changes such as ``1 DAY`` or ``-2 MONTH``."""
+    """Return the date, after changes such as ``1 DAY`` or ``-2 MONTH``."""
     when = moment(value)
     for change in changes:
         amount, _, unit = text(change).strip().partition(" ")
@@ -201,7 +201,7 @@ def _joined(separator: Any, *values: Any) -> str | None:
 
 
 def _before(value: Any, separator: Any, count: Any) -> str:
-    """What comes before the count-th separator, or after it from the right when the count is negative."""
+    """Return the text before the count-th separator, or after it from the right if the count is negative."""
     if not text(separator) or not int(count):
         return ""
     parts, count = text(value).split(text(separator)), int(count)
@@ -233,7 +233,7 @@ def _middle(value: Any, start: Any, length: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    """A value's number: of a text the beginning that is one, else 0."""
+    """Return a value's number: of a text the beginning that is one, else 0."""
     if isinstance(value, (int, float)):
         return value
     found = regex.match(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text(value))
@@ -261,7 +261,7 @@ def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _timed(function: Callable[..., Any], expired: Callable[[], bool]) -> Callable[..., Any]:
-    """The function, which fails once the statement's time is over: SQLite makes no check between calls."""
+    """Return the function, which fails once the statement's time is over: SQLite makes no check between calls."""
 
     def call(*values: Any) -> Any:
         if expired():

@@ -39,7 +39,7 @@ def _md5(content: str) -> str:
 
 
 def equal_answers(given: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Whether two lists of answers hold the same values, each as often, in any order.
+    """Return whether two lists of answers hold the same values, each as often, in any order.
 
     Numbers are compared by value with :data:`TOLERANCE`, with thousands separators and a percent sign left out; other
     texts exactly, but for spaces around them. An empty list and a single "none", "null" or NULL say the same.

@@ -47,7 +47,7 @@ Drawn = tuple[str, tuple[Any, ...], list[Row] | None, str]
 
 
 def generated_task(rng: Random, kinds: Sequence[Kind], rows: tuple[int, int]) -> dict[str, Any]:
-    """A small table and a question about it, or a change of it.
+    """Return a small table and a question about it, or a change of it.
 
     Args:
         rng: source of all choices.

@@ -145,11 +145,11 @@ class _Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked; a worker belongs to the process that started it, not to forked ones."""
+        """True if the worker takes requests; it belongs to the process that started it, not to forked ones."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def admit(self) -> int:
-        """A number for a new database."""
+        """Return a number for a new database."""
         number = next(self._numbers)
         self.databases.add(number)
         return number
@@ -160,7 +160,7 @@ class _Worker:
         self._dismissed.append(number)
 
     def ask(self, seconds: float, method: str, *arguments: Any) -> Any:
-        """The worker's answer.
+        """Return the worker's answer.
 
         Raises:
             SqlError: the statement failed, or has ended the worker.
@@ -200,7 +200,7 @@ class _Pool:
         self._workers: list[_Worker] = []
 
     def take(self) -> _Worker:
-        """The worker with the fewest databases, a new one while there are fewer than :data:`WORKERS`."""
+        """Return the worker with the fewest databases, a new one while there are fewer than :data:`WORKERS`."""
         with self._lock:
             self._workers = [worker for worker in self._workers if worker.alive]
             least = min(self._workers, key=lambda worker: len(worker.databases), default=None)

@@ -37,7 +37,7 @@ _TOO_LARGE = f"the result is too large: more than {MAX_DIGITS} digits"
 
 
 def evaluate(expression: str) -> Number:
-    """The value of an expression: an int wherever it is whole and exact, else a fraction or a float.
+    """Return the value of an expression: an int wherever it is whole and exact, else a fraction or a float.
 
     Operators are ``+ - * / // ** ^`` (both are powers), ``!`` (factorial) and ``%``. A per cent sign before a number, a
     name or an opening bracket is the remainder (``17 % 5``), else it is per cent (``50%``, ``15% of 280``). An equals
@@ -64,7 +64,7 @@ def evaluate(expression: str) -> Number:
 
 
 def shown(value: Number) -> str:
-    """The number as text: integers in full, others with up to 15 significant digits.
+    """Return the number as text: integers in full, others with up to 15 significant digits.
 
     >>> shown(42), shown(Fraction(1, 8)), shown(Fraction(2, 3)), shown(1.0)
     ('42', '0.125', '0.666666666666667', '1')
@@ -92,7 +92,7 @@ class Calculator(Tool):
     )
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """The value as text; see :meth:`Tool.call`."""
+        """Return the value as text; see :meth:`Tool.call`."""
         return shown(evaluate(arguments["expression"]))
 
 
@@ -195,7 +195,7 @@ class _Evaluation:
 
 
 def _exact(value: Number) -> Number:
-    """An int for a whole fraction; floats stay floats."""
+    """Return an int for a whole fraction; floats stay floats."""
     return value.numerator if isinstance(value, Fraction) and value.denominator == 1 else value
 
 

@@ -74,7 +74,7 @@ class FileSystem(Tool):
                 raise DataError(f"task {task.key}, file {path!r:.80}: {error}; change the task's `files`") from error
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """The file's content, a note of what was written, or one name a line; see :meth:`Tool.call`."""
+        """Return the file's content, a note of what was written, or one name a line; see :meth:`Tool.call`."""
         operation, path = arguments["operation"], arguments.get("path", "")
         if operation == "list":
             return "\n".join(self.names(path)) or "(empty)"
@@ -123,7 +123,7 @@ class FileSystem(Tool):
                 handle.write(raw)
 
     def names(self, path: str = "") -> list[str]:
-        """Names in a folder, sorted; those of folders end in a slash.
+        """Return names in a folder, sorted; those of folders end in a slash.
 
         Raises:
             ToolError: there is no such folder, or the path leads out of the root.
@@ -144,7 +144,7 @@ class FileSystem(Tool):
         self._root, self._remove = None, None
 
     def _place(self, path: str) -> tuple[list[str], str]:
-        """The folders and the name of a file's path."""
+        """Return the folders and the name of a file's path."""
         parts = self._parts(path)
         if not parts:
             raise ToolError(f"{path!a} is not a file")
@@ -198,7 +198,7 @@ class _Folder:
         os.close(self.handle)
 
     def entered(self, name: str, path: str, make: bool) -> _Folder:
-        """The folder ``name`` in this one, which is closed."""
+        """Return the folder ``name`` in this one, which is closed."""
         with self:
             try:
                 if make and name not in os.listdir(self.handle):
@@ -208,7 +208,7 @@ class _Folder:
                 raise _refusal(path, error) from None
 
     def opened(self, name: str, flags: int, path: str) -> Any:
-        """A regular file of this folder as a binary file object."""
+        """Return a regular file of this folder as a binary file object."""
         try:
             handle = os.open(name, flags | _FILE, 0o600, dir_fd=self.handle)
         except OSError as error:

@@ -85,7 +85,7 @@ class McpTools(ToolSet):
         self._finalizer: weakref.finalize[..., McpTools] | None = None
 
     def tools(self) -> Sequence[Tool]:
-        """The server's tools; the first time, the server is asked for them.
+        """Return the server's tools; the first time, the server is asked for them.
 
         Raises:
             McpError: the server cannot be started or reached, has no tool of a name in ``only``, or offers one whose
@@ -106,7 +106,7 @@ class McpTools(ToolSet):
         self._connected()
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What the server's tool answers.
+        """Call a tool of the server and return its answer.
 
         Raises:
             ToolError: the tool failed, took longer than the timeout, or the server has ended.
@@ -158,7 +158,7 @@ class McpTools(ToolSet):
         return offered
 
     def _target(self) -> Any:
-        """The address, or the process to start."""
+        """Return the address, or the process to start."""
         if self.url:
             return self.url
         from mcp.client.stdio import StdioServerParameters
@@ -283,7 +283,7 @@ class _Connection:
         return self._loop.submit(asyncio.wait_for(answer, seconds)).result(seconds + CLOSE_SECONDS)
 
     def _last_words(self) -> str:
-        """The end of what the server wrote to its standard error; its position in the file is not moved."""
+        """Return the end of what the server wrote to its standard error; its position in the file is not moved."""
         handle = self._errors.fileno()
         size = os.fstat(handle).st_size
         text = os.pread(handle, MAX_REASON, max(0, size - MAX_REASON)).decode(errors="replace").strip()
@@ -295,7 +295,7 @@ async def _taken_as_it_is(name: str, result: Any) -> None:
 
 
 def _fault(schema: ToolSchema) -> str | None:
-    """What makes a tool unfit to be offered, or None."""
+    """Return the fault that makes a tool unfit to be offered, or None."""
     if not _NAME.fullmatch(schema.name):
         return "its name has other characters than letters, digits and _ . / -, or more than 128 of them"
     if len(schema.description) > MAX_DESCRIPTION:
@@ -311,7 +311,7 @@ def _is_closed(error: Exception) -> bool:
 
 
 def _text(error: BaseException) -> str:
-    """The error's name and text; of a group, those of its first error."""
+    """Return the error's name and text; of a group, those of its first error."""
     inner = getattr(error, "exceptions", None)
     if inner:
         return _text(inner[0])
@@ -319,7 +319,7 @@ def _text(error: BaseException) -> str:
 
 
 def _shown(result: Any) -> str:
-    """A tool's answer as text: its texts, and for other content the kind of it."""
+    """Return a tool's answer as text: its texts, and for other content the kind of it."""
     parts = []
     for block in result.content:
         resource = getattr(block, "resource", None)

@@ -62,7 +62,7 @@ class PythonRepl(_CellTool):
     )
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """What the code printed, the error that ended it, or why the session was ended.
+        """Return the code's output, the error that ended it, or the reason why the session was ended.
 
         Raises:
             SandboxError: the sandbox is broken.
@@ -91,7 +91,7 @@ class Shell(_CellTool):
     )
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """What the script printed, its exit status, or why it was ended.
+        """Return the script's output, its exit status, or the reason why it was ended.
 
         Raises:
             SandboxError: the sandbox is broken.
@@ -109,7 +109,7 @@ class Shell(_CellTool):
 
 
 def told(done: Execution, limit: int, consequence: str = "") -> str:
-    """What an agent is told of an execution: output, error, exit status, and why it was ended.
+    """Describe an execution for an agent: output, error, exit status, and the reason if it was ended.
 
     Args:
         done: what happened.

@@ -70,7 +70,7 @@ class CorpusSearch(SearchBackend):
 
     @property
     def label(self) -> str:  # type: ignore[override]
-        """What was searched: never the web."""
+        """Name of the searched collection, which is never the web."""
         return f"a local corpus of {self._connected()[1]} documents (not the web)"
 
     def search(self, query: str, k: int) -> list[SearchResult]:
@@ -102,7 +102,7 @@ class CorpusSearch(SearchBackend):
         self._index: tuple[sqlite3.Connection, int] | None = None
 
     def _connected(self) -> tuple[sqlite3.Connection, int]:
-        """The index and its number of documents."""
+        """Return the index and its number of documents."""
         with self._lock:
             if self._index is None:
                 self._index = _indexed(self.path)
@@ -141,11 +141,11 @@ class WebSearch(Tool):
 
     @property
     def searches_embedded_corpus(self) -> bool:
-        """Whether the documents are those that come with the package."""
+        """True if the documents are those that come with the package."""
         return isinstance(self.backend, CorpusSearch) and self.backend.path == EMBEDDED_CORPUS
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """What was searched, then the documents; see :meth:`Tool.call`."""
+        """Return the name of the collection, then the documents; see :meth:`Tool.call`."""
         query = arguments["query"].strip()
         if not query:
             raise ToolError("the query is empty")

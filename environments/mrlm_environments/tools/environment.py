@@ -134,7 +134,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         return None if replies is None or len(replies) > self.max_turns else {self.agents[0]: replies}
 
     def begin(self, task: Task) -> Sequence[Message]:
-        """The question; see :meth:`SingleAgentEnvironment.begin`."""
+        """Return the question; see :meth:`SingleAgentEnvironment.begin`."""
         self._finish_tools()
         for item in self.toolbox:
             item.open(task)
@@ -171,7 +171,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         return self._ended(correct, turns, self._share(), "answered")
 
     def _ended(self, correct: bool, turns: int, earned: float, reason: str) -> Outcome:
-        """The final reward; ``earned`` is the share of tools that earlier replies were paid for."""
+        """Return the final reward; ``earned`` is the share of tools that earlier replies were paid for."""
         share = self._share() if self._required() else float(correct)
         self._finish_tools()
         return Outcome(
@@ -196,7 +196,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         return len(required & self._used) / len(required) if required else 0.0
 
     def _answer(self, call: ToolCall | MalformedCall) -> str:
-        """What the agent is told about a call."""
+        """Return the tool message's text for a call."""
         self._calls += 1
         try:
             text = self._called(call)
@@ -241,7 +241,7 @@ class ToolEnvironment(SingleAgentEnvironment):
 
 
 def same_answer(reply: str, expected: str) -> bool:
-    """Whether two answers are the same: by value where the expected one is a number, else as normalised text.
+    """Return whether two answers are the same: by value where the expected one is a number, else as normalised text.
 
     >>> same_answer("1,234.0", "1234"), same_answer(" The  EIFFEL tower.", "the Eiffel Tower"), same_answer("4, 5", "5")
     (True, True, False)
@@ -276,7 +276,7 @@ def _check_names(names: Sequence[str]) -> None:
 def _solvable_kinds(
     toolbox: Sequence[Tool | ToolSet], kinds: Sequence[Kind] | None, has_data: bool
 ) -> tuple[Kind, ...]:
-    """The kinds to generate: those that are asked for, else all that the tools can solve."""
+    """Return the kinds to generate: those that are asked for, else all that the tools can solve."""
     some_of(KINDS, "tools: ", kinds=kinds)
     if has_data:
         if kinds:

@@ -99,7 +99,7 @@ class WritingEnvironment(Environment):
         return self._tasks.source(split, self._make, "text", (), lambda row: str(_text(row, self.family)), read)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """The demonstration of a made text; None for data, and where faithfulness is paid."""
+        """Return the demonstration of a made text; None for data, and where faithfulness is paid."""
         if self.faithfulness or "choices" not in task.data:
             return None
         parts = demonstrate(self.family, task.data["choices"])
@@ -140,7 +140,7 @@ class WritingEnvironment(Environment):
         return Step(observations=observations)
 
     def _advice(self, parts: tuple[str, str], found: Score) -> str:
-        """Where the pair falls short, in words: the first gate that is closed, or what more there is to earn."""
+        """Describe the pair's deficit: the first closed gate, or the reward that is still to be earned."""
         rules, (first, second) = RULES[self.family], self.agents
         if found.gates == 0:
             return "A part is too short or too long."
@@ -166,7 +166,7 @@ def _count(part: str) -> str:
 
 
 def _text(row: Mapping[str, Any], family: str) -> Any:
-    """The row's text; arXiv's files hold a list of sentences, each between ``<S>`` and ``</S>``."""
+    """Return the row's text; arXiv's files hold a list of sentences, each between ``<S>`` and ``</S>``."""
     text = next((row[name] for name in FIELDS[family] if name in row), None)
     if family == "arxiv" and isinstance(text, list) and all(isinstance(sentence, str) for sentence in text):
         return " ".join(re.sub(r"</?S>", "", sentence).strip() for sentence in text)

@@ -25,7 +25,7 @@ class Band:
     most: float
 
     def share(self, value: float) -> float | None:
-        """A number from 0 to 1, or None outside.
+        """Return a number from 0 to 1, or None outside.
 
         >>> band = Band(1.0, 2.0, 3.0, 5.0)
         >>> [band.share(value) for value in (0.9, 1.0, 1.25, 2.0, 3.0, 4.0, 5.0, 5.1)]
@@ -76,7 +76,7 @@ class Score:
 
 
 def score_parts(rules: Rules, parts: tuple[str, str], source: str = "", faithfulness: float = 0.0) -> Score:
-    """Score of two parts: 0 to 3, plus up to ``faithfulness``.
+    """Return the score of two parts: 0 to 3, plus up to ``faithfulness``.
 
     Args:
         rules: bounds and bands.

@@ -117,7 +117,7 @@ MADE_TEXTS = {
 
 
 def make_text(family: str, rng: Random) -> dict[str, Any]:
-    """A text of a family, under ``text``, and the choices that it was made of, under ``choices``.
+    """Return a text of a family, under ``text``, and the choices that it was made of, under ``choices``.
 
     >>> made = make_text("arxiv", Random(1))
     >>> made["text"].startswith(f"We study {made['choices']['task']}.")
@@ -129,6 +129,6 @@ def make_text(family: str, rng: Random) -> dict[str, Any]:
 
 
 def demonstrate(family: str, choices: Mapping[str, str]) -> tuple[str, str]:
-    """The two parts that earn the highest score on the text made of these choices."""
+    """Return the two parts that earn the highest score on the text made of these choices."""
     first, second = MADE_TEXTS[family][2]
     return first.format_map(choices), second.format_map(choices)

@@ -77,7 +77,7 @@ for _category, _phrases in TRANSITIONS.items():
 
 
 def content_words(text: str) -> frozenset[str]:
-    """The different words of a text in lower case, without stop words.
+    """Return the different words of a text in lower case, without stop words.
 
     >>> sorted(content_words("The cat, the CAT and a dog's tail"))
     ['cat', 'dog', 'tail']

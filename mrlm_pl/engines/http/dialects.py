@@ -62,7 +62,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
-        """The request for one sample of at most ``limit`` tokens.
+        """Return the request for one sample of at most ``limit`` tokens.
 
         Raises:
             EngineError: the context cannot be sent.
@@ -70,7 +70,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def read(self, reply: Any, request: SampleRequest) -> Drawn:
-        """The tokens of a reply.
+        """Return the tokens of a reply.
 
         Raises:
             ConfigurationError: it has no token ids or log-probabilities.
@@ -87,11 +87,11 @@ class Dialect(ABC):
         return []
 
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The request for a sample with the two most probable tokens of each position in its reply."""
+        """Return the request for a sample with the two most probable tokens of each position in its reply."""
         raise NotImplementedError
 
     def spread(self, reply: Any) -> float:
-        """How much more probable the first token's most probable choice is than its second, in nats."""
+        """Return the log-probability gap between the first token's two most probable choices, in nats."""
         raise NotImplementedError
 
     def updated(self, reply: Any) -> None:
@@ -103,7 +103,7 @@ class Dialect(ABC):
 
 
 def _drawing(request: SampleRequest) -> dict[str, Any]:
-    """How tokens are drawn, in the words that vLLM and SGLang share."""
+    """Return the sampling parameters that vLLM and SGLang share."""
     sampling = request.sampling
     return {
         "temperature": sampling.temperature,
@@ -252,7 +252,7 @@ def _part(reply: Any, key: str | int) -> Any:
 
 
 def read_reply(dialect: Dialect, reply: Any, request: SampleRequest) -> Drawn:
-    """The tokens of a reply, whatever it may be.
+    """Return the tokens of a reply, whatever it may be.
 
     Raises:
         RemoteError: it is not of the protocol.
@@ -265,7 +265,7 @@ def read_reply(dialect: Dialect, reply: Any, request: SampleRequest) -> Drawn:
 
 
 def ended_by_stop(drawn: Drawn, request: SampleRequest) -> bool:
-    """Whether a stop token of the request ends the tokens.
+    """Return whether a stop token of the request ends the tokens.
 
     Raises:
         EngineError: one stands before the end, or another token ended them.

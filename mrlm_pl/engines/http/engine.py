@@ -116,7 +116,7 @@ class OpenAICompatible(Engine):
         return replace(self._stats)
 
     def reports_logprobs(self, policy: str) -> bool:
-        """Whether samples have log-probabilities that can be trained on: not those of ``transformers serve``."""
+        """Return whether samples have log-probabilities that can be trained on: not those of ``transformers serve``."""
         return self.dialect.reports_logprobs
 
     def precision(self, policy: str) -> str | None:
@@ -139,7 +139,7 @@ class OpenAICompatible(Engine):
         return self._terms.concurrency
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        """One :class:`~mrlm_pl.engines.base.Sample` per request, in order; all are under way at the same time.
+        """Return one :class:`~mrlm_pl.engines.base.Sample` per request, in order; all are under way at the same time.
 
         Generation stops at the server's context window with finish reason ``length``.
 
@@ -197,7 +197,7 @@ class OpenAICompatible(Engine):
         return await self._replicas.ask(self.dialect.path, body, f"policy {request.policy!r}", read)
 
     def _limit(self, request: SampleRequest, facts: ServerFacts) -> int:
-        """Tokens that may be sampled for a request."""
+        """Return tokens that may be sampled for a request."""
         if not request.token_ids:
             raise EngineError(f"a request for policy {request.policy!r} has an empty context; give at least one token")
         if facts.window is None:
@@ -328,7 +328,7 @@ class OpenAICompatible(Engine):
         raise RemoteError(f"policy {policy!r}: no server answers: {problem}; start one, or check the URL")
 
     async def _probes(self, policy: str) -> dict[str, Drawn]:
-        """What each server that answers samples for the request of :func:`check_weights`, by URL."""
+        """Return the samples of :func:`check_weights`'s request, by the URL of each server that answers."""
         request, facts, found = probe_request(policy), await self._known(), {}
         body = self.dialect.body(request, self._model_of(policy, facts), request.sampling.max_tokens, 0)
         for replica in self._replicas.all:
@@ -341,7 +341,7 @@ class OpenAICompatible(Engine):
         return found
 
     async def _known(self) -> ServerFacts:
-        """What is known of the servers, which is asked for once."""
+        """Return the servers' description, which is requested once."""
         if self._facts is None:
             await self._ready_anywhere("")
         assert self._facts is not None
@@ -383,14 +383,14 @@ class OpenAICompatible(Engine):
         return self._model or only_model(models, "", self._replicas.targets)
 
     def _model_of(self, policy: str, facts: ServerFacts) -> str:
-        """The name that requests for a policy give the model."""
+        """Return the name that requests for a policy give the model."""
         served = self._policies.get(policy)
         if self.dialect.name == "transformers" and served is not None and served.folder:
             return served.folder
         return self._model or only_model(facts.models, policy, self._replicas.targets)
 
     def window(self, policy: str) -> int | None:
-        """How many tokens a row can have; None as long as no server was asked, or where it does not say."""
+        """Return how many tokens a row can have; None as long as no server was asked, or where it does not say."""
         return None if self._facts is None else self._facts.window
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class ServerFacts:
 async def check_server(
     replicas: Replicas, replica: Replica, dialect: Dialect, choose: Callable[[tuple[str, ...]], str]
 ) -> ServerFacts:
-    """The facts of a server, which takes token ids and gives them back with their log-probabilities.
+    """Return the facts of a server, which takes token ids and gives them back with their log-probabilities.
 
     Args:
         replicas: whose connections are used.
@@ -113,7 +113,7 @@ class _Asked:
         self.dialect.read(await self._reply(request), request)
 
     async def is_scaled(self) -> bool:
-        """Whether doubling the temperature halves the distance between log-probabilities."""
+        """Return whether doubling the temperature halves the distance between log-probabilities."""
         for context in PROBES:
             at_one = self.dialect.spread(await self._reply(_request(context), probe=True))
             if at_one > CLEAR:
@@ -122,7 +122,7 @@ class _Asked:
         return False
 
     async def is_cut(self) -> bool:
-        """Whether the only token that top-k leaves has probability 1."""
+        """Return whether the only token that top-k leaves has probability 1."""
         request = _request(PROBES[0], top_k=1)
         return self.dialect.read(await self._reply(request), request).logprobs[0] > -1e-4
 
@@ -138,7 +138,7 @@ def _request(context: tuple[int, ...], **sampling: Any) -> SampleRequest:
 
 
 def only_model(models: tuple[str, ...], policy: str, targets: str) -> str:
-    """The server's model of the policy's name, else its only one.
+    """Return the server's model of the policy's name, else its only one.
 
     Raises:
         ConfigurationError: it has several others, or none.
@@ -187,7 +187,7 @@ def check_can_hand_over(
 
 
 def probe_request(policy: str) -> SampleRequest:
-    """A request whose answer :func:`check_weights` compares."""
+    """Return a request whose answer :func:`check_weights` compares."""
     return SampleRequest(PROBES[0], policy, 0, Sampling(temperature=0.0, max_tokens=PROBE_TOKENS))
 
 

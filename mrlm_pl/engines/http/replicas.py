@@ -158,7 +158,7 @@ class Replicas:
         return ", ".join(replica.url for replica in self.all)
 
     async def ask(self, path: str, body: dict[str, Any], whom: str, read: Callable[[Any, Replica], Any]) -> Any:
-        """What ``read`` makes of the answer of whichever server answers first.
+        """Send a request to the servers in turn; return the first answer, parsed by ``read``.
 
         Args:
             path: of the request, a POST.
@@ -218,7 +218,7 @@ class Replicas:
     async def once(
         self, replica: Replica, path: str, body: dict[str, Any] | None, whom: str, seconds: float | None = None
     ) -> Any:
-        """The JSON of one answer; without a body, of a GET.
+        """Return the JSON of one answer; without a body, of a GET.
 
         Raises:
             PassingError: the server cannot be reached, is late, or has too much to do.
@@ -261,7 +261,7 @@ class Replicas:
         return min(free, key=lambda item: (not item.doubtful, item.busy), default=None)
 
     def _pause(self, now: float) -> float:
-        """Seconds until a server may be asked again."""
+        """Return seconds until a server may be asked again."""
         waking = min((item.rests_until for item in self.all if item.rests_until > now), default=now)
         return max(waking - now, 0.05) * _jitter.uniform(1.0, 1.2)
 
@@ -292,7 +292,7 @@ def _checked_url(url: str) -> str:
 
 
 def _message(text: str) -> str:
-    """What a server says in its error, however it is wrapped."""
+    """Return the message in a server's error reply."""
     try:
         found = json.loads(text)
     except json.JSONDecodeError:
@@ -332,7 +332,7 @@ def share_of(urls: Sequence[str], place: int, places: int) -> list[str]:
 
 
 def is_of_own_machine(url: str) -> bool:
-    """Whether every machine calls a server of its own by this URL.
+    """Return whether every machine calls a server of its own by this URL.
 
     >>> [is_of_own_machine(f"http://{host}:1") for host in ("localhost", "127.0.1.1", "[::1]", "10.0.0.1", "a")]
     [True, True, True, False, False]
@@ -345,7 +345,7 @@ def is_of_own_machine(url: str) -> bool:
 
 
 def claim_of(url: str) -> str:
-    """What a worker of this machine has to itself with a server: the same words wherever it is the same server."""
+    """Return the claim of a worker of this machine on a server: equal for the same server."""
     if not is_of_own_machine(url):
         return f"the server {url}"
     return f"the server at port {urlsplit(url).port} of {socket.gethostname()}"

@@ -78,7 +78,7 @@ class TransformersDialect(Dialect):
 
 
 def dialect_of(name: str, tokenizer: str | None) -> Dialect:
-    """The dialect of that name; the one of text takes a tokenizer, which is a folder or hub id.
+    """Return the dialect of that name; the one of text takes a tokenizer, which is a folder or hub id.
 
     Raises:
         ConfigurationError: there is none, or the tokenizer is missing or too much.
@@ -131,7 +131,7 @@ class TextCodec:
         self._special |= {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """The text that the served tokenizer reads as exactly these ids, special tokens that it adds included.
+        """Return the text that the served tokenizer reads as exactly these ids, special tokens that it adds included.
 
         Raises:
             EngineError: there is none.

@@ -41,7 +41,7 @@ class Checked(NamedTuple):
 
 
 def cache_use(model: GenericModel) -> Checked:
-    """The fastest use of the model's cache that gives the logits of the model without a cache.
+    """Return the fastest use of the model's cache that gives the logits of the model without a cache.
 
     Contexts of unequal length are fed, and then a few tokens, while rows are copied and dropped. The logits must be
     those of each row alone, without cache and padding, up to rounding. Padded rows are tried first, then rows of equal
@@ -159,7 +159,7 @@ class _Rows:
         return 0.0 if error <= self._tolerance else error
 
     def _compared(self, rows: Sequence[Sequence[int]], logits: Tensor) -> str | None:
-        """What is wrong with the logits [B, V] after these rows; None where they are right up to rounding."""
+        """Return the fault of the logits [B, V] after these rows; None if they are right up to rounding."""
         for row, found in zip(rows, logits, strict=True):
             error = _error(found, self._expected(tuple(row)))
             if not error <= self._tolerance:
@@ -178,5 +178,5 @@ class _Rows:
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
-    """How far logits [V] are from others, up to a constant, relative to the spread of the latter."""
+    """Return the distance of logits [V] from others, up to a constant, relative to the spread of the latter."""
     return float((found.float() - expected).std() / expected.std().clamp(min=1e-30))

@@ -93,7 +93,7 @@ class ContinuousEngine(EngineWrapper):
         self._runner: asyncio.Task[None] | None = None
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        """One sample per request, in order; see :meth:`Engine.sample`.
+        """Return one sample per request, in order; see :meth:`Engine.sample`.
 
         Raises:
             EngineError: what the engine raises for the batch that a request was in.
@@ -162,7 +162,7 @@ class ContinuousEngine(EngineWrapper):
 
     @property
     def busy_seconds(self) -> float:
-        """How long the engine has been asked for samples until now; any thread may ask."""
+        """Seconds during which the engine has had requests; any thread may read it."""
         seconds, since = self._busy  # a tuple, so that both are of the same moment
         return seconds if since is None else seconds + time.perf_counter() - since
 

@@ -137,7 +137,7 @@ class InProcessEngine(Engine):
         return generic
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        """One :class:`~mrlm_pl.engines.base.Sample` per request, in order.
+        """Return one :class:`~mrlm_pl.engines.base.Sample` per request, in order.
 
         Generation stops at the model's context window with finish reason ``length``.
 
@@ -157,7 +157,7 @@ class InProcessEngine(Engine):
 
     @property
     def holds_weights(self) -> bool:
-        """Whether the engine has a copy of the weights."""
+        """True if the engine has a copy of the weights."""
         return self._own_weights
 
     @property
@@ -166,16 +166,16 @@ class InProcessEngine(Engine):
         return True
 
     def window(self, policy: str) -> int | None:
-        """How many tokens a row of the policy can have; None while it is not loaded or where the model has no bound."""
+        """Return the longest context of the policy in tokens; None while it is not loaded or if it is unbounded."""
         loaded = self._loaded.get(policy)
         return None if loaded is None else loaded.window
 
     def precision(self, policy: str) -> str | None:
-        """The ``dtype``; see :meth:`Engine.precision`."""
+        """Return the ``dtype``; see :meth:`Engine.precision`."""
         return None if self._dtype is None else str(self._dtype).removeprefix("torch.")
 
     def compute_during(self, start: Callable[[], Future[T]]) -> T:
-        """The result of the future that ``start`` gives; until then this thread does the work of :meth:`sample`.
+        """Return the result of the future that ``start`` gives; until then this thread does the work of :meth:`sample`.
 
         With a second computing thread, OpenMP keeps two teams of threads, more than there are cores, and puts them to
         sleep after every operation: generation beside training took 1.6 times as long on two cores.
@@ -213,7 +213,7 @@ class InProcessEngine(Engine):
         return Sample(tuple(out.token_ids), tuple(out.logprobs), out.finish_reason, version, self.name)
 
     def _limit(self, request: SampleRequest) -> int:
-        """Tokens that may be sampled for a request."""
+        """Return tokens that may be sampled for a request."""
         loaded = self._loaded.get(request.policy)
         if loaded is None:
             known = ", ".join(sorted(self._loaded)) or "none"

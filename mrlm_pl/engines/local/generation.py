@@ -61,7 +61,7 @@ def generate(
     stats: EngineStats,
     given_up: threading.Event,
 ) -> list[Generated]:
-    """One :class:`Generated` per request, in order; all requests name the same policy.
+    """Return one :class:`Generated` per request, in order; all requests name the same policy.
 
     Args:
         backend: the policy's model.
@@ -107,7 +107,7 @@ def generate(
 
 
 def _distinct_contexts(requests: Sequence[SampleRequest], sessions: SessionCache) -> tuple[list[Context], list[int]]:
-    """The distinct contexts, and the indices of the requests in the order of the contexts' rows."""
+    """Return the distinct contexts, and the indices of the requests in the order of the contexts' rows."""
     members: dict[tuple[int, ...], list[int]] = {}
     for r, request in enumerate(requests):
         members.setdefault(request.token_ids, []).append(r)

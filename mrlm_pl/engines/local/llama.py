@@ -206,7 +206,7 @@ def _row_major_if_few(h: Tensor) -> Tensor:
 
 
 def _chunks(contexts: Sequence[Context], device: torch.device) -> Iterator[list[int]]:
-    """Indices of contexts to prefill together: fresh apart from resumed, similar in length, bounded in tokens."""
+    """Yield indices of contexts to prefill together: fresh apart from resumed, similar in length, bounded in tokens."""
     most = _PREFILL_TOKENS_CPU if device.type == "cpu" else _PREFILL_TOKENS_ACCELERATOR
     new = [len(context.token_ids) - context.cached for context in contexts]
     order = sorted(range(len(contexts)), key=lambda j: (contexts[j].cached > 0, new[j]))
@@ -326,7 +326,7 @@ class DecoderRows(Rows):
         return x.reshape(-1, self._width, heads, group, size).transpose(1, 2).flatten(2, 3)
 
     def _by_row(self, x: Tensor) -> Tensor:
-        """The inverse of :meth:`_by_context`."""
+        """Return the inverse of :meth:`_by_context`."""
         contexts, heads, _, size = x.shape
         x = x.view(contexts, heads, self._width, -1, size).transpose(1, 2).flatten(0, 1)
         return x if self._slots is None else x[self._slots]
@@ -344,7 +344,7 @@ class DecoderRows(Rows):
         self._arrange()
 
     def states(self, row: int, length: int) -> Tensor:
-        """A copy of the keys and values of a row's first ``length`` tokens."""
+        """Return a copy of the keys and values of a row's first ``length`` tokens."""
         context = self._contexts[row]
         own = length - self._lengths[context]
         first = self._shared[:, :, context, :, : self._lengths[context]]

@@ -53,7 +53,7 @@ def uniforms(seeds: Sequence[int], count: int, offsets: Sequence[int] | None = N
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """One token per row and its natural-log probability under the distribution it was drawn from.
+    """Return one token per row and its natural-log probability under the distribution it was drawn from.
 
     The distribution is ``softmax(logits / temperature)`` cut to the ``top_k`` most probable tokens, then to the
     smallest set of those whose renormalised mass reaches ``top_p``, and renormalised over what is kept. Temperature 0

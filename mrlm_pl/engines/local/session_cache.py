@@ -20,7 +20,7 @@ class _Entry:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of equal tokens at the start of both.
+    """Return the number of equal tokens at the start of both.
 
     >>> common_prefix((5, 6, 7), (5, 6, 8, 9))
     2

@@ -37,7 +37,7 @@ class CacheUse(NamedTuple):
 
     @property
     def cached(self) -> bool:
-        """Whether there is a cache."""
+        """True if there is a cache."""
         return bool(self.select)
 
 
@@ -178,12 +178,12 @@ class GenericModel(Backend):
         return logits, Part(self, token_ids, cache, mask)
 
     def _known(self, context: Context) -> int:
-        """How many tokens of a context have states that can be used."""
+        """Return how many tokens of a context have states that can be used."""
         beyond = self.boundary is not None and len(context.token_ids) > self.boundary
         return context.cached if self.use.sessions and not beyond else 0
 
     def _resumed(self, contexts: Sequence[Context], cached: Sequence[int]) -> DynamicCache:
-        """A cache that holds the states of each context's first ``cached`` tokens, right-aligned."""
+        """Return a cache that holds the states of each context's first ``cached`` tokens, right-aligned."""
         example = next(context.states for context in contexts if context.states is not None)
         layers, _, heads, _, size = example.shape
         width = max(cached)

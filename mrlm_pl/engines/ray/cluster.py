@@ -52,7 +52,7 @@ class RayCluster:
 
     @property
     def started_here(self) -> bool:
-        """Whether the Ray is this process's own."""
+        """True if this process started Ray."""
         return bool(self._connection.started_here)
 
     def reserve(self, bundles: Sequence[dict[str, float]], strategy: Strategy, seconds: float) -> None:
@@ -98,7 +98,7 @@ class RayCluster:
         return self._gpus
 
     def actor(self, cls: type, bundle: int, arguments: Sequence[Any], calls: int, resources: dict[str, float]) -> Any:
-        """A new actor of the class in a reserved bundle; it has not answered yet.
+        """Return a new actor of the class in a reserved bundle; it has not answered yet.
 
         Raises:
             EngineError: the cluster is gone.
@@ -132,11 +132,11 @@ class RayCluster:
             self.kill(actor)
 
     def call(self, actor: Any, method: str, *arguments: Any) -> Future[Any]:
-        """The future of what a method of an actor returns; its error is one for :meth:`translated`."""
+        """Return the future of what a method of an actor returns; its error is one for :meth:`translated`."""
         return getattr(actor, method).remote(*arguments).future()
 
     def wait(self, future: Future[Any], seconds: float, who: str, does: str) -> Any:
-        """The result of a :meth:`call`.
+        """Return the result of a :meth:`call`.
 
         Raises:
             WorkerLostError: the actor is dead, or did not answer in time.
@@ -154,7 +154,7 @@ class RayCluster:
             raise self.translated(error, who, does) from error
 
     def translated(self, error: Exception, who: str, does: str) -> Exception:
-        """An error of Ray as ours: what the actor raised, or that it is lost, or that the cluster is.
+        """Return an error of Ray as ours: what the actor raised, or that it is lost, or that the cluster is.
 
         Raises:
             EngineError: the cluster is gone.
@@ -196,7 +196,7 @@ class WorkerLostError(EngineError):
 
 
 def _beyond(bundles: Sequence[Mapping[str, float]], total: Mapping[str, float]) -> str:
-    """What the bundles want in all and there is less of, in words; empty where there is enough.
+    """Return the resources that the bundles need and the cluster lacks, in words; empty if there are enough.
 
     >>> _beyond([{"CPU": 1.0, "GPU": 1.0}] * 2, {"CPU": 8.0, "GPU": 1.0})
     '2 GPU (there are 1)'

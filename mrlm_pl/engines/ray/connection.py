@@ -234,7 +234,7 @@ class RayConnection:
         return any(process.poll() is not None for process in self._own)
 
     def broken(self) -> bool:
-        """Whether a process that was started here has ended, or the head takes no connection."""
+        """Return whether a process that was started here has ended, or the head takes no connection."""
         if self._ended():
             return True
         host, _, port = str(self.address).rpartition(":")
@@ -274,7 +274,7 @@ class RayConnection:
 
 
 def _own_folder() -> tuple[Path, IO[str]]:
-    """A new folder for Ray's files and the lock that says that it is used; those of killed runs are removed."""
+    """Return a new folder for Ray's files and the lock that says that it is used; those of killed runs are removed."""
     for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_LOCK}"):
         with contextlib.suppress(OSError), old.open("a") as lock:  # somebody else's, or in use
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

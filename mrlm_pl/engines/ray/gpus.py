@@ -26,7 +26,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def room_for_workers(visible: Sequence[str], learner: LearnerPlace, share: bool = False) -> dict[str, float]:
-    """How much of each GPU the workers of one process may have, in the order in which they are given away.
+    """Return the share of each GPU that the workers of one process may use, in order of assignment.
 
     The GPUs that the learner does not use are parted evenly between its processes on the machine.
 
@@ -58,7 +58,7 @@ class GpuLedger:
         self._lock = threading.Lock()
 
     def take(self, workers: int, each: float, room: Mapping[str, float]) -> list[tuple[str, ...]]:
-        """Ids of the GPUs of each worker: the first that have room.
+        """Return ids of the GPUs of each worker: the first that have room.
 
         Args:
             workers: how many want some.
@@ -103,7 +103,7 @@ class GpuTeller:
     """Runs in a bundle of Ray's and tells which GPUs it has."""
 
     async def gpus(self) -> list[str]:
-        """Their ids."""
+        """Return their ids."""
         import ray
 
         return [str(item) for item in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
@@ -133,12 +133,12 @@ def wrong_reservation(reserved: Sequence[str], learner: LearnerPlace, visible: S
 
 
 def comparable(ids: Sequence[str]) -> bool:
-    """Whether ids of GPUs are of one kind, numbers or UUIDs."""
+    """Return whether ids of GPUs are of one kind, numbers or UUIDs."""
     return len({item.isdigit() for item in ids}) <= 1
 
 
 def shared_gpu(worker: Mapping[str, Any], host: str, learner: LearnerPlace, visible: Sequence[str]) -> str | None:
-    """The GPU that a worker has and the learner computes on, or None.
+    """Return the GPU that a worker has and the learner computes on, or None.
 
     Args:
         worker: its ``host`` and ``gpus``.

@@ -36,7 +36,7 @@ class Worker:
     place: int
     name: str
     actor: Any
-    about: dict[str, Any]  # what it says about itself
+    about: dict[str, Any]  # its answer to ``describe``
     models: dict[str, int] = field(default_factory=dict)  # number of the skeleton that it has built, by policy
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # checksums of the tensors that it has, by policy
     versions: dict[str, int] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class WorkerGroup:
     Ray starts with the first :meth:`load`. A worker that is lost is replaced and filled with the current weights.
 
     Args:
-        kind: what the pool is called in messages.
+        kind: the pool's name in messages.
         make: the class of a worker, a :class:`~mrlm_pl.engines.ray.workers.FilledWorker`, and the arguments of its
             constructor, from its place and its GPUs (see there).
         workers, address, resources, transfer, deadlines, replacements: see :class:`~mrlm_pl.engines.RayPool`.
@@ -131,7 +131,7 @@ class WorkerGroup:
                 self.replace(worker, reason)
 
     def answer(self, model: str) -> Any:
-        """What the workers said when they switched to the weights of a model; None while there are none."""
+        """Return the workers' answer to their switch to the weights of a model; None before the first."""
         return self._served[model].answer if model in self._served else None
 
     def __contains__(self, model: str) -> bool:
@@ -254,7 +254,7 @@ class WorkerGroup:
     # Workers.
 
     def _open(self, weights: nn.Module) -> None:
-        """Start what is not started yet."""
+        """Start Ray, the workers and the sender, unless they run."""
         if self.cluster is not None:
             self.cluster.check()  # calls may still be answered for a while after the head has died
             return
@@ -285,7 +285,7 @@ class WorkerGroup:
             raise
 
     def _to_reserve(self) -> PoolResources:
-        """What Ray is asked for; where it is this process's own, the workers' GPUs are chosen here."""
+        """Return the resources to reserve; in a Ray of this process, choose the workers' GPUs."""
         own = self.resources
         self._gpus = [None if own.gpus else ""] * self.count
         if not self.cluster.started_here:
@@ -387,13 +387,13 @@ class WorkerGroup:
 
 
 class OfWorkers:
-    """What an engine and a reference have in common that work through a group of workers."""
+    """Common part of an engine and a reference that work through a group of workers."""
 
     _group: WorkerGroup
 
     @property
     def replaced(self) -> int:
-        """How many workers were replaced."""
+        """Number of workers that were replaced."""
         return self._group.replaced
 
     def meet_learner(self, place: LearnerPlace) -> None:
@@ -413,7 +413,7 @@ def check_claims(claims: Mapping[str, Sequence[str]]) -> None:
     """Nothing, where no two workers have the same.
 
     Args:
-        claims: what the engine of each worker said in :meth:`~mrlm_pl.engines.base.Engine.join_pool`, by its name.
+        claims: the answer of each worker's engine to :meth:`~mrlm_pl.engines.base.Engine.join_pool`, by its name.
 
     Raises:
         ConfigurationError: two of them have something in common, or other processes have pools with the same.

@@ -96,19 +96,19 @@ class RayPool(OfWorkers, Engine):
 
     @property
     def takes_pieces(self) -> bool:
-        """Whether the workers' engine takes ``offset`` and ``piece``; known after the first :meth:`load`."""
+        """True if the workers' engine takes ``offset`` and ``piece``; valid after the first :meth:`load`."""
         return bool(self._group.workers) and self._group.workers[0].about["takes_pieces"]
 
     def window(self, policy: str) -> int | None:
-        """How many tokens a row of the policy can have, as the workers' engine says; None while it is not loaded."""
+        """Return the longest context of the workers' engine in tokens; None while the policy is not loaded."""
         return self._said(policy).get("window")
 
     def reports_logprobs(self, policy: str) -> bool:
-        """What the workers' engine says; True while the policy is not loaded."""
+        """Ask the workers' engine; True while the policy is not loaded."""
         return bool(self._said(policy).get("reports_logprobs", True))
 
     def precision(self, policy: str) -> str | None:
-        """What the workers' engine says; None while the policy is not loaded."""
+        """Ask the workers' engine; None while the policy is not loaded."""
         return self._said(policy).get("precision")
 
     def _said(self, policy: str) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class RayPool(OfWorkers, Engine):
     # Requests.
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        """One sample per request, in order; see :meth:`Engine.sample`. Their engine is ``ray_pool/WORKER``.
+        """Return one sample per request, in order; see :meth:`Engine.sample`. Their engine is ``ray_pool/WORKER``.
 
         Raises:
             EngineError: what a worker's engine raises; or too many workers were lost, or the cluster is.
@@ -135,7 +135,7 @@ class RayPool(OfWorkers, Engine):
             self._spreading.done(places)
 
     async def _ask(self, place: int, requests: list[SampleRequest]) -> list[Sample]:
-        """The samples of a place, from as many workers after each other as it takes."""
+        """Return the samples of a place, from as many workers after each other as it takes."""
         while True:
             worker = self._group.workers[place]
             try:
@@ -163,7 +163,7 @@ class RayPool(OfWorkers, Engine):
 
     @property
     def stats(self) -> list[Any]:
-        """What the engine of each worker has counted since the worker was started; see :attr:`Engine.stats`.
+        """Counters of each worker's engine since the worker was started; see :attr:`Engine.stats`.
 
         Raises:
             WorkerLostError: a worker does not answer.
@@ -200,7 +200,7 @@ class Spreading:
         self._lock = threading.Lock()
 
     def place(self, requests: Sequence[SampleRequest]) -> list[int]:
-        """The place of each request; :meth:`done` is to be called with them when they have been answered.
+        """Return the place of each request; :meth:`done` is to be called with them when they have been answered.
 
         A session stays where it was first. Other requests go where the fewest requests and then the fewest sessions
         are; those with the same context keep together, so that it is computed once, up to an even share of the call.

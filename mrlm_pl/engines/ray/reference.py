@@ -88,7 +88,7 @@ class RayReference(OfWorkers, Reference):
         return flat.view(rows.token_ids.shape)
 
     def _loaded(self, policy: Policy) -> str:
-        """Name of the policy's initial weights in the workers, which have them."""
+        """Return the name of the policy's initial weights in the workers, which have them."""
         held = next(policy.network.parameters())
         dtype = held.dtype  # of a trainer that computes in one precision throughout
         self._group.learner = self._group.learner or LearnerPlace.of(held.device)
@@ -112,7 +112,7 @@ class RayReference(OfWorkers, Reference):
         return passes
 
     def _ask(self, method: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """What the workers answer to these calls, in order; each has one call at a time."""
+        """Return the workers' answers in the order of the calls; each worker has one call at a time."""
         group, does = self._group, "compute log-probabilities for the learner, which waits for them"
         waiting, answers = deque(range(len(calls))), dict[int, Any]()
         under_way: dict[Future[Any], tuple[Worker, int, float]] = {}

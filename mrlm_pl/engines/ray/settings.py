@@ -47,7 +47,7 @@ class PoolResources:
                 )
 
     def in_own_ray(self) -> PoolResources:
-        """What a Ray that is started here reserves: it knows of no GPUs."""
+        """Return the resources to reserve in a Ray that is started here, which manages no GPUs."""
         return replace(self, gpus=0.0, learner_gpus=0.0)
 
     @property
@@ -56,7 +56,7 @@ class PoolResources:
         return {"CPU": self.cpus or (0.0 if self.gpus else 0.001), "GPU": self.gpus}
 
     def bundles(self, workers: int, learner_host: str) -> list[dict[str, float]]:
-        """What is reserved for the workers, and last for the learner if anything is."""
+        """Return the bundles of the workers, then that of the learner if it has one."""
         own = [self.worker] * workers
         if self.learner_cpus or self.learner_gpus:
             own.append({"CPU": self.learner_cpus, "GPU": self.learner_gpus, f"node:{learner_host}": 0.001})
@@ -83,7 +83,7 @@ class WeightTransfer:
         at_least(ALIGNMENT, "transfer.", bucket_bytes=self.bucket_bytes)
 
     def between(self, learner: LearnerPlace, resources: PoolResources) -> Transport:
-        """The transport from the learner to workers with these resources."""
+        """Return the transport from the learner to workers with these resources."""
         apart = bool(learner.devices) and resources.gpus >= 1 and not resources.share_learner_gpus
         return self.transport or ("nccl" if apart else "gloo")
 

@@ -50,7 +50,7 @@ class FilledWorker(ABC):
         self._changed = asyncio.Condition()
 
     async def close(self) -> None:
-        """Free what the worker has, before it is ended."""
+        """Free the worker's resources before it ends."""
 
     @abstractmethod
     def use(self, policy: str, model: Any, version: int) -> Any:
@@ -167,13 +167,13 @@ class PoolWorker(FilledWorker):
         }
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        """One sample per request; see :meth:`~mrlm_pl.engines.base.Engine.sample`."""
+        """Return one sample per request; see :meth:`~mrlm_pl.engines.base.Engine.sample`."""
         async with self.call():
             samples = await self._engine.sample(requests)
         return [replace(sample, engine=self._name) for sample in samples]
 
     async def stats(self) -> Any:
-        """What the engine has counted."""
+        """Return the engine's counters."""
         return self._engine.stats
 
     async def close(self) -> None:

@@ -58,7 +58,7 @@ class Invitation:
     sending: int = 0
 
     def key(self, rank: int, what: str) -> str:
-        """Where in the store something from (rank 0) or about (the others) a member is."""
+        """Return the store's key for data from (rank 0) or about (other ranks) a member."""
         return f"members/{self.group}/{what}/{rank}"
 
 
@@ -102,7 +102,7 @@ class WeightSender:
         )
 
     def invite_again(self, invitation: Invitation) -> Invitation:
-        """An invitation to the next sending in the same group, in which nothing has failed so far."""
+        """Return an invitation to the next sending in the same group, in which nothing has failed so far."""
         return replace(invitation, sending=next(self._numbers))
 
     def send(
@@ -153,7 +153,7 @@ class WeightSender:
         self._gate = None
 
     def _gather(self, invitation: Invitation, check: Callable[[], None]) -> Any:
-        """The process group, once all receivers are connected.
+        """Return the process group, once all receivers are connected.
 
         Connecting to a member that has died takes long, so nobody begins before all have come.
         """
@@ -172,7 +172,7 @@ class WeightSender:
         return group
 
     def _wait_for(self, invitation: Invitation, rank: int, what: str, check: Callable[[], None]) -> str:
-        """What a receiver has put into the store."""
+        """Return the value that a receiver has put into the store."""
         key, deadline = invitation.key(rank, what), time.monotonic() + invitation.seconds
         while not self._address.check([key]):
             check()
@@ -256,7 +256,7 @@ class WeightReceiver:
         self._groups: dict[str, tuple[Any, Any]] = {}
 
     def receive(self, invitation: Invitation, rank: int, manifest: Manifest) -> Staged:
-        """What the sender sends, whole and checked; blocks until it is there.
+        """Receive and verify the sender's tensors; blocks until they have arrived.
 
         Args:
             invitation: from the sender.
@@ -317,7 +317,7 @@ def _device(transport: Transport) -> torch.device:
 
 
 def _connected(store: Any, invitation: Invitation, rank: int) -> Any:
-    """The process group of an invitation as a receiver sees it, when the sender has seen that all have come."""
+    """Return the process group of an invitation as a receiver sees it, when the sender has seen that all have come."""
     store.set(invitation.key(rank, "here"), "")
     begin, deadline = invitation.key(0, "begin"), time.monotonic() + invitation.seconds
     while not store.check([begin]):
@@ -347,7 +347,7 @@ def _put(queue: SimpleQueue[Any], function: Callable[..., Any], *arguments: Any)
 
 
 def _join(store: Any, invitation: Invitation, rank: int) -> Any:
-    """The process group of an invitation, once all its members are there."""
+    """Return the process group of an invitation, once all its members are there."""
     timeout = timedelta(seconds=invitation.seconds)
     prefixed = dist.PrefixStore(invitation.group, store)
     if invitation.transport == "gloo":

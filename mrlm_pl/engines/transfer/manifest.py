@@ -56,12 +56,12 @@ class Manifest:
             yield start, min(start + self.bucket_bytes, self.total)
 
     def at(self, byte: int) -> str:
-        """Name of the tensor that byte of the stream belongs to."""
+        """Return the name of the tensor that byte of the stream belongs to."""
         return next((item.name for item in self.tensors if byte < item.start + item.size), "the end")
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes ``[N]`` of a tensor: its own memory where that is contiguous."""
+    """Return the bytes ``[N]`` of a tensor: its own memory where that is contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -122,11 +122,11 @@ class Snapshot:
         return {name: kept.checksum for name, kept in self._kept.items()}
 
     def __getitem__(self, name: str) -> Tensor:
-        """The bytes ``[N]`` of a tensor."""
+        """Return the bytes ``[N]`` of a tensor."""
         return self._kept[name].data
 
     def missing(self, held: Iterable[Mapping[str, int]], bucket_bytes: int) -> Manifest:
-        """The manifest of the tensors that not all of the receivers have.
+        """Return the manifest of the tensors that not all of the receivers have.
 
         Args:
             held: for each receiver, the checksums of the tensors that it has.

@@ -58,14 +58,14 @@ class Skeleton:
 
 
 def structure(module: nn.Module) -> tuple[Any, ...]:
-    """What a skeleton depends on: equal as long as one rebuilt earlier can take the module's tensors."""
+    """Return a module's structure: equal as long as a skeleton rebuilt earlier can take its tensors."""
     shapes = [(name, tuple(item.shape), item.dtype, item.requires_grad) for name, item in module.named_parameters()]
     buffers = [(name, tuple(item.shape), item.dtype) for name, item in module.named_buffers()]
     return id(module), tuple(shapes), tuple(buffers)
 
 
 def rebuild(data: bytes, device: torch.device) -> tuple[Any, dict[str, Tensor]]:
-    """The module of a skeleton and its tensors by name, all on ``device`` and without memory yet.
+    """Return the module of a skeleton and its tensors by name, all on ``device`` and without memory yet.
 
     Parameters require a gradient where those of the original did: an engine sees by that which weights are trained.
     """

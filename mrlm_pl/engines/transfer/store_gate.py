@@ -108,7 +108,7 @@ class StoreGate:
 
 
 def reached_store(host: str, port: int, secret: str, seconds: float) -> dist.TCPStore:
-    """The store behind a gate.
+    """Return the store behind a gate.
 
     Raises:
         RuntimeError: the gate does not answer, or does not know the secret.

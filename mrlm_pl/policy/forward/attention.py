@@ -45,7 +45,7 @@ class _Block:
         return states.unflatten(0, (len(self.lengths), self.width))
 
     def flattened(self, states: Tensor) -> Tensor:
-        """The inverse of `batched`."""
+        """Return the inverse of `batched`."""
         states = states.flatten(0, 1)
         return states if self.uniform else states.index_select(0, self._real)
 
@@ -157,7 +157,7 @@ def packed_attention_forward(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function in the form that transformers calls.
+    """Return the attention function in the form that transformers calls.
 
     Query is [1, heads, N, dim], the result [1, N, heads, dim].
 
@@ -230,7 +230,7 @@ class ForwardSwitches:
 
 
 def _exchange(values: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
-    """The previous values of these (owner, attribute, value) triples, which are set."""
+    """Return the previous values of these (owner, attribute, value) triples, which are set."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in values]
     for owner, name, value in values:
         setattr(owner, name, value)

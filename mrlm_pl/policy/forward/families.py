@@ -39,7 +39,7 @@ class ForwardPath(NamedTuple):
 
 
 def forward_path(model: nn.Module) -> ForwardPath:
-    """The path that `token_logprobs.token_logprobs` takes for this model, with the reason.
+    """Return the path that `token_logprobs.token_logprobs` takes for this model, with the reason.
 
     Raises:
         PolicyError: the model is a PEFT wrapper that puts virtual tokens before the prompt.
@@ -86,7 +86,7 @@ def rope_boundary(config: Any) -> int | None:
 
 
 def base_model(model: nn.Module) -> Any:
-    """The transformers model inside a PEFT wrapper, or ``model`` itself."""
+    """Return the transformers model inside a PEFT wrapper, or ``model`` itself."""
     wrapper: Any = model
     return wrapper.get_base_model() if hasattr(model, "get_base_model") else model
 

@@ -19,7 +19,7 @@ _CHUNK_ELEMENTS_ACCELERATOR = 2**27
 
 
 def default_chunk_size(vocabulary: int, device: torch.device) -> int:
-    """Number of tokens whose logits are held at once for a vocabulary of this size; at least 1.
+    """Return the number of tokens whose logits are held at once for a vocabulary of this size; at least 1.
 
     >>> default_chunk_size(32768, torch.device("cpu"))
     512

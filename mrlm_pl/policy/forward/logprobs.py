@@ -113,7 +113,7 @@ def _evaluate(
     noise_seed: int | None = None,
     **options: Unpack[RowOptions],
 ) -> Tensor:
-    """What is wanted of every token, [1 to 3, B, T]."""
+    """Return the requested values of every token, [1 to 3, B, T]."""
     planned, max_tokens = forward_passes(model, token_ids, lengths, action_mask, **options), options.get("max_tokens")
     B, T = token_ids.shape
     path = forward_path(model)
@@ -144,7 +144,7 @@ def _evaluate(
 
 
 def _idle_pass(model: nn.Module, wanted: Wanted, recompute: bool) -> Tensor:
-    """A number (0-dim) that depends on all weights, from the shortest row that there is."""
+    """Return a number (0-dim) that depends on all weights, from the shortest row that there is."""
     device = next(model.parameters()).device
     mask = torch.tensor([[False, True]])
     plan = RowPlan(torch.zeros(1, 2, dtype=torch.int64), mask, None)

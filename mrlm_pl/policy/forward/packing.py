@@ -46,7 +46,7 @@ class ForwardInputs:
     attention_mask: Tensor | None = None
 
     def to(self, device: torch.device | str) -> ForwardInputs:
-        """A copy on another device."""
+        """Return a copy on another device."""
         tensors: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
@@ -85,7 +85,7 @@ class RowPlan:
         return [RowPlan(self.token_ids, mask, self._labels) for mask in masks if mask.any()]
 
     def packed(self, max_tokens: int | None, device: torch.device) -> list[ForwardInputs]:
-        """The rows as packed rows of at most ``max_tokens`` tokens, or a single longer one each."""
+        """Return the rows as packed rows of at most ``max_tokens`` tokens, or a single longer one each."""
         tree = RowTree.of(self.token_ids, self.fed_lengths, self._labels)
         return [self._pack(tree, leaves, device) for leaves in tree.chunks(max_tokens)]
 
@@ -157,7 +157,7 @@ def _described(levels: Sequence[Sequence[Segment]]) -> Segments:
 
 
 def _places(levels: Sequence[Sequence[Segment]], stop: Tensor, shift: Tensor, leaf: Tensor, position: Tensor) -> Tensor:
-    """Where in the packed row [n] the tokens at these positions [n] of the n-th leaves are.
+    """Return the places in the packed row [n] of the tokens at these positions [n] of the n-th leaves.
 
     Args:
         levels: the pieces of the packed row; the last ones are those of the leaves.

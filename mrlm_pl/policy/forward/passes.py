@@ -61,7 +61,7 @@ class ForwardPass(NamedTuple):
     temperature: Tensor | None
 
     def to(self, device: torch.device | str) -> ForwardPass:
-        """A copy on another device."""
+        """Return a copy on another device."""
         temperature = None if self.temperature is None else self.temperature.to(device)
         return ForwardPass(self.inputs.to(device), temperature)
 
@@ -115,7 +115,7 @@ class Wanted(NamedTuple):
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def stack(self, log_probs: Tensor, entropy: Tensor | None, hidden: Callable[[], Tensor]) -> Tensor:
-        """All that is wanted about n tokens as rows [1 to 3, n]."""
+        """Return all that is wanted about n tokens as rows [1 to 3, n]."""
         rows = [log_probs] if entropy is None else [log_probs, entropy]
         if self.value_head is not None:
             rows.append(self.values(hidden()).to(log_probs.dtype))
@@ -125,14 +125,14 @@ class Wanted(NamedTuple):
 def forward_along(
     path: ForwardPath,
 ) -> Callable[[nn.Module, ForwardInputs, Tensor | None, Wanted, int | None], Tensor]:
-    """What makes a pass along this path; its last argument is the seed of the noise, None for none."""
+    """Return the function of a pass along this path; its last argument is the seed of the noise, None for none."""
     return _model_logits if path.name == "logits" else _chunked_logits
 
 
 def row_chunks(
     model: nn.Module, plan: RowPlan, path: ForwardPath, max_tokens: int | None, device: torch.device
 ) -> list[ForwardInputs]:
-    """The inputs of every forward pass.
+    """Return the inputs of every forward pass.
 
     A token with more tokens before it than the model's `rope_boundary` is predicted by another rotary embedding than
     the tokens before the boundary, as when it was sampled: each side has forward passes of its own.
@@ -161,7 +161,7 @@ def _noise(seed: int | None, device: torch.device) -> Iterator[None]:
 def _chunked_logits(
     model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: Wanted, seed: int | None
 ) -> Tensor:
-    """What is wanted of n tokens, [1 to 3, n]; the output head is replaced by the chunked one.
+    """Return the requested values of n tokens, [1 to 3, n]; the output head is replaced by the chunked one.
 
     The model is called as a whole, not its decoder and head one after the other, because sharding gathers the
     parameters of the outermost module in that call.
@@ -205,7 +205,7 @@ def _replaced_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) ->
 def _model_logits(
     model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: Wanted, seed: int | None
 ) -> Tensor:
-    """What is wanted of n tokens, [1 to 3, n], from the logits that the model computes itself."""
+    """Return the requested values of n tokens, [1 to 3, n], from the logits that the model computes itself."""
     width = inputs.input_ids.shape[1]
     base = base_model(model)
     first = int((inputs.predictors % width).min())

@@ -53,7 +53,7 @@ class RowTree:
 
     @classmethod
     def of(cls, token_ids: Tensor, fed_lengths: Sequence[int], labels: Tensor | None) -> RowTree:
-        """The tree of rows [B, T] of which the first ``fed_lengths`` tokens count; rows with 0 are left out.
+        """Return the tree of rows [B, T] of which the first ``fed_lengths`` tokens count; rows with 0 are left out.
 
         Rows share nothing unless ``labels`` [B] says that they have the same label. Labels stay in the order of their
         longest rows: neighbours of similar length waste the least padding inside the attention.
@@ -123,7 +123,7 @@ class RowTree:
     def _parted(
         self, ends: Sequence[int], read: Sequence[int], max_tokens: int, most_read: int
     ) -> tuple[int, list[range]]:
-        """The cheapest chunks within bounds, and what they cost in tokens that are computed again.
+        """Return the cheapest chunks within bounds, and what they cost in tokens that are computed again.
 
         Args:
             ends: for each leaf, and the end, how many tokens the leaves before it compute in one chunk.
@@ -155,7 +155,7 @@ class RowTree:
         return best[leaves], found[::-1]
 
     def segments(self, leaves: range) -> tuple[list[list[Segment]], list[Segment]]:
-        """The shared segments of some consecutive leaves, by level, and what each leaf computes by itself."""
+        """Return the shared segments of some consecutive leaves, by level, and what each leaf computes by itself."""
         levels: list[list[Segment]] = []
         own = []
         due: list[tuple[int, int, int, tuple[int, ...]]] = [(leaves.start, leaves.stop, 0, ())]

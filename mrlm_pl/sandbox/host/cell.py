@@ -87,7 +87,7 @@ class Cell:
         self.close()
 
     def request(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """The child's reply.
+        """Return the child's reply.
 
         Args:
             message: what is asked.
@@ -105,7 +105,7 @@ class Cell:
             raise
 
     def output(self) -> tuple[str, bool]:
-        """What was printed since the last call, and whether a part was thrown away."""
+        """Return the text printed since the last call, and whether a part of it was discarded."""
         with suppress(CellEndedError):  # enough to end it: the rest may be endless, and is left to the next request
             while self._out_open and self._take_output():
                 pass

@@ -89,7 +89,7 @@ class ServerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can open cells for this process."""
+        """True if the server can open cells for this process."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     def open(self, settings: CellSettings, descriptors: list[int]) -> threading.Event:
@@ -109,7 +109,7 @@ class ServerProcess:
         return ended
 
     def next_number(self) -> int:
-        """A number for the next cell."""
+        """Return a number for the next cell."""
         return next(self._numbers)
 
     def kill(self, number: int, ended: threading.Event) -> None:
@@ -138,7 +138,7 @@ class ServerProcess:
                 self._link.send(json.dumps({"kill": number}).encode())
 
     def folder_of(self, number: int) -> str:
-        """The private folder of a cell; empty where it lives in memory."""
+        """Return the private folder of a cell; empty where it lives in memory."""
         return f"{self._folder}/{number}" if self._folder else ""
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ _lock = threading.Lock()
 
 
 def server(level: Isolation, packages: tuple[str, ...] = ()) -> ServerProcess:
-    """The server of this process for a level and packages, started when there is none.
+    """Return the server of this process for a level and packages, started when there is none.
 
     Raises:
         SandboxError: the machine does not offer the level, or a package cannot be loaded.
@@ -209,7 +209,7 @@ def server(level: Isolation, packages: tuple[str, ...] = ()) -> ServerProcess:
 
 
 def _folder_of(package: str) -> str:
-    """The folder that a package of this interpreter is installed in.
+    """Return the folder that a package of this interpreter is installed in.
 
     Raises:
         ConfigurationError: it is not installed, or is no package of a file system.
@@ -222,7 +222,7 @@ def _folder_of(package: str) -> str:
 
 
 def strongest() -> tuple[Isolation, dict[Isolation, str]]:
-    """The strongest level that this machine offers, and why each stronger one is not.
+    """Return the strongest level that this machine offers, and why each stronger one is not.
 
     Raises:
         SandboxError: not even limits can be set.

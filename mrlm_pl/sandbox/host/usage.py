@@ -16,7 +16,7 @@ _BLOCK = 512
 
 
 def family(process: int) -> Iterator[int]:
-    """A process and all that descend from it."""
+    """Yield a process and all that descend from it."""
     waiting = [process]
     while waiting:
         current = waiting.pop()
@@ -28,7 +28,7 @@ def family(process: int) -> Iterator[int]:
 
 
 def resident(process: int) -> int:
-    """Bytes of memory that are a process's own."""
+    """Return bytes of memory that are a process's own."""
     try:
         with open(f"/proc/{process}/statm") as file:
             _, pages, shared, *_ = map(int, file.read().split())
@@ -50,7 +50,7 @@ class DiskUse:
         self._hidden: set[tuple[str, int]] = set()
 
     def look(self, processes: Iterable[int]) -> tuple[int, int]:
-        """Bytes on disk, and number of files in the folder.
+        """Return bytes on disk, and number of files in the folder.
 
         Args:
             processes: those of the cell.
@@ -74,7 +74,7 @@ class DiskUse:
 
 
 def open_without_name(process: int) -> dict[tuple[int, int], int]:
-    """Bytes on disk of the files that a process has open and that no folder holds, by device and inode.
+    """Return bytes on disk of the files that a process has open and that no folder holds, by device and inode.
 
     Raises:
         OSError: the process is gone, or may not be looked into.
@@ -110,7 +110,7 @@ def mapped_without_name(process: int, folder: str) -> set[int]:
 
 
 def tree_size(path: str) -> tuple[int, int]:
-    """Bytes on disk and number of files below a folder.
+    """Return bytes on disk and number of files below a folder.
 
     Counting stops at ``MAX_COUNTED`` files, which a tree of more than ``MAX_DEPTH`` folders in each other counts as.
     """
@@ -122,7 +122,7 @@ def tree_size(path: str) -> tuple[int, int]:
 
 
 def _size(folder: int, depth: int) -> tuple[int, int]:
-    """The same of an open folder, which is closed."""
+    """Return the same of an open folder, which is closed."""
     size = count = 0
     try:
         with os.scandir(folder) as entries:

@@ -88,7 +88,7 @@ class _Child:
         return encode(self.namespace[request["name"]](*arguments, **named), self._keep)
 
     def use(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What tests do with the program's objects."""
+        """Carry out an action of the tests on the program's objects."""
         self.objects = self.objects or Objects(self.namespace)
         return self.objects.use(request)
 
@@ -133,7 +133,7 @@ class _Child:
         return os.waitstatus_to_exitcode(raw) if found else SHELL_TIMED_OUT
 
     def pack(self, request: dict[str, Any]) -> str:
-        """All that is in folders, as a text."""
+        """Return all that is in folders, as a text."""
         return pack(request["roots"])
 
     def unpack(self, request: dict[str, Any]) -> None:

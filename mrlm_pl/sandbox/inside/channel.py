@@ -51,7 +51,7 @@ class Channel:
         self._oversized = oversized
 
     def receive(self) -> dict[str, Any]:
-        """The next request; the process ends where there will be none."""
+        """Return the next request; the process ends where there will be none."""
         while b"\n" not in self._buffer:
             chunk = self._read(self._requests, 65536)
             if not chunk:

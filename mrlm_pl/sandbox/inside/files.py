@@ -91,7 +91,7 @@ class Files:
 
 
 def pack(roots: Iterable[str]) -> str:
-    """All that is in folders, as a text: folders, files, links and pipes, with their modes and times.
+    """Return all that is in folders, as a text: folders, files, links and pipes, with their modes and times.
 
     Raises:
         ValueError: the files hold more than ``MAX_PACKED_BYTES``.

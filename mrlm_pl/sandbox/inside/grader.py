@@ -29,7 +29,7 @@ class CandidateError(Exception):
 
 
 def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
-    """Number of tests that passed and that were run, and whether an error ended them early.
+    """Return the number of tests that passed and that were run, and whether an error ended them early.
 
     Args:
         channel: on which calls of the candidate are asked for and answered.
@@ -156,7 +156,7 @@ class _CountAsserts(ast.NodeTransformer):
 
 
 def raised(text: str, kind: Any, arguments: Sequence[Any] | None = None) -> Exception:
-    """The error of a call, as the built-in class that tests may expect, else as :class:`CandidateError`.
+    """Return the error of a call, as the built-in class that tests may expect, else as :class:`CandidateError`.
 
     Args:
         text: what it says.
@@ -189,7 +189,7 @@ def _refuse(value: Any) -> Opaque:
 
 
 def unbound_names(tests: str) -> set[str]:
-    """Names that code reads but neither defines, imports nor finds among the built-ins.
+    """Return names that code reads but neither defines, imports nor finds among the built-ins.
 
     >>> unbound_names("import math\\nassert area(2) == math.pi * 4")
     {'area'}
@@ -201,12 +201,12 @@ def unbound_names(tests: str) -> set[str]:
 
 
 def bound_names(code: str) -> set[str]:
-    """Names that code defines, imports or assigns, wherever in it."""
+    """Return names that code defines, imports or assigns, wherever in it."""
     return bound_by(ast.walk(ast.parse(code)))
 
 
 def bound_by(nodes: Iterable[ast.AST]) -> set[str]:
-    """Names that nodes of a syntax tree define, import or assign."""
+    """Return names that nodes of a syntax tree define, import or assign."""
     bound: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):

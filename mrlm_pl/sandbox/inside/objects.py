@@ -54,11 +54,11 @@ class Objects:
         return {**reply, "files": self._files.changed(), "shared": self._shared.changed()}
 
     def _received(self, data: Any, number: int | None) -> Any:
-        """An argument: the container of a number, where the tests got it from here."""
+        """Return an argument: the container of a number, where the tests got it from here."""
         return decode(data, self.recall) if number is None else self._kept[number]
 
     def _hold(self, value: Any) -> int | None:
-        """The number of a container, of which the tests have a copy from now on; None of other values."""
+        """Return the number of a container, of which the tests have a copy from now on; None of other values."""
         if type(value) not in KINDS:
             return None
         number = self.keep(value).number
@@ -66,14 +66,14 @@ class Objects:
         return number
 
     def keep(self, value: Any) -> Opaque:
-        """The mention of an object, the same one each time."""
+        """Return the mention of an object, the same one each time."""
         number = self._numbers.setdefault(id(value), len(self._kept))
         if number == len(self._kept):
             self._kept.append(value)
         return Opaque(number, type(value).__name__)
 
     def recall(self, mention: Opaque) -> Any:
-        """The object of a mention."""
+        """Return the object of a mention."""
         return self._kept[mention.number]
 
     def _perform(self, action: str, arguments: list[Any], named: dict[str, Any]) -> Any:

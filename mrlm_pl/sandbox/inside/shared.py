@@ -23,7 +23,7 @@ class Shared:
         self._held: dict[int, tuple[Any, Any]] = {}
 
     def hold(self, number: int, container: Any) -> Any:
-        """The copy that is held under the number: an earlier one with the content of this one, or this one."""
+        """Return the copy that is held under the number: an earlier one with the content of this one, or this one."""
         held = self._held.pop(number, (container, None))[0]
         if held is not container:
             update(held, container)
@@ -34,11 +34,11 @@ class Shared:
         return held
 
     def number_of(self, value: Any) -> int | None:
-        """The number under which a container is held; None of anything else."""
+        """Return the number under which a container is held; None of anything else."""
         return next((number for number, (container, _) in self._held.items() if container is value), None)
 
     def changed(self) -> list[Any]:
-        """Number and data of each container that changed since the last look."""
+        """Return the number and data of each container that changed since the last look."""
         changes = []
         for number, (container, data) in self._held.items():
             now = self._encode(container)

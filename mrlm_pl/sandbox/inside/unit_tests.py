@@ -79,7 +79,7 @@ class _Program:
         self._remote = type("Remote", (Remote,), {"__slots__": (), "__hash__": object.__hash__, **methods})
 
     def ask(self, action: str, arguments: Sequence[Any], named: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
-        """What an action gives.
+        """Run an action and return its result.
 
         Raises:
             CandidateGone: the program's process is gone.
@@ -110,11 +110,11 @@ class _Program:
         raise StopIteration if action == "__next__" and answer["ok"]["raised"]["kind"] == "StopIteration" else error
 
     def _passed(self, value: Any) -> list[Any]:
-        """A value as data, and its number where it is a container that the program has a copy of."""
+        """Return a value as data, and its number where it is a container that the program has a copy of."""
         return [encode(value, self._mention), self._shared.number_of(value)]
 
     def _read(self, reply: Any, given: list[Any]) -> tuple[Any, Exception | None]:
-        """The value of an answer, or the error; containers and files become what the program made of them."""
+        """Return the value of an answer, or the error; containers and files become what the program made of them."""
         for number, value in zip(reply["held"], given, strict=True):
             if type(value) in KINDS and type(number) is int:
                 self._shared.hold(number, value)
@@ -169,7 +169,7 @@ class _Result(unittest.TestResult):
 
 
 def grade_unit_tests(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
-    """Number of tests that passed and of all tests, and the first fault.
+    """Return the number of tests that passed and of all tests, and the first fault.
 
     Args:
         channel: on which actions of the program are asked for and answered.

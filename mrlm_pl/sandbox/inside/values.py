@@ -84,7 +84,7 @@ def encode(value: Any, keep: Callable[[Any], Opaque], depth: int = 0) -> Any:
 
 
 def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
-    """The value that :func:`encode` was given.
+    """Return the value that :func:`encode` was given.
 
     Args:
         data: JSON-like data.

@@ -31,7 +31,7 @@ class Isolation(IntEnum):
 
     @classmethod
     def of(cls, name: str) -> Isolation:
-        """The level of a name.
+        """Return the level of a name.
 
         Raises:
             KeyError: there is no such level.

@@ -28,7 +28,7 @@ libc.syscall.restype = ctypes.c_long
 
 
 def checked(result: int, what: str) -> int:
-    """The result of a call of libc.
+    """Return the result of a call of libc.
 
     Raises:
         OSError: it is negative; with the error number and what was tried.
@@ -40,7 +40,7 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(number: int, *arguments: Any) -> int:
-    """The result of a system call by number.
+    """Return the result of a system call by number.
 
     Raises:
         OSError: it failed, or this machine's numbers are not known.
@@ -103,7 +103,7 @@ def become_user(uid: int) -> None:
 
 
 def has_capability(number: int) -> bool:
-    """Whether a capability is in effect in this process."""
+    """Return whether a capability is in effect in this process."""
     header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION, 0), 8)
     sets = ctypes.create_string_buffer(24)
     syscall(_CAPGET, header, sets)

@@ -20,7 +20,7 @@ _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 
 
 def version() -> int:
-    """The kernel's version of Landlock, 0 where there is none."""
+    """Return the kernel's version of Landlock, 0 where there is none."""
     try:
         return syscall(_CREATE, None, 0, 1)
     except OSError:

@@ -118,11 +118,11 @@ class RemoteEnvironment(Environment, proxy=True):
         return self._described
 
     def tasks(self, split: str) -> TaskSource:
-        """The server's tasks, read as they are needed; see :meth:`Environment.tasks`."""
+        """Return the server's tasks, read as they are needed; see :meth:`Environment.tasks`."""
         return RemoteTasks(self, split)
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
-        """The tools of the episode that is under way."""
+        """Return the tools of the episode that is under way."""
         return self._tools.get(agent, ())
 
     async def reset(self, task: Task) -> Observations:  # type: ignore[override] # async versions are accepted
@@ -224,7 +224,7 @@ class RemoteEnvironment(Environment, proxy=True):
             self._dropped()
 
     def _ask(self, method: str, request: Any) -> Any:
-        """The reply of the first server that gives one."""
+        """Return the reply of the first server that gives one."""
         return submit(self._asked(method, request)).result()
 
     async def _asked(self, method: str, request: Any) -> Any:
@@ -287,7 +287,7 @@ _reached: dict[Address, tuple[bool, float]] = {}
 
 
 async def _on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine on the connections' loop, awaited on whatever loop this is."""
+    """Return the result of a coroutine on the connections' loop, awaited on whatever loop this is."""
     return await asyncio.wrap_future(submit(coroutine))
 
 
@@ -296,7 +296,7 @@ async def _pass_over(place: Address) -> None:
 
 
 async def _reaches(worker: Address, session: str) -> bool:
-    """Whether the network leads to a worker and its session; asked once in a while."""
+    """Return whether the network leads to a worker and its session; asked once in a while."""
     known, asked = _reached.get(worker, (False, -math.inf))
     now = asyncio.get_running_loop().time()
     if not known and now - asked > ASK_AGAIN_SECONDS:

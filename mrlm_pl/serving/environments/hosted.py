@@ -43,7 +43,7 @@ class Offer:
         self._sources: dict[tuple[str, str, str], TaskSource] = {}
 
     def template(self, name: str, settings: Mapping[str, Any]) -> Environment:
-        """The environment of a name with a client's settings, made once; blocks while it is made.
+        """Return the environment of a name with a client's settings, made once; blocks while it is made.
 
         Raises:
             UnknownEnvironmentError: there is none of that name.
@@ -66,7 +66,7 @@ class Offer:
             return found
 
     def source(self, name: str, settings: Mapping[str, Any], split: str) -> TaskSource:
-        """The tasks of a split; blocks while data is read.
+        """Return the tasks of a split; blocks while data is read.
 
         Raises:
             UnknownEnvironmentError: there is no environment of that name.
@@ -81,7 +81,7 @@ class Offer:
         return source
 
     def names(self) -> str:
-        """The names, for messages."""
+        """Return the names, for messages."""
         return ", ".join(sorted(self.factories))
 
     def _make(self, name: str, settings: Mapping[str, Any]) -> Environment:

@@ -16,7 +16,7 @@ Code = grpc.StatusCode
 
 
 def refusal_of(error: BaseException) -> RefusalError:
-    """The status and the text with which an error is told: its class and what it says."""
+    """Return the status and the text with which an error is told: its class and what it says."""
     text = f"{type(error).__name__}: {error}"[:2000]
     if isinstance(error, RefusalError):
         return error
@@ -36,6 +36,6 @@ def refusal_of(error: BaseException) -> RefusalError:
 
 
 def refused(operation: pb.Operation, error: BaseException) -> pb.Result:
-    """The result of an operation that raised an error."""
+    """Return the result of an operation that raised an error."""
     refusal = refusal_of(error)
     return pb.Result(id=operation.id, code=refusal.code.value[0], message=refusal.reason)

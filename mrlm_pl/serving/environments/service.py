@@ -99,7 +99,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
     # The requests, however they arrive.
 
     async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
-        """A new session, or the one that was opened with the same key and has made no turn yet."""
+        """Return a new session, or the one that was opened with the same key and has made no turn yet."""
         if not request.key:
             return await self._open(request)
         if len(request.key) > MAX_KEY_CHARACTERS:
@@ -113,7 +113,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         return await asyncio.shield(opened)
 
     async def step(self, request: pb.StepRequest) -> pb.StepReply:
-        """The answer to a turn; the same turn again has the same answer, whether it is under way or done."""
+        """Return the answer to a turn; the same turn again has the same answer, whether it is under way or done."""
         session = self.sessions.find(request.session)
         if session.busy is not None and request.turn == session.turn:
             return await asyncio.shield(session.busy)
@@ -244,7 +244,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         return reply
 
     def _failed(self, session: Session, error: Exception) -> Exception:
-        """What to raise for a turn that was not made; whatever it has done, it must not do it twice."""
+        """Return the error of a turn that failed; a turn with side effects must not be repeated."""
         if isinstance(error, (EnvironmentContractError, QueueFullError)):
             return error  # nothing was done, so the turn may be asked for again
         session.failure = refusal_of(error)
@@ -389,7 +389,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         return pb.Result(id=operation.id, **{kind: reply})
 
     def _result_at_once(self, operation: pb.Operation) -> pb.Result | None:
-        """The result of a step that takes no waiting; None of any other operation."""
+        """Return the result of a step that takes no waiting; None of any other operation."""
         if operation.WhichOneof("request") != "step":
             return None
         try:

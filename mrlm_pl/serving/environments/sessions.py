@@ -65,11 +65,11 @@ class Session:
         self.touched = time.monotonic()
 
     def lease_left(self) -> float:
-        """Seconds until it expires; a session that is busy does not."""
+        """Return seconds until it expires; a session that is busy does not."""
         return self.lease_seconds if self.busy is not None else self.touched + self.lease_seconds - time.monotonic()
 
     def described(self) -> pb.SessionDescription:
-        """What others may see of it: a digest stands for the id, as the id is enough to step and close it."""
+        """Describe it for others: a digest stands for the id, because the id is enough to step and close it."""
         return pb.SessionDescription(
             session=hashlib.sha256(self.id.encode()).hexdigest()[:DIGEST_DIGITS],
             environment=self.name,
@@ -105,7 +105,7 @@ class SessionTable:
         return iter(list(self._live.values()))
 
     def new_id(self) -> str:
-        """An id that no session had or will have; it begins with the worker's, where there is one."""
+        """Return an id that no session had or will have; it begins with the worker's, where there is one."""
         return f"{self.prefix}{secrets.token_urlsafe(16)}"
 
     def add(self, session: Session) -> None:
@@ -114,11 +114,11 @@ class SessionTable:
         self.opened_total += 1
 
     def get(self, identifier: str) -> Session | None:
-        """The session, if it is live."""
+        """Return the session, if it is live."""
         return self._live.get(identifier)
 
     def find(self, identifier: str) -> Session:
-        """The session, its lease renewed.
+        """Return the session, its lease renewed.
 
         Raises:
             UnknownSessionError: there is none.

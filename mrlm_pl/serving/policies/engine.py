@@ -44,7 +44,7 @@ class RemoteEngine(Engine):
         self.seconds = seconds
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        """One sample per request; see :meth:`Engine.sample`.
+        """Return one sample per request; see :meth:`Engine.sample`.
 
         Raises:
             EngineError: the server refuses the requests.
@@ -72,7 +72,7 @@ class RemoteEngine(Engine):
         return "unknown"
 
     def policies(self) -> dict[str, str]:
-        """Name of the model behind each policy of the server.
+        """Return the name of the model behind each policy of the server.
 
         Raises:
             RemoteError: the server cannot be reached.
@@ -80,7 +80,7 @@ class RemoteEngine(Engine):
         return {name: item.model for name, item in self.described().items()}
 
     def described(self) -> dict[str, pb.PolicyDescription]:
-        """What the server tells of each of its policies.
+        """Return the server's description of each of its policies.
 
         Raises:
             RemoteError: the server cannot be reached.

@@ -26,7 +26,7 @@ KEY_VARIABLE = "MRLM_API_KEY"
 
 
 def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
-    """The engine, or one that asks servers for the policies that are ``served_by`` one.
+    """Return the engine, or one that asks servers for the policies that are ``served_by`` one.
 
     Args:
         engine: of all other policies.
@@ -58,7 +58,7 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
 
 
 def _over_http(name: str, place: str, policy: Policy) -> OpenAICompatible:
-    """The engine of a policy that an OpenAI-compatible server has, which is checked."""
+    """Return the engine of a policy that an OpenAI-compatible server has, which is checked."""
     dialect, _, url = place.rpartition("+")
     engine = OpenAICompatible(
         url,

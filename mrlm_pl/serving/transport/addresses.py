@@ -31,7 +31,7 @@ _gone: dict[Address, asyncio.Task[None]] = {}
 def addresses_of(
     address: str | list[str], token_file: str | None, identity: Identity, message_mb: int = 16
 ) -> tuple[Address, ...]:
-    """The addresses of a client's servers, each once.
+    """Return the addresses of a client's servers, each once.
 
     Args:
         address: ``HOST:PORT`` of a server, or of several.
@@ -47,7 +47,7 @@ def addresses_of(
 
 
 def in_turn(addresses: Sequence[Address]) -> list[Address]:
-    """All addresses, each time beginning with the next; those that are gone come last."""
+    """Return all addresses, each time beginning with the next; those that are gone come last."""
     first = next(_turns) % len(addresses)
     turned = [*addresses[first:], *addresses[:first]]
     return sorted(turned, key=is_gone)
@@ -98,7 +98,7 @@ async def first_answer(
 
 
 def is_gone(address: Address) -> bool:
-    """Whether a server was gone when it was last asked."""
+    """Return whether a server was gone when it was last asked."""
     asking = _gone.get(address)
     return asking is not None and not asking.done()
 

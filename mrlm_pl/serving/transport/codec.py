@@ -16,7 +16,7 @@ MAX_DEPTH = 29  # messages of a level are three deep, nine are around them, and 
 
 
 def to_value(value: Any) -> pb.Value:
-    """A JSON-like value, or bytes, with its exact type. Tuples become lists, as in JSON.
+    """Return a JSON-like value, or bytes, with its exact type. Tuples become lists, as in JSON.
 
     Raises:
         RemoteError: a value of another type, a mapping with keys that are no text, or nesting beyond ``MAX_DEPTH``.
@@ -68,7 +68,7 @@ def _fill_map(message: pb.Map, mapping: Mapping[str, Any], depth: int) -> None:
 
 
 def from_value(value: pb.Value) -> Any:
-    """The value that :func:`to_value` was given.
+    """Return the value that :func:`to_value` was given.
 
     Raises:
         RemoteError: the message says of no kind.
@@ -91,14 +91,14 @@ def from_value(value: pb.Value) -> Any:
 
 
 def to_map(mapping: Mapping[str, Any]) -> pb.Map:
-    """A mapping from texts to values, in its order."""
+    """Return a mapping from texts to values, in its order."""
     message = pb.Map()
     _fill_map(message, mapping, 0)
     return message
 
 
 def from_map(mapping: pb.Map) -> dict[str, Any]:
-    """The mapping that :func:`to_map` was given.
+    """Return the mapping that :func:`to_map` was given.
 
     Raises:
         RemoteError: a key comes twice, or a value is malformed.
@@ -107,7 +107,7 @@ def from_map(mapping: pb.Map) -> dict[str, Any]:
 
 
 def to_message(message: Message) -> pb.Message:
-    """A chat message."""
+    """Return a chat message."""
     calls = [
         pb.ToolCall(id=_encodable(call.id), name=_encodable(call.name), arguments=to_map(call.arguments))
         for call in message.tool_calls
@@ -122,7 +122,7 @@ def to_message(message: Message) -> pb.Message:
 
 
 def from_message(message: pb.Message) -> Message:
-    """The chat message that :func:`to_message` was given.
+    """Return the chat message that :func:`to_message` was given.
 
     Raises:
         RemoteError: its role is unknown.
@@ -149,7 +149,7 @@ def to_observations(observations: Observations) -> list[pb.AgentMessages]:
 
 
 def from_observations(observations: Sequence[pb.AgentMessages]) -> dict[str, tuple[Message, ...]]:
-    """The observations that :func:`to_observations` was given."""
+    """Return the observations that :func:`to_observations` was given."""
     pairs = [(item.agent, tuple(from_message(message) for message in item.messages)) for item in observations]
     return _unique(pairs, "the agent")
 
@@ -160,7 +160,7 @@ def to_actions(actions: Mapping[str, Message]) -> list[pb.AgentAction]:
 
 
 def from_actions(actions: Sequence[pb.AgentAction]) -> dict[str, Message]:
-    """The decisions that :func:`to_actions` was given.
+    """Return the decisions that :func:`to_actions` was given.
 
     Raises:
         RemoteError: an agent comes twice, or a message is malformed.
@@ -169,14 +169,14 @@ def from_actions(actions: Sequence[pb.AgentAction]) -> dict[str, Message]:
 
 
 def to_task(task: Task) -> pb.Task:
-    """A task."""
+    """Return a task."""
     return pb.Task(
         environment=task.environment, split=task.split, index=task.index, seed=str(task.seed), data=to_map(task.data)
     )
 
 
 def from_task(task: pb.Task) -> Task:
-    """The task that :func:`to_task` was given.
+    """Return the task that :func:`to_task` was given.
 
     Raises:
         RemoteError: its seed is no integer.
@@ -197,12 +197,12 @@ def to_tools(tools: Sequence[ToolSchema]) -> list[pb.ToolSchema]:
 
 
 def from_tools(tools: Sequence[pb.ToolSchema]) -> tuple[ToolSchema, ...]:
-    """The schemas that :func:`to_tools` was given."""
+    """Return the schemas that :func:`to_tools` was given."""
     return tuple(ToolSchema(tool.name, tool.description, from_map(tool.parameters)) for tool in tools)
 
 
 def to_step(session: str, turn: int, step: Step) -> pb.StepReply:
-    """A step's answer."""
+    """Return a step's answer."""
     return pb.StepReply(
         session=session,
         turn=turn,
@@ -218,7 +218,7 @@ def to_step(session: str, turn: int, step: Step) -> pb.StepReply:
 
 
 def from_step(reply: pb.StepReply) -> Step:
-    """The step that :func:`to_step` was given."""
+    """Return the step that :func:`to_step` was given."""
     return Step(
         observations=from_observations(reply.observations),
         rewards=from_map(reply.rewards),
@@ -232,7 +232,7 @@ def from_step(reply: pb.StepReply) -> Step:
 
 
 def _unique(pairs: Sequence[tuple[str, T]], what: str) -> dict[str, T]:
-    """The pairs as a mapping, in their order."""
+    """Return the pairs as a mapping, in their order."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
@@ -249,7 +249,7 @@ def _decimal(value: int) -> str:
 
 
 def _encodable(text: str) -> str:
-    """The text itself; halves of characters, which UTF-8 cannot carry, are replaced."""
+    """Return the text itself; halves of characters, which UTF-8 cannot carry, are replaced."""
     try:
         text.encode()
     except UnicodeEncodeError:

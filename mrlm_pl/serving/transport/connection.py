@@ -127,7 +127,7 @@ class Connection:
         self._stubs: dict[Callable[[Any], Any], Any] = {}
 
     async def operation(self, timeout: float, **request: Any) -> Any:
-        """The reply to an operation, such as ``step=StepRequest(...)``.
+        """Return the reply to an operation, such as ``step=StepRequest(...)``.
 
         Raises:
             StatusError: it was refused, the server is gone, or there was no answer in time.
@@ -165,7 +165,7 @@ class Connection:
     async def of(
         self, service: Callable[[Any], Any], method: str, request: Any, timeout: float, wait: bool = True
     ) -> Any:
-        """The reply of a method of any service, which is named by its class of stubs.
+        """Return the reply of a method of any service, which is named by its class of stubs.
 
         Raises:
             StatusError: as for :meth:`operation`.
@@ -180,7 +180,7 @@ class Connection:
             raise StatusError(error.code(), text) from error
 
     def join(self, reports: AsyncIterator[pb.WorkerReport]) -> AsyncIterator[pb.WorkerOrder]:
-        """A controller's answers to a worker's reports."""
+        """Return a controller's answers to a worker's reports."""
         return environment_pb2_grpc.ControllerServiceStub(self._channel).Join(reports, metadata=self._metadata)
 
     @property
@@ -240,7 +240,7 @@ class Connection:
         self._largest = smaller_size(self.address.message_bytes, await stream.initial_metadata())
 
     async def _requests(self, streams: list[Any]) -> AsyncIterator[pb.BatchRequest]:
-        """All that is unanswered, then whatever comes, in batches, until the stream has ended.
+        """Yield all that is unanswered, then whatever comes, in batches, until the stream has ended.
 
         An error in it would make the library format a traceback in this thread, which disturbs a compilation that goes
         on in another one (CPython 3.11, issue 106905).
@@ -351,7 +351,7 @@ def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 async def connection(address: Address) -> Connection:
-    """The connection to an address; to be awaited on the loop of :func:`submit`."""
+    """Return the connection to an address; to be awaited on the loop of :func:`submit`."""
     connections = _shared().connections
     if address not in connections:
         connections[address] = Connection(address)
@@ -381,7 +381,7 @@ async def _close_all(process: _Process) -> None:
 
 
 def client_name() -> str:
-    """A name for this process, by which servers share out their time."""
+    """Return a name for this process, by which servers share out their time."""
     return f"{os.uname().nodename}:{os.getpid()}"
 
 

@@ -26,7 +26,7 @@ async def exchanged(
     answer: Callable[[pb.Operation], Awaitable[pb.Result]],
     stopping: asyncio.Event,
 ) -> AsyncIterator[pb.BatchReply]:
-    """The results of all operations, in batches, each as soon as it is there.
+    """Yield the results of all operations, in batches, each as soon as it is there.
 
     Operations that are under way when the stream ends are finished, for the one that comes after it. It also ends when
     the server is stopping.
@@ -88,7 +88,7 @@ async def exchanged(
 
 
 def smaller_size(own: int, metadata: Iterable[tuple[str, str | bytes]] | None) -> int:
-    """How many bytes a message may have that this end and the one that sent the metadata both take.
+    """Return how many bytes a message may have that this end and the one that sent the metadata both take.
 
     >>> smaller_size(100, [("mrlm-message-bytes", "70")]), smaller_size(100, [])
     (70, 100)
@@ -98,7 +98,7 @@ def smaller_size(own: int, metadata: Iterable[tuple[str, str | bytes]] | None) -
 
 
 def fitting(result: pb.Result, largest: int) -> pb.Result:
-    """The result, or that it is too large for messages of so many bytes."""
+    """Return the result, or that it is too large for messages of so many bytes."""
     size = result.ByteSize()
     if size <= largest - MESSAGE_MARGIN:
         return result
@@ -107,7 +107,7 @@ def fitting(result: pb.Result, largest: int) -> pb.Result:
 
 
 async def _batches(results: asyncio.Queue[pb.Result | None]) -> AsyncIterator[list[pb.Result]]:
-    """What is in the queue, until there is None."""
+    """Yield the items of the queue in batches, up to the first None."""
     next_one = await results.get()
     while next_one is not None:
         batch, size = [next_one], next_one.ByteSize()

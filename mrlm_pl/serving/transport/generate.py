@@ -13,7 +13,7 @@ PROTOS = (PROTO, "mrlm_pl/serving/verifiers/verifier.proto")
 
 
 def generate(root: Path, output: Path, proto: str = PROTO) -> list[Path]:
-    """The files written below ``output``, from a protocol below ``root``.
+    """Return the files written below ``output``, from a protocol below ``root``.
 
     Compiled from the root of the repository, so that the generated imports are absolute.
 

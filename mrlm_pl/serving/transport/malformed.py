@@ -26,7 +26,7 @@ class WellFormed(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """The handler, with a check of what it is given; see ``grpc.aio.ServerInterceptor``."""
+        """Return the handler, with a check of what it is given; see ``grpc.aio.ServerInterceptor``."""
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler

@@ -36,7 +36,7 @@ class Identity:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing, so that the connection is not encrypted."""
+        """True if no file is given: the connection is not encrypted."""
         return not (self.certificate or self.key or self.authority)
 
     def for_server(self) -> grpc.ServerCredentials | None:
@@ -79,7 +79,7 @@ PLAIN = Identity()
 
 
 def read_token(path: str | None) -> str | None:
-    """The token in a file, else that of the environment variable ``MRLM_TOKEN``, else None.
+    """Return the token in a file, else that of the environment variable ``MRLM_TOKEN``, else None.
 
     Raises:
         ConfigurationError: the file is missing or empty.
@@ -93,7 +93,7 @@ def read_token(path: str | None) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on can be reached from this machine only.
+    """Return whether an address to listen on can be reached from this machine only.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("::1")
     (True, True, False, True)
@@ -107,7 +107,7 @@ def is_loopback(host: str) -> bool:
 
 
 def with_token(token: str | None) -> tuple[tuple[str, str], ...]:
-    """The metadata that a call carries."""
+    """Return the metadata that a call carries."""
     return ((_HEADER, f"Bearer {token}"),) if token else ()
 
 
@@ -126,7 +126,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """The handler, or one that refuses; see ``grpc.aio.ServerInterceptor``."""
+        """Return the handler, or one that refuses; see ``grpc.aio.ServerInterceptor``."""
         method: str = handler_call_details.method
         metadata = dict(handler_call_details.invocation_metadata)
         given = str(metadata.get(_HEADER, "")).encode()
@@ -150,7 +150,7 @@ def _file(path: str, name: str) -> bytes:
 
 
 def _pem(path: str, name: str) -> bytes:
-    """A file with a key or certificates; the library would only say later that the connection fails."""
+    """Return a file with a key or certificates; the library would only say later that the connection fails."""
     content = _file(path, name)
     wanted = "PRIVATE KEY" if name == "tls_key" else "CERTIFICATE"
     if f"{wanted}-----".encode() not in content:

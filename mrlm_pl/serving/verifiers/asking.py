@@ -67,7 +67,7 @@ class Terms:
 
 
 async def asked(terms: Terms, conversations: Sequence[Conversation]) -> list[TextScore]:
-    """The scores of all conversations, in order; runs on the loop of all connections.
+    """Return the scores of all conversations, in order; runs on the loop of all connections.
 
     Raises:
         RemoteError: no server answered in time, one refused, or gave no proper answer.
@@ -88,7 +88,7 @@ async def asked(terms: Terms, conversations: Sequence[Conversation]) -> list[Tex
 
 
 def _parts(conversations: Sequence[Conversation], batch_size: int) -> Iterator[list[Conversation]]:
-    """The conversations in requests, in order."""
+    """Yield the conversations in requests, in order."""
     part: list[Conversation] = []
     size = 0
     for number, messages in enumerate(conversations):
@@ -108,7 +108,7 @@ def _parts(conversations: Sequence[Conversation], batch_size: int) -> Iterator[l
 
 
 async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[TextScore]:
-    """The scores of one request, from whichever server answers first."""
+    """Return the scores of one request, from whichever server answers first."""
     request = pb.ScoreRequest(
         conversations=[
             pb.Conversation(id=next(_ids), messages=[to_message(message) for message in messages])
@@ -142,7 +142,7 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
 
 
 def _may_pass(error: StatusError) -> bool:
-    """Whether asking again may help."""
+    """Return whether asking again may help."""
     if any(text in error.text for text in _BROKEN):
         return True
     too_large = error.code is Code.RESOURCE_EXHAUSTED and "larger than max" in error.text
@@ -150,7 +150,7 @@ def _may_pass(error: StatusError) -> bool:
 
 
 def _checked(reply: pb.ScoreReply, request: pb.ScoreRequest, target: str) -> list[TextScore]:
-    """The scores of a reply that has one in [0, 1] for each conversation, in order.
+    """Return the scores of a reply that has one in [0, 1] for each conversation, in order.
 
     Raises:
         RemoteError: it has not.

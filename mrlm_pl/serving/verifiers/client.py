@@ -58,11 +58,11 @@ class VerifierClient(TextScorer):
         return True
 
     def score(self, messages: Conversation) -> TextScore:
-        """The probability of one conversation; see :meth:`score_batch`."""
+        """Return the probability of one conversation; see :meth:`score_batch`."""
         return self.score_batch([messages])[0]
 
     def score_batch(self, conversations: Sequence[Conversation]) -> list[TextScore]:
-        """The probabilities, in order, each in [0, 1].
+        """Return the probabilities, in order, each in [0, 1].
 
         Raises:
             RemoteError: no server answered in time, one refused, or its answer is not one to these conversations; the

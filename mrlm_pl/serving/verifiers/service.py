@@ -93,7 +93,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being scored."""
+        """True while conversations are scored."""
         return self._runner is not None and not self._runner.done()
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
@@ -225,7 +225,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
 
 def _conversations(request: pb.ScoreRequest) -> list[Conversation]:
-    """The conversations of a request.
+    """Return the conversations of a request.
 
     Raises:
         RemoteError: there are too many, one is empty, too long or malformed, or an id comes twice.
