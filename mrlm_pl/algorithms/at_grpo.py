@@ -15,7 +15,7 @@ from mrlm_pl.learner.tree_policy_gradient import JointPolicyGradient, refuse_set
 from mrlm_pl.losses import clip_fraction, ppo_clip_loss
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.rollout.turn_tree import TurnTree
+from mrlm_pl.rollout.tree_player import Branching
 
 
 class ATGRPO(JointPolicyGradient):
@@ -76,8 +76,8 @@ class ATGRPO(JointPolicyGradient):
         self.dual_clip = dual_clip
 
     @property
-    def turn_tree(self) -> TurnTree | None:
-        return TurnTree("align", expand="best")
+    def turn_tree(self) -> Branching | None:
+        return Branching("align", expand="best")
 
     def advantages(self, returns: Tensor, labels: Tensor, decisions: Sequence[Decision]) -> Tensor:
         return group_normalized_advantages(returns, labels)

@@ -13,11 +13,12 @@ from mrlm_pl.advantages import counterfactual_advantages
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.tree import Decision, turn_trees
+from mrlm_pl.learner.credit.tree import Decision
 from mrlm_pl.learner.tree_policy_gradient import JointPolicyGradient, Weighting, refuse_settings
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.rollout.turn_tree import TurnTree
+from mrlm_pl.rollout.tree_player import Branching
+from mrlm_pl.rollout.turn_tree import turn_trees
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +69,8 @@ class COMA(JointPolicyGradient):
         self._told = False
 
     @property
-    def turn_tree(self) -> TurnTree | None:
-        return TurnTree("counterfactual", stop_above=self.stop_above)
+    def turn_tree(self) -> Branching | None:
+        return Branching("counterfactual", stop_above=self.stop_above)
 
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
@@ -77,7 +78,7 @@ class COMA(JointPolicyGradient):
         states = [
             [tuple(tree.actions[name].decisions.values()) for name in names]
             for tree in turn_trees(episodes).values()
-            for names in tree.by_state().values()
+            for names in tree.children().values()
         ]
         branching = [joints for joints in states if len(joints) > 1]
         if branching and not self._told and not any(map(_has_counterfactual, branching)):

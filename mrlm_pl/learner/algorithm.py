@@ -30,7 +30,7 @@ from mrlm_pl.learner.reference import ReferencePolicy
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import bounded_together
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
-from mrlm_pl.rollout.turn_tree import TurnTree
+from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import as_settings, seated_policy
 from mrlm_pl.trainer.resume import ExactResume
 
@@ -112,7 +112,7 @@ class Algorithm(LightningModule, ABC):
         return False
 
     @property
-    def turn_tree(self) -> TurnTree | None:
+    def turn_tree(self) -> Branching | None:
         """How the decisions of each state branch, or None for a group of separate episodes of each task."""
         return None
 

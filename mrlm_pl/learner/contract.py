@@ -12,7 +12,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import Policy
-from mrlm_pl.rollout.turn_tree import TurnTree
+from mrlm_pl.rollout.tree_player import Branching
 
 
 class RolloutLearner(Protocol):
@@ -62,7 +62,7 @@ class RolloutLearner(Protocol):
         """Return the name of the policy that decides for an agent."""
 
     @property
-    def turn_tree(self) -> TurnTree | None:
+    def turn_tree(self) -> Branching | None:
         """How the decisions of each state branch; None plays separate episodes."""
 
     @property

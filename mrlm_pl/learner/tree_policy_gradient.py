@@ -18,13 +18,14 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.groups import group_numbers
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
-from mrlm_pl.learner.credit.tree import Decision, Tree, turn_trees
+from mrlm_pl.learner.credit.tree import Decision, decisions_of, joint_returns, reach_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.losses import policy_gradient_loss
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.rollout.turn_tree import JointMode, TurnTree
+from mrlm_pl.rollout.tree_player import Branching, JointMode
+from mrlm_pl.rollout.turn_tree import TurnTree, turn_trees
 
 Weighting = Literal["reach", "equal"]
 
@@ -112,8 +113,8 @@ class JointPolicyGradient(PolicyGradient):
             )
 
     @property
-    def turn_tree(self) -> TurnTree | None:
-        return TurnTree(self.joint_mode, stop_above=self.stop_above)
+    def turn_tree(self) -> Branching | None:
+        return Branching(self.joint_mode, stop_above=self.stop_above)
 
     @abstractmethod
     def advantages(self, returns: Tensor, labels: Tensor, decisions: Sequence[Decision]) -> Tensor:
@@ -138,11 +139,11 @@ class JointPolicyGradient(PolicyGradient):
         self._note_comparisons(decisions, labels, returns)
         return self._rows(group_numbers(episodes), decisions, labels, advantages, sampling.temperature or 1.0)
 
-    def valued(self, tree: Tree, bonus: Callable[[Turn], float] | None) -> list[Decision]:
+    def valued(self, tree: TurnTree, bonus: Callable[[Turn], float] | None) -> list[Decision]:
         """The decisions of a tree that can be judged, with what they are worth."""
-        reach, made = tree.reach(), dict[tuple[str, str], dict[int, Decision]]()
-        for (state, owner, number), decision in tree.decisions.items():
-            made.setdefault((state, owner), {})[number] = decision
+        reach, made = reach_of(tree), dict[tuple[str, str], dict[int, Decision]]()
+        for decision in decisions_of(tree):
+            made.setdefault((decision.node, decision.agent), {})[decision.number] = decision
         kept = []
         for node, agents, returns in self._states(tree):
             for place, agent in enumerate(agents):
@@ -180,12 +181,12 @@ class JointPolicyGradient(PolicyGradient):
             decisions[number].value = value + bonus[number]
             decisions[number].summed = partners
 
-    def _states(self, tree: Tree) -> Iterator[tuple[str, list[str], dict[str, dict[tuple[int, ...], float]]]]:
+    def _states(self, tree: TurnTree) -> Iterator[tuple[str, list[str], dict[str, dict[tuple[int, ...], float]]]]:
         """Each state with the agents that decide in it, and for each of them the returns of the joint actions."""
         agents = sorted({agent for action in tree.actions.values() for agent in action.decisions})
-        shared = tree.returns(None, self.gamma) if self.reward == "team" else {}
-        by_agent = {agent: shared or tree.returns(agent, self.gamma) for agent in agents}
-        for node, names in tree.by_state().items():
+        shared = joint_returns(tree, None, self.gamma) if self.reward == "team" else {}
+        by_agent = {agent: shared or joint_returns(tree, agent, self.gamma) for agent in agents}
+        for node, names in tree.children().items():
             deciding = list(tree.actions[names[0]].decisions)
             yield (
                 node,

@@ -15,14 +15,14 @@ from mrlm_pl.advantages import (
     tree_returns,
 )
 from mrlm_pl.errors import NonFiniteError
-from mrlm_pl.rollout.turn_tree import TurnTree
+from mrlm_pl.rollout.tree_player import Branching
 
 ONE_GROUP = torch.zeros(4, dtype=torch.int64)
 
 
 def table(rewards: torch.Tensor) -> dict[tuple[int, ...], float]:
     """The joint actions that combine each decision with each."""
-    joints = TurnTree("cross").joint_actions(rewards.dim(), rewards.shape[0])
+    joints = Branching("cross").joint_actions(rewards.dim(), rewards.shape[0])
     return {joint: rewards[joint].item() for joint in joints}
 
 
@@ -34,7 +34,7 @@ def returns_of(agent: int, rewards: torch.Tensor, partners: int | None = None) -
 
 def test_two_agents_aligned() -> None:
     rewards = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    joints = TurnTree("align").joint_actions(2, 2)
+    joints = Branching("align").joint_actions(2, 2)
     returns = torch.tensor([rewards[joint].item() for joint in joints])
     assert returns.tolist() == [1.0, 4.0]
     group = torch.zeros(2, dtype=torch.int64)

@@ -27,7 +27,7 @@ from mrlm_pl.losses import batch_totals
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward import row_tree
 from mrlm_pl.policy.forward.packing import RowPlan
-from mrlm_pl.rollout.turn_tree import TurnTree
+from mrlm_pl.rollout.tree_player import Branching
 
 FAMILY = [MAREINFORCE, MAGRPO, MARLOO, MAREMAX, COMA, ATGRPO]
 AGENTS = "abc"
@@ -135,7 +135,7 @@ def test_counterfactual_credit_differs_from_the_crossed_mean(model_folder: Path,
 
 
 def test_counterfactual_credit_of_three_agents(model_folder: Path, quiet_trainer: Any) -> None:
-    joints = TurnTree("counterfactual").joint_actions(3, 2)
+    joints = Branching("counterfactual").joint_actions(3, 2)
     episodes = grid({(i, j, k): 4.0 * i + 2 * j + k for i, j, k in joints})
     found, _ = credited(made(COMA, model_folder, quiet_trainer()), episodes)
     assert by_agent(found, 3, 2) == [[-2.0, 2.0], [-1.0, 1.0], [-0.5, 0.5]]

@@ -26,7 +26,7 @@ from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.rollout.cross_policy import CrossPolicy, stale_turns
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.turn_tree import TreePlayer, TurnTree
+from mrlm_pl.rollout.tree_player import Branching, TreePlayer
 from mrlm_pl.trainer.fsdp import FSDP
 from tests.data.rollout.test_module import fingerprint
 from tests.rollout.test_player import CHAT, Relay, ScriptedEngine
@@ -156,7 +156,7 @@ def test_decisions_of_a_turn_tree(unit: Any) -> None:
     player = EpisodePlayer({"sums": environment}, seats(cross, "a", "b"), engine)
     task = environment.tasks("train")[0]
     specs = [EpisodeSpec(f"t{n}", task, f"t{n}", seed=n) for n in range(20)]
-    paths = TreePlayer(player, TurnTree("cross"), 2).play_blocking(specs)
+    paths = TreePlayer(player, Branching("cross"), 2).play_blocking(specs)
     player.close()
     kinds: dict[tuple[str, ...], set[str]] = {}
     states: dict[tuple[str, ...], set[str]] = {}

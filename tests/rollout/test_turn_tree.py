@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.data.rollout.metrics import CollectionSums, distinct_turns
+from mrlm_pl.data.rollout.metrics import CollectionSums
 from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Episode, Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.turn_tree import THRESHOLD_STOP, UNEXPANDED_STOP, TreePlayer, TurnTree, path_weights
+from mrlm_pl.rollout.tree_player import Branching, TreePlayer
+from mrlm_pl.rollout.turn_tree import THRESHOLD_STOP, UNEXPANDED_STOP, TurnTree, distinct_turns, path_weights
 from tests.rollout.test_player import TOKENIZER, ScriptedEngine, seats
 
 
@@ -94,7 +95,7 @@ class TakesTurns(Sums):
 
 
 def grow(
-    environment: Environment, tree: TurnTree, branches: int = 2, trees: int = 1, **options: Any
+    environment: Environment, tree: Branching, branches: int = 2, trees: int = 1, **options: Any
 ) -> tuple[list[list[Episode]], ScriptedEngine]:
     engine = ScriptedEngine()
     player = EpisodePlayer({environment.name: environment}, seats(*environment.agents), engine, **options)
@@ -114,7 +115,7 @@ def said(episode: Episode, agent: str) -> list[str]:
 @pytest.mark.parametrize(("mode", "paths"), [("align", 9), ("cross", 81), ("counterfactual", 81)])
 @pytest.mark.parametrize("forks", [True, False])
 def test_every_path_is_an_episode_of_its_own_decisions(mode: Any, paths: int, forks: bool) -> None:
-    (episodes,), _ = grow(Sums(forks=forks), TurnTree(mode), branches=3)
+    (episodes,), _ = grow(Sums(forks=forks), Branching(mode), branches=3)
     assert len(episodes) == paths == len({episode.id for episode in episodes})
     for episode in episodes:
         assert episode.error is None
@@ -127,15 +128,37 @@ def test_every_path_is_an_episode_of_its_own_decisions(mode: Any, paths: int, fo
         assert Episode.from_json(episode.to_json()) == episode
 
 
+def test_the_tree_of_a_group_has_every_state_and_decision_once() -> None:
+    """Two turns of two agents with three decisions each: 1 + 3 states, 3 + 9 joint actions, 4 x 2 x 3 decisions."""
+    (episodes,), _ = grow(Sums(), Branching("align"), branches=3)
+    tree = TurnTree.of(episodes)
+    children = tree.children()
+    assert (len(children), len(tree.actions), len(tree.decisions)) == (4, 12, 24)
+    assert all(len(names) == 3 for names in children.values())
+    (root,) = children.keys() - tree.actions.keys()
+    assert [tree.actions[name].depth for name in children[root]] == [0, 0, 0]
+    assert {action.node for action in tree.actions.values() if action.depth == 1} == set(children[root])
+    for path in tree.paths:
+        last = tree.actions[path.id]
+        assert (tree.actions[last.node].rewards, last.rewards) == path.step_rewards
+        for agent, number in last.decisions.items():
+            turn, row = tree.decisions[last.node, agent, number]
+            assert (
+                row.token_ids[turn.start : turn.stop] == path.trajectories[agent][0].token_ids[turn.start : turn.stop]
+            )
+    read = TurnTree.of([Episode.from_json(episode.to_json()) for episode in episodes])
+    assert (read.actions, read.decisions) == (tree.actions, tree.decisions)
+
+
 def test_forked_and_replayed_environments_give_the_same_records() -> None:
-    (forked,), _ = grow(Sums(turns=3), TurnTree("cross"))
-    (replayed,), _ = grow(Sums(turns=3, forks=False), TurnTree("cross"))
+    (forked,), _ = grow(Sums(turns=3), Branching("cross"))
+    (replayed,), _ = grow(Sums(turns=3, forks=False), Branching("cross"))
     assert [said(e, "a") + said(e, "b") for e in forked] == [said(e, "a") + said(e, "b") for e in replayed]
     assert [e.trajectories for e in forked] == [e.trajectories for e in replayed]
 
 
 def test_turns_name_their_state_and_decision() -> None:
-    (episodes,), _ = grow(Sums(), TurnTree("align"))
+    (episodes,), _ = grow(Sums(), Branching("align"))
     keys = [[(turn.node, turn.sample) for turn in e.trajectories["a"][0].turns] for e in episodes]
     assert [e.id for e in episodes] == ["t0-0-0", "t0-0-1", "t0-1-0", "t0-1-1"]
     assert keys == [
@@ -149,7 +172,7 @@ def test_turns_name_their_state_and_decision() -> None:
 
 
 def test_a_level_of_all_trees_and_agents_is_one_engine_call() -> None:
-    _, engine = grow(Sums(turns=3), TurnTree("align"), branches=2, trees=3)
+    _, engine = grow(Sums(turns=3), Branching("align"), branches=2, trees=3)
     assert [len(call) for call in engine.calls] == [3 * 2 * 2, 3 * 2 * 4, 3 * 2 * 8]
     seeds = [request.seed for call in engine.calls for request in call]
     assert len(set(seeds)) == len(seeds)
@@ -158,19 +181,19 @@ def test_a_level_of_all_trees_and_agents_is_one_engine_call() -> None:
 
 
 def test_agents_that_take_turns_branch_one_after_the_other() -> None:
-    (episodes,), _ = grow(TakesTurns(), TurnTree("cross"), branches=3)
+    (episodes,), _ = grow(TakesTurns(), Branching("cross"), branches=3)
     assert len(episodes) == 9
     assert Counter(e.trajectories["a"][0].turns[0].sample for e in episodes) == {0: 3, 1: 3, 2: 3}
 
 
 def test_paths_are_paid_apart_for_an_earlier_decision_that_they_share() -> None:
-    (episodes,), _ = grow(TakesTurns(), TurnTree("align"), branches=3)
+    (episodes,), _ = grow(TakesTurns(), Branching("align"), branches=3)
     assert [episode.rewards() for episode in episodes] == [{"a": 1.0, "b": 1.0}] * 9
     assert all(episode.components() == {"reward": 1.0} for episode in episodes)
 
 
 def test_a_shared_decision_is_measured_once() -> None:
-    (episodes,), engine = grow(Sums(), TurnTree("cross"), branches=2)
+    (episodes,), engine = grow(Sums(), Branching("cross"), branches=2)
     assert len(episodes) == 16
     made = sum(len(call) for call in engine.calls)
     assert made == 2 * 2 + 4 * 2 * 2
@@ -181,7 +204,7 @@ def test_a_shared_decision_is_measured_once() -> None:
 
 
 def test_only_the_best_is_played_on() -> None:
-    (episodes,), _ = grow(Sums(), TurnTree("align", expand="best"), branches=4)
+    (episodes,), _ = grow(Sums(), Branching("align", expand="best"), branches=4)
     stops = Counter(episode.stop_reason for episode in episodes)
     assert stops == {UNEXPANDED_STOP: 3, "end": 4}
     firsts = {e.step_rewards[0]["a"] for e in episodes if e.stop_reason == UNEXPANDED_STOP}
@@ -206,7 +229,7 @@ def test_a_state_whose_mean_reward_is_above_the_threshold_ends(threshold: float,
     environment = Sums()
     player = EpisodePlayer({"sums": environment}, seats("a", "b"), Ones())
     spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
-    (episodes,) = TreePlayer(player, TurnTree("align", stop_above=threshold), 2).play_blocking([spec])
+    (episodes,) = TreePlayer(player, Branching("align", stop_above=threshold), 2).play_blocking([spec])
     player.close()
     assert [e.step_rewards[0]["a"] for e in episodes][:: paths // 2] == [2.0, 4.0]
     assert len(episodes) == paths
@@ -216,15 +239,15 @@ def test_a_state_whose_mean_reward_is_above_the_threshold_ends(threshold: float,
 
 @pytest.mark.parametrize("forks", [True, False])
 def test_a_step_that_fails_is_tried_again(forks: bool) -> None:
-    (episodes,), _ = grow(Flaky(2, forks=forks), TurnTree("align"), retries=2, workers=1)
+    (episodes,), _ = grow(Flaky(2, forks=forks), Branching("align"), retries=2, workers=1)
     assert len(episodes) == 4
     assert not any(episode.failed for episode in episodes)
-    (steady,), _ = grow(Sums(), TurnTree("align"))
+    (steady,), _ = grow(Sums(), Branching("align"))
     assert [e.step_rewards for e in episodes] == [e.step_rewards for e in steady]
 
 
 def test_a_path_that_keeps_failing_is_a_record_and_the_others_go_on() -> None:
-    (episodes,), _ = grow(Flaky(1), TurnTree("align"), retries=0, workers=1)
+    (episodes,), _ = grow(Flaky(1), Branching("align"), retries=0, workers=1)
     failed = [episode for episode in episodes if episode.failed]
     assert [(e.id, e.stop_reason) for e in failed] == [("t0-0", "error")]
     assert "the connection broke" in str(failed[0].error)
@@ -234,7 +257,7 @@ def test_a_path_that_keeps_failing_is_a_record_and_the_others_go_on() -> None:
 
 def test_an_environment_that_does_not_repeat_itself_is_refused() -> None:
     with pytest.raises(EnvironmentContractError, match=r"moody.*deterministic"):
-        grow(Moody(forks=False, turns=2), TurnTree("align"))
+        grow(Moody(forks=False, turns=2), Branching("align"))
 
 
 class Brittle(Sums):
@@ -267,7 +290,7 @@ class Brittle(Sums):
 
 
 def test_a_fault_after_the_judgement_is_tried_again_from_the_state_before() -> None:
-    (episodes,), _ = grow(Brittle(), TurnTree("align"), retries=1, workers=1)
+    (episodes,), _ = grow(Brittle(), Branching("align"), retries=1, workers=1)
     assert [episode.error for episode in episodes] == [None] * 4
     assert all(episode.step_rewards == ({"a": 1.0}, {"b": 1.0}) for episode in episodes)
     assert sorted(episode.attempts for episode in episodes) == [1, 1, 2, 2]
@@ -307,7 +330,7 @@ class CountedAsync(Counted):
 @pytest.mark.parametrize("cls", [Counted, CountedAsync])
 def test_all_instances_are_closed_with_the_player(cls: type[Counted], forks: bool) -> None:
     environment = cls(3, forks)
-    grow(environment, TurnTree("align"), branches=2, trees=2)
+    grow(environment, Branching("align"), branches=2, trees=2)
     assert environment.open_instances == []
 
 
@@ -324,7 +347,7 @@ def test_instances_of_a_run_that_breaks_are_closed_too(forks: bool) -> None:
     player = EpisodePlayer({"counted": environment}, seats("a", "b"), Breaks())
     spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
     with pytest.raises(RuntimeError, match="the engine broke"):
-        TreePlayer(player, TurnTree("align"), 3).play_blocking([spec])
+        TreePlayer(player, Branching("align"), 3).play_blocking([spec])
     assert len(environment.open_instances) >= 9
     player.close()
     assert environment.open_instances == []
@@ -334,7 +357,7 @@ def test_paths_that_are_over_give_their_instances_back_at_once() -> None:
     environment = Counted(4, forks=False)
     player = EpisodePlayer({"counted": environment}, seats("a", "b"), ScriptedEngine())
     spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
-    TreePlayer(player, TurnTree("align", expand="best"), 8).play_blocking([spec])
+    TreePlayer(player, Branching("align", expand="best"), 8).play_blocking([spec])
     kept = len(environment.open_instances)
     player.close()
     assert kept <= 16, "eight at a level, and those of the level before"
@@ -348,48 +371,48 @@ def test_a_replay_has_the_deadline_of_a_step_for_each_step() -> None:
             time.sleep(0.3)
             return super().step(actions)
 
-    (episodes,), _ = grow(Slow(4, forks=False), TurnTree("align"), branches=1, step_timeout=1.1)
+    (episodes,), _ = grow(Slow(4, forks=False), Branching("align"), branches=1, step_timeout=1.1)
     assert not any(episode.failed for episode in episodes)
-    (episodes,), _ = grow(Slow(4, forks=False), TurnTree("align", expand="best"), step_timeout=1.1, retries=0)
+    (episodes,), _ = grow(Slow(4, forks=False), Branching("align", expand="best"), step_timeout=1.1, retries=0)
     assert not any(episode.failed for episode in episodes)
 
 
 def test_the_level_beyond_the_last_turn_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrlm_pl.rollout.turn_tree.MOST_JOINT_ACTIONS", 4)
-    (episodes,), _ = grow(Sums(5), TurnTree("align"), branches=2, max_turns=2)
+    monkeypatch.setattr("mrlm_pl.rollout.tree_player.MOST_JOINT_ACTIONS", 4)
+    (episodes,), _ = grow(Sums(5), Branching("align"), branches=2, max_turns=2)
     assert len(episodes) == 4
 
 
 def test_limits_cut_all_paths() -> None:
-    (episodes,), _ = grow(Sums(turns=5), TurnTree("align"), max_turns=2)
+    (episodes,), _ = grow(Sums(turns=5), Branching("align"), max_turns=2)
     assert len(episodes) == 4
     assert {(e.stop_reason, e.truncated) for e in episodes} == {("turn_limit", True)}
 
 
 def test_too_many_joint_actions_are_refused_before_they_are_sampled() -> None:
     with pytest.raises(ConfigurationError, match=r"1000000 joint actions.*group_size"):
-        grow(Sums(), TurnTree("cross"), branches=1000)
+        grow(Sums(), Branching("cross"), branches=1000)
 
 
 @pytest.mark.parametrize("options", [{"joint_mode": "diagonal"}, {"expand": "some"}])
 def test_unknown_words_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options.values()))):
-        TurnTree(**options)
+        Branching(**options)
 
 
 @pytest.mark.parametrize("mode", ["align", "cross", "counterfactual"])
 @pytest.mark.parametrize("agents", [1, 2, 3, 4])
 def test_joint_actions_are_counted_without_making_them(mode: Any, agents: int) -> None:
     for branches in (1, 2, 3):
-        made = TurnTree(mode).joint_actions(agents, branches)
-        assert len(made) == len(set(made)) == TurnTree(mode).count(agents, branches)
+        made = Branching(mode).joint_actions(agents, branches)
+        assert len(made) == len(set(made)) == Branching(mode).count(agents, branches)
 
 
 def test_paths_count_by_the_probability_with_which_they_are_taken() -> None:
-    (episodes,), _ = grow(Sums(), TurnTree("align", expand="best"), branches=4)
+    (episodes,), _ = grow(Sums(), Branching("align", expand="best"), branches=4)
     weights = dict(zip((e.stop_reason for e in episodes), path_weights(episodes), strict=True))
     assert weights == {UNEXPANDED_STOP: 0.0, "end": 1 / 4}
-    (all_paths,), _ = grow(Sums(turns=3), TurnTree("align"), branches=2)
+    (all_paths,), _ = grow(Sums(turns=3), Branching("align"), branches=2)
     assert path_weights(all_paths) == [1 / 8] * 8
     assert path_weights(plain_episodes()) == [1.0, 1.0]
 
@@ -406,7 +429,7 @@ def plain_episodes() -> Sequence[Episode]:
 def test_instances_do_not_pile_up_over_collections() -> None:
     environment = Sums()
     player = EpisodePlayer({"sums": environment}, seats("a", "b"), ScriptedEngine())
-    trees = TreePlayer(player, TurnTree("align"), 3)
+    trees = TreePlayer(player, Branching("align"), 3)
     spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
     kept = []
     for _ in range(3):

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation.agents import Components, components_by_agent, means_by_agent, stop_reasons, without_sole_owners
 from mrlm_pl.evaluation.report import judging_environments
 from mrlm_pl.learner.credit.groups import equal_returns
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
-from mrlm_pl.rollout.turn_tree import TREE_STOPS, path_weights
+from mrlm_pl.rollout.turn_tree import TREE_STOPS, distinct_turns, path_weights
 
 _OF_TASKS = ("reward", "success")
 _Sums = dict[str, tuple[float, float]]
@@ -50,19 +50,6 @@ def reward_sums(episodes: Sequence[Episode]) -> tuple[float, float]:
     weights = path_weights(played)
     rewards = math.fsum(weight * episode.reward for weight, episode in zip(weights, played, strict=True))
     return rewards, math.fsum(weights)
-
-
-def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
-    """Every decision once, with a row that it is in; paths of a turn tree share some."""
-    found, seen = [], set()
-    for episode in episodes:
-        for row in episode.rows():
-            for turn in row.turns:
-                key = (episode.group, turn.node, turn.agent, turn.sample)
-                if not turn.node or key not in seen:
-                    found.append((turn, row))
-                seen.add(key)
-    return found
 
 
 def token_count(episodes: Sequence[Episode]) -> float:

@@ -1,33 +1,16 @@
-"""Joint actions and decisions of turn trees, and their returns."""
+"""The returns of joint actions in a turn tree, and the decisions that they value."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from mrlm_pl.advantages import tree_returns
-from mrlm_pl.episode import Episode, Trajectory, Turn
-
-
-@dataclass
-class JointAction:
-    """One decision of each agent that was due in a state.
-
-    Attributes:
-        node: the state.
-        depth: how many steps led to it.
-        decisions: number of each agent's decision.
-        rewards: what the step paid, by agent; None when it failed.
-    """
-
-    node: str
-    depth: int
-    decisions: dict[str, int]
-    rewards: Mapping[str, float] | None
+from mrlm_pl.episode import Trajectory, Turn
+from mrlm_pl.rollout.turn_tree import JointAction, TurnTree
 
 
 @dataclass
@@ -57,83 +40,52 @@ class Decision:
     reach: float = 1.0
 
 
-@dataclass
-class Tree:
-    """The joint actions and decisions of one group's turn tree; joint actions by the id of the state they lead to."""
-
-    actions: dict[str, JointAction] = field(default_factory=dict)
-    decisions: dict[tuple[str, str, int], Decision] = field(default_factory=dict)
-    team_size: int = 1
-
-    def add(self, episode: Episode) -> None:
-        """Take in a path."""
-        self.team_size = max(self.team_size, episode.team_size)
-        found: dict[int, dict[str, tuple[Turn, Trajectory]]] = {}
-        for row in episode.rows():
-            for turn in row.turns:
-                found.setdefault(turn.index, {})[turn.agent] = (turn, row)
-        steps = sorted(found)
-        nodes = [next(iter(found[step].values()))[0].node for step in steps]
-        for place, (step, node) in enumerate(zip(steps, nodes, strict=True)):
-            last = place + 1 == len(nodes)
-            leads_to = episode.id if last else nodes[place + 1]
-            if leads_to in self.actions:
-                continue
-            numbers = {agent: turn.sample for agent, (turn, _) in found[step].items()}
-            # The last step of a path that failed was not judged to its end, whatever was booked of it.
-            paid = None if last and episode.failed else episode.step_rewards[step]
-            self.actions[leads_to] = JointAction(node, step, numbers, paid)
-            for agent, (turn, row) in found[step].items():
-                key = (node, agent, turn.sample)
-                if key not in self.decisions:
-                    cut = _only(row, turn)
-                    self.decisions[key] = Decision(episode.group, node, step, agent, turn.sample, cut, turn)
-
-    def by_state(self) -> dict[str, list[str]]:
-        """The joint actions of each state."""
-        found: dict[str, list[str]] = {}
-        for name, action in self.actions.items():
-            found.setdefault(action.node, []).append(name)
-        return found
-
-    def returns(self, agent: str | None, gamma: float) -> dict[str, float]:
-        """Return of each joint action that did not fail: of one agent, or, without one, the mean over the agents.
-
-        One whose continuations all failed has none either, unless they do not count: what it leads to is unknown.
-        """
-        followed = self.by_state()
-        known: dict[str, bool] = {}
-        for name in reversed(self.actions):  # a path is taken in from its beginning, so what follows comes later
-            after = followed.get(name, []) if gamma else []
-            known[name] = self.actions[name].rewards is not None and (not after or any(known[key] for key in after))
-        kept = [name for name in self.actions if known[name]]
-        places = {name: place for place, name in enumerate(kept)}
-        rewards = torch.tensor([self._reward(self.actions[name], agent) for name in kept], dtype=torch.float64)
-        parents = [places.get(self.actions[name].node, -1) for name in kept]
-        return dict(zip(kept, tree_returns(rewards, parents, gamma).tolist(), strict=True))
-
-    def reach(self) -> dict[str, float]:
-        """The probability of each state when joint actions of a state are equally likely."""
-        found = {action.node: 1.0 for action in self.actions.values() if action.node not in self.actions}
-        followed = self.by_state()
-        for name, action in self.actions.items():
-            if name in followed:
-                found[name] = found[action.node] / len(followed[action.node])
-        return found
-
-    def _reward(self, action: JointAction, agent: str | None) -> float:
-        assert action.rewards is not None
-        if agent is None:
-            return math.fsum(action.rewards.values()) / self.team_size
-        return action.rewards.get(agent, 0.0)
+def decisions_of(tree: TurnTree) -> list[Decision]:
+    """Return the decisions of a tree, not valued yet."""
+    return [
+        Decision(tree.paths[0].group, node, turn.index, agent, number, _only(row, turn), turn)
+        for (node, agent, number), (turn, row) in tree.decisions.items()
+    ]
 
 
-def turn_trees(episodes: Sequence[Episode]) -> dict[str, Tree]:
-    """The trees behind a collection's paths, by group."""
-    trees: dict[str, Tree] = {}
-    for episode in episodes:
-        trees.setdefault(episode.group, Tree()).add(episode)
-    return trees
+def joint_returns(tree: TurnTree, agent: str | None, gamma: float) -> dict[str, float]:
+    """Return the return of each joint action that did not fail, by name.
+
+    A joint action whose continuations all failed has none either, unless ``gamma`` is 0: what it leads to is unknown.
+
+    Args:
+        tree: of a group.
+        agent: whose rewards count; None is the mean over the agents.
+        gamma: discount factor, from step to step.
+    """
+    children = tree.children()
+    known: dict[str, bool] = {}
+    for name in reversed(list(tree.actions)):  # children come after their parent
+        after = children.get(name, []) if gamma else []
+        known[name] = tree.actions[name].rewards is not None and (not after or any(known[key] for key in after))
+    kept = [name for name in tree.actions if known[name]]
+    places = {name: place for place, name in enumerate(kept)}
+    paid = [_reward(tree, tree.actions[name], agent) for name in kept]
+    parents = [places.get(tree.actions[name].node, -1) for name in kept]
+    returns = tree_returns(torch.tensor(paid, dtype=torch.float64), parents, gamma)
+    return dict(zip(kept, returns.tolist(), strict=True))
+
+
+def reach_of(tree: TurnTree) -> dict[str, float]:
+    """Return the probability of each state when joint actions of a state are equally likely."""
+    found = {action.node: 1.0 for action in tree.actions.values() if action.node not in tree.actions}
+    children = tree.children()
+    for name, action in tree.actions.items():
+        if name in children:
+            found[name] = found[action.node] / len(children[action.node])
+    return found
+
+
+def _reward(tree: TurnTree, action: JointAction, agent: str | None) -> float:
+    assert action.rewards is not None
+    if agent is None:
+        return math.fsum(action.rewards.values()) / tree.team_size
+    return action.rewards.get(agent, 0.0)
 
 
 def _only(row: Trajectory, turn: Turn) -> Trajectory:

@@ -23,7 +23,7 @@ from mrlm_pl.learner.ranks import learner_place
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.turn_tree import TreePlayer, TurnTree
+from mrlm_pl.rollout.tree_player import Branching, TreePlayer
 
 T = TypeVar("T")
 
@@ -200,7 +200,7 @@ class GroupPlayer:
     def __init__(
         self,
         plan: GroupPlan,
-        tree: TurnTree | None,
+        tree: Branching | None,
         training: EpisodePlayer,
         greedy: EpisodePlayer | None,
         slots: AbstractAsyncContextManager[Any] | None = None,

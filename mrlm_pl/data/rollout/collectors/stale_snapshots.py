@@ -8,13 +8,13 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-from mrlm_pl.data.rollout.metrics import distinct_turns
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.policy.snapshot import Snapshot
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name
+from mrlm_pl.rollout.turn_tree import distinct_turns
 
 
 class StaleSnapshots:

@@ -1,0 +1,293 @@
+"""Plays turn trees: several decisions of each agent in one state, combined to joint actions.
+
+Each agent that is due in a state makes as many decisions as the tree has branches; a joint action takes one decision of
+each, and leads to a state of the next level or to the end. The decisions of a whole level, of all trees and agents, are
+sampled in one engine call, and all its joint actions are judged at once. The episodes that come back are the paths of
+a :class:`~mrlm_pl.rollout.turn_tree.TurnTree`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mrlm_pl.concurrency.calls import Call
+from mrlm_pl.environment import Environment
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
+from mrlm_pl.rollout.play import Decision, EpisodeSpec, Play
+from mrlm_pl.rollout.player import EpisodePlayer
+from mrlm_pl.rollout.turn_tree import THRESHOLD_STOP, UNEXPANDED_STOP
+
+MOST_JOINT_ACTIONS = 65_536
+"""In one level of all trees of a collection; more would fill the memory."""
+
+JointMode = Literal["align", "cross", "counterfactual"]
+
+
+@dataclass(frozen=True)
+class Branching:
+    """How the decisions of a state are combined, and where the tree goes on.
+
+    Args:
+        joint_mode: ``align`` combines the g-th decisions of all agents, G joint actions; ``cross`` combines each with
+            each, G^N of N agents; ``counterfactual`` is ``align``, and for each of its joint actions those in which one
+            agent's decision is replaced by another of its own.
+        expand: play ``all`` joint actions of a state on, or the ``best`` alone: of those that the environment goes on
+            with, the one whose reward is highest in the mean over the agents.
+        stop_above: end all paths of a state when the mean reward of its joint actions is above this; None never does.
+
+    Raises:
+        ConfigurationError: an unknown word.
+    """
+
+    joint_mode: JointMode = "align"
+    expand: Literal["all", "best"] = "all"
+    stop_above: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (("joint_mode", ("align", "cross", "counterfactual")), ("expand", ("all", "best"))):
+            if getattr(self, name) not in known:
+                raise ConfigurationError(f"{name} is {getattr(self, name)!r}; choose from {', '.join(known)}")
+
+    def joint_actions(self, agents: int, branches: int) -> list[tuple[int, ...]]:
+        """The joint actions of a state: for each, the number of every agent's decision.
+
+        >>> Branching("align").joint_actions(2, 2)
+        [(0, 0), (1, 1)]
+        >>> Branching("cross").joint_actions(2, 2)
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
+        >>> Branching("counterfactual").joint_actions(3, 2)[2:]
+        [(0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0)]
+        """
+        aligned = [(number,) * agents for number in range(branches)]
+        if self.joint_mode == "align":
+            return aligned
+        if self.joint_mode == "cross":
+            return list(itertools.product(range(branches), repeat=agents))
+        replaced = {
+            (*joint[:agent], other, *joint[agent + 1 :])
+            for joint in aligned
+            for agent in range(agents)
+            for other in range(branches)
+        }
+        return aligned + sorted(replaced.difference(aligned))
+
+    def count(self, agents: int, branches: int) -> int:
+        """How many joint actions a state has, without making them."""
+        if self.joint_mode == "align" or agents == 1:
+            return branches
+        if self.joint_mode == "cross":
+            return int(branches**agents)
+        return branches + (branches * (branches - 1) * agents if agents > 2 else branches * (branches - 1))
+
+
+@dataclass
+class _Branch:
+    """A joint action under judgement: its play, and what is needed to begin it again."""
+
+    node: Play
+    name: str
+    decided: dict[str, Decision]
+    seconds: float
+    play: Play
+    tries: int = 1
+
+
+class TreePlayer:
+    """Plays turn trees with the environments, seats and engine of an :class:`EpisodePlayer`.
+
+    Args:
+        player: whose parts are used.
+        tree: how decisions are combined.
+        branches: decisions that each agent is asked for in each state; by the task's environment where they differ.
+    """
+
+    def __init__(self, player: EpisodePlayer, tree: Branching, branches: int | Mapping[str, int]) -> None:
+        self.player, self.tree, self.branches = player, tree, branches
+
+    def branches_of(self, play: Play) -> int:
+        """Decisions that each agent is asked for in each state of a play."""
+        return self.branches if isinstance(self.branches, int) else self.branches[play.spec.task.environment]
+
+    def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
+        """:meth:`play`, while the calling thread computes for the engine; see :meth:`EpisodePlayer.play_blocking`."""
+        return self.player.run_blocking(lambda: self.play(specs))
+
+    async def play(self, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
+        """For each spec the episodes of its tree, one for each path; paths that fail for good have ``error`` set.
+
+        Raises:
+            ConfigurationError: a level has more joint actions than fit into memory.
+        """
+        nodes = await self._roots(specs)
+        paths: dict[str, list[Play]] = {spec.id: [] for spec in specs}
+        kept: set[str] = set()
+        while nodes:
+            waiting = self.player.still_playing(nodes)
+            self._check_size(waiting)
+            for node in nodes:
+                if node.over:
+                    paths[node.spec.id].append(node)
+                    self._give_back(node, kept)
+            await self.player.close_unwanted()
+            branches = await self._branch(waiting)
+            await self._step([branch for found in branches for branch in found])
+            for found in branches:
+                self._prune([branch.play for branch in found])
+            nodes = [branch.play for found in branches for branch in found]
+        for spec in specs:
+            self.player.playing.pop(spec.id, None)
+        return [[play.episode(self.player.seats) for play in paths[spec.id]] for spec in specs]
+
+    def _give_back(self, path: Play, kept: set[str]) -> None:
+        """Return the environment of a path that is over; of those that can be forked, one of a tree is enough."""
+        forks = path.environment.forks
+        self.player.finish(path, keep=not (forks and path.spec.id in kept))
+        if forks and path.error is None and not path.was_cut:
+            kept.add(path.spec.id)
+
+    async def _roots(self, specs: Sequence[EpisodeSpec]) -> list[Play]:
+        plays = [self.player.start(spec, attempt=1) for spec in specs]
+        fresh = list(range(len(plays)))
+        while fresh:
+            await self.player.reset([plays[index] for index in fresh])
+            fresh = [
+                index
+                for index in fresh
+                if plays[index].error is not None and plays[index].attempt <= self.player.retries
+            ]
+            for index in fresh:
+                self.player.finish(plays[index])
+                plays[index] = self.player.start(plays[index].spec, plays[index].attempt + 1)
+        return plays
+
+    def _check_size(self, nodes: Sequence[Play]) -> None:
+        total = sum(self.tree.count(len(node.order.due), self.branches_of(node)) for node in nodes)
+        if total > MOST_JOINT_ACTIONS:
+            most = max(map(self.branches_of, nodes))
+            raise ConfigurationError(
+                f"a level of the turn trees has {total} joint actions ({most} decisions of each agent, "
+                f"joint_mode {self.tree.joint_mode!r}); at most {MOST_JOINT_ACTIONS} fit: lower data.group_size, "
+                "data.groups or data.max_turns, use joint_mode align or expand best"
+            )
+
+    async def _branch(self, nodes: Sequence[Play]) -> list[list[_Branch]]:
+        """The joint actions of each node, decided and not yet judged."""
+        owners = [(node, agent) for node in nodes for agent in node.order.due]
+        if not owners:
+            return []
+        requests = [
+            self.player.request(node, agent, node.id, number)
+            for node, agent in owners
+            for number in range(self.branches_of(node))
+        ]
+        started = time.perf_counter()
+        self.player.now_waiting(nodes, "the engine")
+        answers = iter(zip(requests, await self.player.engine.sample(requests), strict=True))
+        share = (time.perf_counter() - started) / len(nodes)
+        decided: dict[str, dict[str, list[Decision]]] = {node.id: {} for node in nodes}
+        for node, agent in owners:
+            decided[node.id][agent] = [
+                self.player.decision(agent, *next(answers), node.id, number) for number in range(self.branches_of(node))
+            ]
+        branches = [self._joint_actions(node, decided[node.id], share) for node in nodes]
+        # The last child of a node goes on in its environment, which nobody else needs any more.
+        await self._restore(
+            [branch.play for found in branches for branch in found[:-1] if not branch.node.environment.forks]
+        )
+        return branches
+
+    def _joint_actions(self, node: Play, decided: Mapping[str, Sequence[Decision]], seconds: float) -> list[_Branch]:
+        joints = self.tree.joint_actions(len(decided), self.branches_of(node))
+        found = []
+        for place, joint in enumerate(joints):
+            environment = node.environment
+            if place < len(joints) - 1:
+                environment = (
+                    self.player.lend(environment.copy())
+                    if environment.forks
+                    else self.player.idle_environment(node.spec.task.environment)
+                )
+            chosen = {
+                agent: decisions[number] for (agent, decisions), number in zip(decided.items(), joint, strict=True)
+            }
+            name, share = f"{node.id}-{place}", seconds / len(joints)
+            found.append(_Branch(node, name, chosen, share, _child(node, name, chosen, share, environment)))
+        return found
+
+    async def _restore(self, plays: Sequence[Play]) -> None:
+        """Bring the environments of plays into their states, by playing the turns again, each within its deadline."""
+        due = list(plays)
+        level = 0
+        while due:
+            calls = [
+                Call(play.environment.step, (play.history[level - 1],))
+                if level
+                else Call(play.environment.reset, (play.spec.task,))
+                for play in due
+            ]
+            further = []
+            for play, result in zip(due, await self.player.caller.run(calls), strict=True):
+                play.environment_seconds += result.seconds
+                if result.error is not None:
+                    what = f"{type(result.error).__name__} when {play.spec.task.key} was played again"
+                    play.error = f"{what}, at turn {level}: {result.error}"
+                elif level < len(play.history):
+                    further.append(play)
+                elif (result.value.observations if level else result.value) != play.observed:
+                    raise EnvironmentContractError(
+                        f"environment {play.environment.name!r}: the same actions led to another state when they were "
+                        "played again; a turn tree needs an environment that is deterministic in the task"
+                    )
+            due, level = further, level + 1
+
+    async def _step(self, branches: Sequence[_Branch]) -> None:
+        """Judge the joint actions; what fails is begun again in a new environment."""
+        due = list(branches)
+        while due:
+            await self.player.step([branch.play for branch in due if branch.play.error is None])
+            due = [branch for branch in due if branch.play.error is not None and branch.tries <= self.player.retries]
+            for branch in due:
+                self.player.finish(branch.play)
+                branch.tries += 1
+                environment = self.player.idle_environment(branch.node.spec.task.environment)
+                branch.play = _child(branch.node, branch.name, branch.decided, branch.seconds, environment)
+                branch.play.attempt += branch.tries - 1
+            await self._restore([branch.play for branch in due])
+            await self.player.close_unwanted()
+
+    def _prune(self, children: Sequence[Play]) -> None:
+        """End the paths that the tree does not go on with."""
+        judged = [child for child in children if child.error is None]
+        if not judged:
+            return
+        rewards = {child.id: mean_reward(child.step_rewards[-1], child.environment.agents) for child in judged}
+        going = [child for child in judged if not child.over]
+        threshold = self.tree.stop_above
+        if threshold is not None and math.fsum(rewards.values()) / len(rewards) > threshold:
+            for child in going:
+                child.cut(THRESHOLD_STOP, truncated=False)
+        elif self.tree.expand == "best" and going:
+            best = max(going, key=lambda child: rewards[child.id])
+            for child in going:
+                if child is not best:
+                    child.cut(UNEXPANDED_STOP)
+
+
+def _child(node: Play, name: str, decided: Mapping[str, Decision], seconds: float, environment: Environment) -> Play:
+    """The play of a joint action, decided and not yet judged."""
+    child = node.fork(name, environment)
+    child.generate_seconds += seconds
+    for agent, decision in decided.items():
+        child.record(agent, decision)
+    return child
+
+
+def mean_reward(rewards: Mapping[str, float], agents: Sequence[str]) -> float:
+    """Mean over all agents of what a step paid; who is left out was paid 0."""
+    return math.fsum(rewards.values()) / len(agents)
