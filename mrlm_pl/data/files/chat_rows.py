@@ -1,4 +1,4 @@
-"""Token rows that a learner is shown: of chats, of plain text, and of episodes that some policy played."""
+"""Examples in data files, and their token rows: chats, plain text, scored answers and recorded episodes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mrlm_pl.errors import DataError
 from mrlm_pl.policy import ChatFormat, Conversation
 
 DEMONSTRATOR = "demonstrator"
-"""Agent of the rows that nobody played."""
+"""Agent of the rows that no policy sampled."""
 
 
 def read_examples(source: str, split: str) -> tuple[list[tuple[int, dict[str, Any]]], list[Episode]]:
-    """The data rows of a source with their numbers, or else the episodes that it holds; failed episodes are left out.
+    """Return the data rows of a source with their numbers, or its episodes; failed episodes are left out.
 
     Args:
         source: what :func:`mrlm_pl.environment.rows.read_rows` reads, or a run's folder of episodes.
@@ -62,7 +62,7 @@ def _episode(source: str, number: int, row: Mapping[str, Any]) -> Episode:
 
 
 def messages_fault(messages: Any) -> str | None:
-    """What is wrong with the messages of a data row, or None."""
+    """Return a description of a fault in the messages of a data row, or None."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         return "messages must be a list of {role, content}"
     for message in messages:
@@ -73,8 +73,13 @@ def messages_fault(messages: Any) -> str | None:
     return None
 
 
+def messages_of(rows: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return the messages of a data row without a fault."""
+    return [Message(row["role"], row["content"], (), row.get("tool_call_id"), row.get("name")) for row in rows]
+
+
 def tools_fault(tools: Any) -> str | None:
-    """What is wrong with the tools of a data row, or None; there may be none."""
+    """Return a description of a fault in the tools of a data row, or None."""
     if tools is None:  # parquet fills it in
         return None
     if not isinstance(tools, list):
@@ -94,15 +99,15 @@ def chat_rows(
     unended: Sequence[int] = (),
     tools: Sequence[dict[str, Any]] = (),
 ) -> list[Trajectory]:
-    """Token rows of a chat, several where the chat template rewrites history; the assistant's part of ``shown`` acts.
+    """Return the token rows of a chat, several where the chat template rewrites history.
 
     Args:
-        given: how the chat begins.
-        shown: how it goes on.
-        chat: of the learner.
+        given: the first messages, which are no actions.
+        shown: the messages after them; those of the assistant are actions.
+        chat: format of the learner.
         policy: name of the learner.
-        unended: numbers in ``shown`` of messages that were cut, and do not teach to end there.
-        tools: schemas of the tools that the agent had, as :meth:`ToolSchema.to_chat` gives them.
+        unended: numbers in ``shown`` of truncated messages, which have no end token.
+        tools: schemas of the agent's tools, as :meth:`ToolSchema.to_chat` returns them.
     """
     conversation = Conversation(chat, tools)
     pending = list(given)
@@ -113,43 +118,53 @@ def chat_rows(
             pending = []
         else:
             pending.append(message)
-    return [
-        Trajectory(
-            agent=DEMONSTRATOR,
-            policy=policy,
-            token_ids=tuple(row.token_ids),
-            action_mask=tuple(row.action_mask),
-            logprobs=tuple(row.logprobs),
-            turns=(),
-            messages=tuple(row.messages),
-        )
-        for row in conversation.rows
-    ]
+    return [_demonstration(policy, row.token_ids, row.action_mask, row.messages) for row in conversation.rows]
 
 
 def text_row(prompt: str, completion: str, chat: ChatFormat, policy: str) -> Trajectory:
-    """The token row of plain text without a chat template; the completion and the EOS token act."""
+    """Return the token row of plain text without a chat template; the completion and the EOS token are actions."""
     eos = chat.tokenizer.eos_token_id
     given = chat.tokenizer.encode(prompt)
     given = given[:-1] if given and given[-1] == eos else given
     shown = [*chat.encode(completion), eos]
-    return Trajectory(
-        agent=DEMONSTRATOR,
-        policy=policy,
-        token_ids=tuple(given + shown),
-        action_mask=(False,) * len(given) + (True,) * len(shown),
-        logprobs=(0.0,) * (len(given) + len(shown)),
-        turns=(),
-        messages=(Message("user", prompt), Message("assistant", completion)),
-    )
+    mask = [False] * len(given) + [True] * len(shown)
+    return _demonstration(policy, given + shown, mask, [Message("user", prompt), Message("assistant", completion)])
+
+
+def scored_row(prompt: Sequence[Message], answer: Sequence[Message], chat: ChatFormat, policy: str) -> Trajectory:
+    """Return the row of a conversation in the chat template without generation prompt; the answer is the action.
+
+    These are the ids that :class:`~mrlm_pl.reward_models.RewardModel` scores: its score is the value before the last of
+    them. The first action token is the first that differs from the rendered prompt, so the state before it depends on
+    the prompt alone.
+
+    Args:
+        prompt: the first messages.
+        answer: the messages that are scored.
+        chat: format of the reward model.
+        policy: its name.
+    """
+    ids = chat.encode(chat.render([*prompt, *answer], generation_prompt=False))
+    given = chat.encode(chat.render(prompt, generation_prompt=True))
+    shared = 0
+    while shared < min(len(given), len(ids) - 1) and given[shared] == ids[shared]:
+        shared += 1
+    return _demonstration(policy, ids, [place >= shared for place in range(len(ids))], [*prompt, *answer])
+
+
+def _demonstration(
+    policy: str, token_ids: Sequence[int], action_mask: Sequence[bool], messages: Sequence[Message]
+) -> Trajectory:
+    """Return a row that no policy sampled."""
+    logprobs = (0.0,) * len(token_ids)
+    return Trajectory(DEMONSTRATOR, policy, tuple(token_ids), tuple(action_mask), logprobs, (), tuple(messages))
 
 
 def played_rows(row: Trajectory, chat: ChatFormat, policy: str) -> list[Trajectory]:
-    """The rows of one played row for a learner; its turns act.
+    """Return the rows of a recorded row for a learner; its turns are actions.
 
-    They are the very ids that were sampled when the learner's tokenizer and chat template give them for this
-    conversation. Otherwise another model played, and the conversation is rendered anew. A turn that was cut at the
-    limit of tokens has no end token either way.
+    The sampled ids are kept when the learner's tokenizer and chat template give them for this conversation. Otherwise
+    another model played, and the conversation is rendered anew. A truncated turn has no end token either way.
     """
     first = _first_act(row)
     if first is None:
@@ -163,9 +178,9 @@ def played_rows(row: Trajectory, chat: ChatFormat, policy: str) -> list[Trajecto
 
 
 def _first_act(row: Trajectory) -> int | None:
-    """Number of the message of a row's first turn; None without turns or messages.
+    """Return the number of the message of a row's first turn; None without turns or messages.
 
-    A row may begin with earlier turns, told again by a template that rewrites history.
+    A row may begin with earlier turns that a template which rewrites history has repeated.
     """
     spoken = [number for number, message in enumerate(row.messages) if message.role == "assistant"]
     return spoken[-len(row.turns)] if row.turns and len(spoken) >= len(row.turns) else None
@@ -203,37 +218,3 @@ def _ends_alike(prompt: Sequence[int], given: Sequence[Message], chat: ChatForma
     rendered = chat.render(given, generation_prompt=True)
     last = rendered[rendered.rfind(given[-1].content.strip()) :]
     return chat.encode(text) == list(prompt) and text.endswith(last)
-
-
-def messages_of(rows: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages of a data row that has no fault."""
-    return [Message(row["role"], row["content"], (), row.get("tool_call_id"), row.get("name")) for row in rows]
-
-
-def scored_row(prompt: Sequence[Message], answer: Sequence[Message], chat: ChatFormat, policy: str) -> Trajectory:
-    """The row of a conversation in the chat template without generation prompt; what follows the prompt acts.
-
-    These are the very ids that :class:`~mrlm_pl.reward_models.RewardModel` scores: its score is the value before the
-    last of them. The first acting token is the first that differs from the rendered prompt, so the state before it
-    depends on the prompt alone.
-
-    Args:
-        prompt: how the conversation begins.
-        answer: what is scored.
-        chat: of the model that scores.
-        policy: its name.
-    """
-    ids = chat.encode(chat.render([*prompt, *answer], generation_prompt=False))
-    given = chat.encode(chat.render(prompt, generation_prompt=True))
-    shared = 0
-    while shared < min(len(given), len(ids) - 1) and given[shared] == ids[shared]:
-        shared += 1
-    return Trajectory(
-        agent=DEMONSTRATOR,
-        policy=policy,
-        token_ids=tuple(ids),
-        action_mask=(False,) * shared + (True,) * (len(ids) - shared),
-        logprobs=(0.0,) * len(ids),
-        turns=(),
-        messages=(*prompt, *answer),
-    )

@@ -1,4 +1,4 @@
-"""A warning for a run whose collections carry no learning signal."""
+"""Warnings for a run without a learning signal, and for one that learns to please its verifier."""
 
 from __future__ import annotations
 
@@ -16,14 +16,23 @@ logger = logging.getLogger(__name__)
 _ITERATIONS = 3
 """Iterations in a row without a signal before the warning."""
 
+WINDOW = 2
+"""Iterations at each end of a run whose means :class:`VerifierWatch` compares."""
+
+STANDARD_ERRORS = 2.0
+LEAST_CHANGE = 0.05
+
+Measured = Sequence[float]
+"""Of one iteration or several: sum of scores, number of scores, sum of successes, number of episodes."""
+
 
 class SignalCheck:
-    """Counts iterations in which no group differs in its returns, or every turn is truncated, and warns of the cause.
+    """Warns, with a likely cause, of iterations in a row without a signal, or in which every turn is truncated.
 
     Args:
         sampling: how training episodes are sampled.
-        compares: whether the algorithm compares the episodes of a task; otherwise the same returns in all episodes
-            of these iterations, agent by agent, are what carries no signal.
+        compares: whether the algorithm compares the episodes of a task, so that equal returns in each group carry no
+            signal; otherwise equal returns, agent by agent, in all episodes of these iterations carry none.
     """
 
     def __init__(self, sampling: Sampling, compares: bool) -> None:
@@ -32,10 +41,10 @@ class SignalCheck:
         self._returns: frozenset[Returns] = frozenset()
 
     def see(self, metrics: Mapping[str, float], returns: frozenset[Returns]) -> None:
-        """Look at an iteration.
+        """Add an iteration.
 
         Args:
-            metrics: what is logged of it.
+            metrics: its logged numbers.
             returns: of the agents in its episodes, on all ranks.
         """
         before, self._returns = self._returns, returns
@@ -80,23 +89,12 @@ class SignalCheck:
         return "the reward does not depend on the reply; look at RUN/episodes"
 
 
-WINDOW = 2
-"""Iterations of each of the two ends of a run that are compared."""
-
-STANDARD_ERRORS = 2.0
-LEAST_CHANGE = 0.05
-
-Measured = Sequence[float]
-"""Of one iteration or several: sum of scores, number of scores, sum of successes, number of episodes."""
-
-
 class VerifierWatch:
-    """Compares a verifier's mean score with the accuracy by the tasks' own labels, by environment, over a run.
+    """Warns when a verifier's mean score rises while the accuracy by the tasks' own labels falls, by environment.
 
-    The two have parted when, from the first to the latest :data:`WINDOW` iterations, the score has risen and the
-    accuracy has fallen, each by more than :data:`STANDARD_ERRORS` standard errors and the score by
-    :data:`LEAST_CHANGE` or more. The standard error of a share p of n episodes is sqrt(p (1 - p) / n), which for a mean
-    of scores in [0, 1] is an upper bound.
+    Both are compared between the first and the latest :data:`WINDOW` iterations. Each must change by more than
+    :data:`STANDARD_ERRORS` standard errors, and the score by :data:`LEAST_CHANGE` or more. The standard error of a mean
+    p of n values in [0, 1] is at most sqrt(p (1 - p) / n).
     """
 
     def __init__(self) -> None:
@@ -105,10 +103,10 @@ class VerifierWatch:
         self._warned: list[str] = []
 
     def see(self, means: Mapping[str, tuple[float, float]]) -> str | None:
-        """Return a warning, with a line for each environment that is new in it, or None.
+        """Add an iteration; return a warning with a line for each environment that has none yet, or None.
 
         Args:
-            means: sum and count of what is logged of an iteration, by name.
+            means: sum and count of the iteration's logged means, by name.
         """
         found: list[str] = []
         for name, (total, count) in means.items():
@@ -134,11 +132,11 @@ class VerifierWatch:
         return "\n".join(found) or None
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"first": self._first, "latest": self._latest, "warned": self._warned}
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Take over what :meth:`state` gave; None, of an earlier release, begins anew."""
+        """Restore what :meth:`state` returned; None, of a checkpoint without it, begins anew."""
         if state is not None:
             self._first, self._latest, self._warned = state["first"], state["latest"], state["warned"]
 

@@ -1,4 +1,4 @@
-"""The environments of a run, what differs between them, and which of their tasks comes next."""
+"""The environments of a run: their names, settings, tasks and reward scales."""
 
 from __future__ import annotations
 
@@ -16,6 +16,37 @@ from mrlm_pl.episode import Episode, Task, Trajectory
 from mrlm_pl.errors import ConfigurationError, nearest
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """Settings of one environment among several; None is the value for all of them.
+
+    Args:
+        group_size: episodes of each task (decisions of each agent in a state of a turn tree); None is
+            ``data.group_size``.
+        max_turns: decisions after which an episode is truncated, in training and validation; None is
+            ``data.max_turns``.
+        reward_scale: factor of the rewards in training; see :func:`worth`.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    group_size: int | None = None
+    max_turns: int | None = None
+    reward_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("group_size", "max_turns"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"data.task_settings: {name} is {value}; it must be 1 or above")
+        if not (math.isfinite(self.reward_scale) and self.reward_scale > 0):
+            raise ConfigurationError(
+                f"data.task_settings: reward_scale is {self.reward_scale}; it must be a number above 0 (leave an "
+                "environment out of the run rather than its rewards)"
+            )
 
 
 class RunTasks:
@@ -55,26 +86,26 @@ class RunTasks:
         return len(self.environments) > 1
 
     def group_sizes(self, size: int) -> dict[str, int]:
-        """Episodes of each task by environment, where ``size`` is for those without a number of their own."""
+        """Return the episodes of each task by environment; ``size`` where it has no setting."""
         return {name: self._own(name).group_size or size for name in self.environments}
 
     def turn_limits(self, limit: int) -> dict[str, int]:
-        """Decisions after which an episode is cut short by environment; ``limit`` likewise."""
+        """Return the limit of decisions in an episode by environment; ``limit`` where it has no setting."""
         return {name: self._own(name).max_turns or limit for name in self.environments}
 
     @property
     def reward_scales(self) -> dict[str, float]:
-        """Factor of the rewards where they are learnt from, by environment."""
+        """The factor of the rewards in training, by environment."""
         return {name: self._own(name).reward_scale for name in self.environments}
 
     def _own(self, name: str) -> TaskSettings:
         return self.settings.get(name, TaskSettings())
 
     def plan_until(self, iteration: int, last: int, groups: int) -> None:
-        """Decide the environments of the groups of iterations up to ``last``, those that are not decided yet.
+        """Decide the environments of the groups up to an iteration, where they are not decided yet.
 
         Args:
-            iteration: that is collected now; what was planned for those before is dropped.
+            iteration: the current one; the plan of earlier ones is dropped.
             last: the furthest whose groups may begin now.
             groups: in an iteration.
         """
@@ -90,10 +121,10 @@ class RunTasks:
             self.stream.plan(groups, self.curriculum.shares(self.base, self.rates))
 
     def learn(self, found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-        """Let the curriculum know how an iteration went, and return the numbers to log.
+        """Update the curriculum after an iteration, and return the numbers to log.
 
         Args:
-            found: (successes, episodes) over all ranks, by environment that was played; no episodes where it does not
+            found: (successes, episodes) over all ranks, by environment that was played; 0 episodes where it does not
                 judge.
         """
         if self.curriculum is None:
@@ -113,11 +144,11 @@ class RunTasks:
         }
 
     def state(self) -> dict[str, Any] | None:
-        """What decides the tasks to come beside the position, as plain values; None where nothing does."""
+        """Return the state of the curriculum and its plan, as plain values; None without a curriculum."""
         return {"rates": dict(self.rates), **self.stream.state()} if isinstance(self.stream, PlannedStream) else None
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Take over what :meth:`state` gave.
+        """Restore what :meth:`state` returned.
 
         Raises:
             ConfigurationError: it is of other environments.
@@ -131,23 +162,8 @@ class RunTasks:
             logger.warning("the checkpoint has no curriculum and this run has one: it begins with no success known")
 
 
-class NamedTasks(TaskSource):
-    """The tasks of a source under another name of their environment.
-
-    Args:
-        source: of the tasks.
-        name: what their ``environment`` is to be.
-    """
-
-    def __init__(self, source: TaskSource, name: str) -> None:
-        self.source, self.name, self.size = source, name, source.size
-
-    def __getitem__(self, index: int) -> Task:
-        return dataclasses.replace(self.source[index], environment=self.name)
-
-
 def named_environments(environments: Sequence[Environment], names: Sequence[str] | None) -> dict[str, Environment]:
-    """The environments by name.
+    """Return the environments by name.
 
     Args:
         environments: at least one.
@@ -175,50 +191,11 @@ def named_environments(environments: Sequence[Environment], names: Sequence[str]
     return dict(zip(chosen, environments, strict=True))
 
 
-def training_sources(environments: Mapping[str, Environment]) -> dict[str, TaskSource]:
-    """The training tasks of each environment, under the name it has in the run."""
-    found = {name: item.tasks("train") for name, item in environments.items()}
-    return {
-        name: source if environments[name].name == name else NamedTasks(source, name) for name, source in found.items()
-    }
-
-
-@dataclass(frozen=True)
-class TaskSettings:
-    """Settings of one environment among several; what is left out is as for all of them.
-
-    Args:
-        group_size: episodes of each task (decisions of each agent in a state of a turn tree); None is
-            ``data.group_size``.
-        max_turns: decisions after which an episode is cut short, in training and validation; None is
-            ``data.max_turns``.
-        reward_scale: factor of the rewards where they are learnt from; see :func:`worth`.
-
-    Raises:
-        ConfigurationError: a value out of range.
-    """
-
-    group_size: int | None = None
-    max_turns: int | None = None
-    reward_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("group_size", "max_turns"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"data.task_settings: {name} is {value}; it must be 1 or above")
-        if not (math.isfinite(self.reward_scale) and self.reward_scale > 0):
-            raise ConfigurationError(
-                f"data.task_settings: reward_scale is {self.reward_scale}; it must be a number above 0 (leave an "
-                "environment out of the run rather than its rewards)"
-            )
-
-
 def check_names(what: str, given: Sequence[str], names: Sequence[str]) -> None:
-    """Nothing when all given names are those of environments.
+    """Validate the names of environments in an option.
 
     Raises:
-        ConfigurationError: one is not; the message has the nearest.
+        ConfigurationError: there is no such environment; the message has the nearest.
     """
     for name in given:
         if name not in names:
@@ -230,14 +207,31 @@ def check_names(what: str, given: Sequence[str], names: Sequence[str]) -> None:
             )
 
 
-def worth(episodes: Sequence[Episode], scales: Mapping[str, float]) -> list[Episode]:
-    """The episodes as they are learnt from: every reward times the scale of its environment.
+class NamedTasks(TaskSource):
+    """The tasks of a source under another name of their environment."""
 
-    Environments pay in units of their own. The scale is applied to what an algorithm makes its advantages, values and
-    comparisons of, and to nothing else: records, files, metrics, evaluations and curricula keep the rewards that the
-    environment paid, or they could not be compared between runs. What an algorithm adds itself (``overlong_buffer``,
-    the divergence from the reference) is not scaled. An advantage that is divided by the spread of its group does not
-    depend on the scale.
+    def __init__(self, source: TaskSource, name: str) -> None:
+        self.source, self.name, self.size = source, name, source.size
+
+    def __getitem__(self, index: int) -> Task:
+        return dataclasses.replace(self.source[index], environment=self.name)
+
+
+def training_sources(environments: Mapping[str, Environment]) -> dict[str, TaskSource]:
+    """Return the training tasks of each environment, under its name in the run."""
+    found = {name: item.tasks("train") for name, item in environments.items()}
+    return {
+        name: source if environments[name].name == name else NamedTasks(source, name) for name, source in found.items()
+    }
+
+
+def worth(episodes: Sequence[Episode], scales: Mapping[str, float]) -> list[Episode]:
+    """Return the episodes with every reward times the scale of its environment, for training.
+
+    Environments reward in different units. The scale applies to advantages, values and comparisons alone: records,
+    files, metrics, evaluations and curricula keep the rewards of the environment, so that runs can be compared. Terms
+    that the algorithm adds (``overlong_buffer``, the KL penalty) are not scaled. An advantage that is divided by the
+    standard deviation of its group does not depend on the scale.
 
     Args:
         episodes: of any environments.
@@ -264,5 +258,5 @@ def _scaled(episode: Episode, scale: float) -> Episode:
     return dataclasses.replace(
         episode,
         trajectories={agent: tuple(map(row, rows)) for agent, rows in episode.trajectories.items()},
-        step_rewards=tuple({agent: paid * scale for agent, paid in step.items()} for step in episode.step_rewards),
+        step_rewards=tuple({agent: reward * scale for agent, reward in step.items()} for step in episode.step_rewards),
     )
