@@ -16,6 +16,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import SPLITS
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.report import EvaluationReport, played_episodes
+from mrlm_pl.runs.recorded_run import recorded_settings
 from mrlm_pl.settings import at_least, one_of
 
 
@@ -54,7 +55,9 @@ class HeldOutEvaluation(Callback):
         }
         if not trainer.is_global_zero:
             return
-        write_json(self._file(trainer, moment), {name: report.to_dict() for name, report in reports.items()})
+        settings = recorded_settings(Path(trainer.default_root_dir))
+        written = {name: {**report.to_dict(), "settings": settings.get(name)} for name, report in reports.items()}
+        write_json(self._file(trainer, moment), written)
         self._print(moment, reports)
 
     def _file(self, trainer: Trainer, moment: str) -> Path:

@@ -94,6 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mrlm_pl.cli.parsing.early_check import check
 
             check(arguments[1:])
+        elif command in ("eval", "collect", "check-env", "serve"):
+            from mrlm_pl.cli.parsing.early_check import check_environment_names
+
+            check_environment_names(arguments[1:])
         if command in INTERRUPTED:
             return _interruptible(command, module, function, arguments[1:])
         return int(getattr(importlib.import_module(module), function)(arguments[1:]))

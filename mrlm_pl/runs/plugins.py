@@ -22,8 +22,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jsonargparse import ArgumentParser
-
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, MRLMError, nearest, place_of_error
 
@@ -212,6 +210,8 @@ def environment_from(config: Mapping[str, Any]) -> Environment:
     Raises:
         ConfigurationError: the class cannot be imported, or refuses the arguments.
     """
+    from jsonargparse import ArgumentParser
+
     import_environment(str(config["class_path"]))
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(Environment, "environment", required=True)

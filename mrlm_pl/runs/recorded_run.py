@@ -13,7 +13,7 @@ import yaml
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.model_folders import exported_policies, missing_folder
-from mrlm_pl.runs.plugins import environments_by_name, import_environment
+from mrlm_pl.runs.plugins import environments_by_name, find_environment, import_environment
 from mrlm_pl.settings import seated_policy
 
 SINGLE = "main"
@@ -209,6 +209,16 @@ def latest_configuration(folder: Path) -> Path | None:
     matches = [(_CONFIGURATION.fullmatch(path.name), path) for path in folder.iterdir()]
     numbered = [(int(match.group(1) or 1), path) for match, path in matches if match]
     return max(numbered)[1] if numbered else None
+
+
+def recorded_settings(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the arguments of each environment of a run by its name; empty without a configuration."""
+    configuration = latest_configuration(folder) if folder.is_dir() else None
+    found = _environments(_settings(configuration)["data"])
+    return {
+        item.name or find_environment(str(item.config["class_path"])).name: dict(item.config.get("init_args") or {})
+        for item in found
+    }
 
 
 def _settings(path: Path | None) -> dict[str, dict[str, Any]]:

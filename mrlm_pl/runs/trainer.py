@@ -5,21 +5,21 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import lightning.pytorch
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint, ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.evaluation.table import report_table
 from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint, place_checkpoints, without_second_last
 from mrlm_pl.runs.console import silence_noise, warn_of_busy_machine, warn_of_emulated_bf16
 from mrlm_pl.runs.folder import (
@@ -33,6 +33,7 @@ from mrlm_pl.runs.folder import (
 )
 from mrlm_pl.runs.interrupts import Interruption, ending_in_order
 from mrlm_pl.runs.metrics_file import default_loggers
+from mrlm_pl.runs.played_episodes import PlayedEpisodes
 from mrlm_pl.runs.progress import RunProgress
 from mrlm_pl.runs.summary import BatchCount, PolicySummary, run_summary
 from mrlm_pl.trainer.fsdp import FSDP
@@ -81,7 +82,7 @@ class Trainer(lightning.pytorch.Trainer):
         self._root = options.get("default_root_dir")
         logger, bare = options.get("logger"), bool(options.get("barebones"))
         self._own_loggers = (logger is None or logger is True) and not bare and not options.get("fast_dev_run")
-        self._batches = BatchCount()
+        self._batches, self._played = BatchCount(), PlayedEpisodes()
         options.update(self._completed(options, bare))
         super().__init__(**options)
         # The folder is known when the run begins.
@@ -105,7 +106,7 @@ class Trainer(lightning.pytorch.Trainer):
             completed["plugins"] = [*plugins, DurableCheckpointIO()]
         callbacks: list[Callback] = [*_listed(options.get("callbacks"))]
         # Checkpoint callbacks come after all others, wherever they are.
-        callbacks += [PredictedEpisodes(), EndTogether(), self._batches]
+        callbacks += [self._played, EndTogether(), self._batches]
         if not bare and options.get("enable_progress_bar") is not False and not _has(callbacks, ProgressBar):
             callbacks.append(RunProgress())
         if not bare and options.get("enable_model_summary") is not False and not _has(callbacks, ModelSummary):
@@ -163,9 +164,11 @@ class Trainer(lightning.pytorch.Trainer):
         datamodule: Any = None,
         weights_only: bool | None = None,
     ) -> Any:
-        """Run the validation loop, below the run folder; see Lightning's ``Trainer.validate``."""
+        """Run the validation loop and print its report; see Lightning's ``Trainer.validate``."""
         with self._in_folder("validate", model, ckpt_path) as checkpoint:
-            return super().validate(model, dataloaders, checkpoint, verbose, datamodule, weights_only)
+            metrics = super().validate(model, dataloaders, checkpoint, False, datamodule, weights_only)
+            self._print_evaluation(metrics, verbose)
+            return metrics
 
     def test(
         self,
@@ -176,9 +179,11 @@ class Trainer(lightning.pytorch.Trainer):
         datamodule: Any = None,
         weights_only: bool | None = None,
     ) -> Any:
-        """Run the test loop, below the run folder; see Lightning's ``Trainer.test``."""
+        """Run the test loop and print its report; see Lightning's ``Trainer.test``."""
         with self._in_folder("test", model, ckpt_path) as checkpoint:
-            return super().test(model, dataloaders, checkpoint, verbose, datamodule, weights_only)
+            metrics = super().test(model, dataloaders, checkpoint, False, datamodule, weights_only)
+            self._print_evaluation(metrics, verbose)
+            return metrics
 
     def predict(
         self,
@@ -192,6 +197,17 @@ class Trainer(lightning.pytorch.Trainer):
         """Play test episodes into the run folder's ``predict/episodes``; see Lightning's ``Trainer.predict``."""
         with self._in_folder("predict", model, ckpt_path) as checkpoint:
             return super().predict(model, dataloaders, datamodule, return_predictions, checkpoint, weights_only)
+
+    def _print_evaluation(self, metrics: Sequence[Mapping[str, float]], verbose: bool) -> None:
+        """Print what was played and the metrics."""
+        data: Any = self.datamodule  # type: ignore[attr-defined]
+        if not (verbose and self.is_global_zero):
+            return
+        if isinstance(data, RolloutDataModule):
+            for report in self._played.reports:
+                print(report_table(report, data.validation_sampling), end="\n\n")
+        for name, value in {key: value for found in metrics for key, value in found.items()}.items():
+            print(f"{name} {value:.4f}")
 
     @contextmanager
     def _in_folder(
@@ -262,27 +278,6 @@ class Trainer(lightning.pytorch.Trainer):
         remedy = _how_to_continue(self.folder.path) if stage == "fit" and self.folder is not None else ""
         print(f"mrlm: {interruption.name} has ended {stage}{remedy}", file=sys.stderr)
         return interruption.status
-
-
-class PredictedEpisodes(BasePredictionWriter):
-    """Writes the episodes that a prediction loop plays to ``RUN/episodes``."""
-
-    def __init__(self) -> None:
-        super().__init__(write_interval="batch")
-
-    def write_on_batch_end(
-        self,
-        trainer: lightning.pytorch.Trainer,
-        pl_module: LightningModule,
-        prediction: Any,
-        batch_indices: Sequence[int] | None,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int,
-    ) -> None:
-        rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
-        name = f"predict-{dataloader_idx}-{batch_idx:06d}{rank}.jsonl.gz"
-        write_episodes(Path(trainer.default_root_dir) / "episodes" / name, prediction)
 
 
 def _how_to_continue(folder: str) -> str:

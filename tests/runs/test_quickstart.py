@@ -39,6 +39,8 @@ def test_a_short_run_leaves_everything_the_readme_names(tmp_path: Path, monkeypa
     expected = {"checkpoints", "policies", "episodes", "tensorboard", "metrics.csv", "config.yaml"}
     assert expected | {"evaluation_before.json", "evaluation_after.json"} <= names
     assert (folder / "checkpoints" / "last.ckpt").is_file()
+    before = json.loads((folder / "evaluation_before.json").read_text())
+    assert before["math"]["settings"]["difficulty"] == [1, 1], "for `mrlm eval --compare`"
     assert len(list(read_episodes(folder / "episodes"))) == 2 * 4 * 8
     with (folder / "metrics.csv").open() as lines:
         columns = set(csv.DictReader(lines).fieldnames or ())

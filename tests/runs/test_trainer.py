@@ -155,7 +155,7 @@ def test_each_fit_has_a_folder_of_its_own_named_like_the_algorithm() -> None:
         quiet(resume=True)
 
 
-def test_last_continues_and_a_validation_writes_below_the_run() -> None:
+def test_last_continues_and_a_validation_writes_below_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     quiet(output="mine").fit(*parts())
     algorithm, data = parts()
     trainer = mrlm_pl.Trainer(output="mine", accelerator="cpu", max_epochs=2, num_sanity_val_steps=0)
@@ -163,6 +163,11 @@ def test_last_continues_and_a_validation_writes_below_the_run() -> None:
     assert (trainer.global_step, trainer.default_root_dir) == (2, "mine")
     trainer.validate(algorithm, data)
     assert Path("mine/validate/metrics.csv").is_file()
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.count(" "))
+    assert lines["environment"] == "math (validation, seed 0)"
+    assert lines["episodes"] == "2"
+    assert lines["sampling"].startswith("temperature 1, ")
+    assert lines["val/reward"] == lines["mean"].split()[1]
     assert trainer.default_root_dir == "mine"
 
 

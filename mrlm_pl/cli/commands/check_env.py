@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from mrlm_pl.cli.parsing.environment_option import environment_parser, option_values, parse
+from mrlm_pl.cli.parsing.config_files import option_values
+from mrlm_pl.cli.parsing.environment_option import environment_parser, parse
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError

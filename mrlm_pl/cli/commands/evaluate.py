@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -18,14 +17,11 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.evaluation.table import interval_text, report_table
 from mrlm_pl.runs.models import MAX_TURNS, sampling_from
 
 if TYPE_CHECKING:
     from mrlm_pl.evaluation.comparison import Comparison
-    from mrlm_pl.evaluation.report import EvaluationReport, Measured
-
-
-_PART_COLUMNS = ("reward", "turns", "first turn", "opens", "tokens/turn", "truncated", "components")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -63,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
         name=name,
     )
     written = {**report.to_dict(), "settings": read.environment_settings(), "sampling": asdict(sampling)}
-    print(_table(report, shown_settings(read.config.environment), sampling))
+    print(report_table(report, sampling, shown_settings(read.config.environment)))
     if output is not None:
         write_json(output, written)
     if other is not None and report.episodes:
@@ -152,81 +148,10 @@ def tell_of_other_settings(own: Mapping[str, Any], other: Mapping[str, Any] | No
         print(f"mrlm: warning: {path} has other environment settings: {'; '.join(changed)}", file=sys.stderr)
 
 
-def _table(report: EvaluationReport, settings: str, sampling: Sampling) -> str:
-    from mrlm_pl.evaluation.report import played_episodes
-
-    lines = [
-        ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
-        ("settings", settings),
-        ("model", report.model),
-        ("sampling", ", ".join(f"{name} {value:g}" for name, value in asdict(sampling).items())),
-        ("episodes", played_episodes(report)),
-    ]
-    if report.episodes:
-        lines.append(("mean reward", f"{report.mean_reward:.4f}{_interval(report.ci95)}"))
-    if report.accuracy is not None:
-        lines.append(("accuracy", f"{report.accuracy:.4f}" + _interval(report.accuracy_ci95)))
-    lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]
-    lines += [(f"majority@{k}", f"{value:.4f}") for k, value in report.majority_at_k.items()]
-    lines += [(f"  {name}", f"{value:.4f}") for name, value in report.components.items()]
-    lines += [(f"  {name}", _measured(measured, report.episodes)) for name, measured in report.metrics.items()]
-    if report.episodes:
-        reasons = ", ".join(f"{name} {count}" for name, count in sorted(report.stop_reasons.items()))
-        lines.append(("stop reasons", f"{reasons}; {report.truncated:.4f} truncated"))
-    if len(report.agents) == 1:
-        (part,) = report.agents.values()
-        told = f"{_shown(part.turns, 2)} an episode, of {_shown(part.response_tokens, 1)} tokens"
-        lines.append(("turns", f"{told}; {_shown(part.truncated_turns, 4)} truncated"))
-    width = max(14, *(len(name) for name, _ in lines))
-    text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
-    tables = [_parts("agent", report), _parts("policy", report)] if len(report.agents) > 1 else []
-    return "\n\n".join([text, *tables])
-
-
-def _parts(kind: str, report: EvaluationReport) -> str:
-    """A table of what each agent, or each policy, earned and did; agents stand in the order in which they act."""
-    parts = report.agents if kind == "agent" else report.policies
-    seats = report.seats.items()
-    rows = [(kind, "policy" if kind == "agent" else "agents", *_PART_COLUMNS)]
-    for name, part in parts.items():
-        agents = [agent for agent, policy in seats if policy == name]
-        own = [report.seats[name]] if kind == "agent" and name in report.seats else agents if kind == "policy" else []
-        rows.append(
-            (
-                name,
-                ", ".join(own) or "-",
-                f"{part.reward:.4f}{_interval(part.ci95)}",
-                _shown(part.turns, 2),
-                _shown(part.first_turn, 2),
-                _shown(part.opens, 2),
-                _shown(part.response_tokens, 1),
-                _shown(part.truncated_turns, 4),
-                ", ".join(f"{key} {value:.4f}" for key, value in part.components.items()),
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-
-
-def _shown(value: float, digits: int) -> str:
-    return "-" if math.isnan(value) else f"{value:.{digits}f}"
-
-
-def _measured(measured: Measured, episodes: int) -> str:
-    """The value; with the number of cases where it is not that of the episodes."""
-    if measured.value is None:
-        return "-  of 0"
-    return f"{measured.value:.4f}{_interval(measured.ci95)}" + (
-        f"  of {measured.of}" if measured.of != episodes else ""
-    )
-
-
 def _comparison(found: Comparison, tasks: int, path: str) -> str:
     common = f"{found.tasks} of {tasks}" if found.tasks < tasks else f"{tasks}"
     return (
-        f"gain {found.gain:+.4f}{_interval(found.ci95)} over {path}, in {common} tasks: "
+        f"gain {found.gain:+.4f}{interval_text(found.ci95)} over {path}, in {common} tasks: "
         f"{found.own_measure} {found.own:.4f} ({_decisions(found.own_decisions)}) against "
         f"{found.other_measure} {found.other:.4f} ({_decisions(found.other_decisions)})"
     )
@@ -234,10 +159,3 @@ def _comparison(found: Comparison, tasks: int, path: str) -> str:
 
 def _decisions(number: float) -> str:
     return f"{number:g} decision{'' if number == 1 else 's'} per task"
-
-
-def _interval(bounds: tuple[float, float] | None) -> str:
-    """The interval; nothing where there is none, or none is known."""
-    if bounds is None or not all(map(math.isfinite, bounds)):
-        return ""
-    return f"  95 % [{bounds[0]:.4f}, {bounds[1]:.4f}]"

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mrlm_pl.algorithms import Algorithm
-from mrlm_pl.cli.parsing.environment_option import option_values
+from mrlm_pl.cli.parsing.config_files import option_values
 from mrlm_pl.cli.parsing.parser import ShortErrors
 from mrlm_pl.cli.parsing.policy_options import declare_policies
 from mrlm_pl.cli.parsing.run_configuration import SaveConfig

@@ -88,7 +88,12 @@ def sandbox() -> dict[str, Any]:
 def _describe(classes: Iterable[type]) -> list[dict[str, Any]]:
     """Entries of the classes that can be named, by name."""
     usable = [cls for cls in classes if not inspect.isabstract(cls) and not cls.__name__.startswith("_")]
-    packaged = [cls for cls in usable if not cls.__module__.startswith("mrlm_pl.cli.")]
+    # Of ours only what a package exports is meant to be named.
+    packaged = [
+        cls
+        for cls in usable
+        if not cls.__module__.startswith("mrlm_pl.") or class_path(cls) != f"{cls.__module__}.{cls.__qualname__}"
+    ]
     return [{"name": cls.__name__, **_entry(cls)} for cls in sorted(packaged, key=lambda cls: cls.__name__)]
 
 

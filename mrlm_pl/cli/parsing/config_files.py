@@ -1,9 +1,8 @@
-"""The YAML files of ``--config``, read once before the parser; mistakes are reported with file and line."""
+"""The words of a command line and its YAML files before they are parsed; mistakes are reported with file and line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -36,10 +35,17 @@ def check_exist(arguments: Sequence[str]) -> None:
 
 
 def _named(arguments: Sequence[str]) -> list[Path]:
-    words = [argument.partition("=") for argument in arguments]
-    named = [value for option, equals, value in words if option == _OPTION and equals]
-    named += [value for option, value in pairwise(arguments) if option == _OPTION]
-    return [Path(name) for name in named if "\n" not in name and len(name) < 4096]
+    named = [value for option, value in option_values(arguments) if option == _OPTION]
+    return [Path(name) for name in named if name and "\n" not in name and len(name) < 4096]
+
+
+def option_values(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Return pairs of an option and the word after it or after its ``=``."""
+    pairs = []
+    for index, argument in enumerate(arguments):
+        option, _, value = argument.partition("=")
+        pairs.append((option, value or next(iter(arguments[index + 1 :]), "")))
+    return pairs
 
 
 def check_files(files: Sequence[Path]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from mrlm_pl.cli.parsing.config_files import check_exist, check_files, config_files, place_of_key
+from mrlm_pl.cli.parsing.config_files import check_exist, check_files, config_files, option_values, place_of_key
 from mrlm_pl.errors import ConfigurationError, nearest
 from mrlm_pl.runs.plugins import plugin_entry_points
 
@@ -61,7 +61,47 @@ def check(arguments: Sequence[str]) -> None:
         _check_names((group,), KINDS[group], [*known, *unexported], options)
         _check_names((group,), KINDS[group], [*known, *unexported], spelt, files)
         _check_class((group,), PACKAGE / folder, {}, options, spelt, files)
+    _check_policies(options, spelt)
     _check_environment(options, spelt, files)
+
+
+def check_environment_names(arguments: Sequence[str]) -> None:
+    """Refuse the misspelled name of an environment: the first word, or in ``--environment`` or ``--environments``.
+
+    A run has names of its own, so that the name beside ``--model RUN`` is left to the parser.
+
+    Raises:
+        ConfigurationError: the name, with the nearest.
+    """
+    pairs = option_values(arguments)
+    if any(option == "--model" and Path(value).is_dir() for option, value in pairs):
+        return
+    named = [
+        *(word for word in arguments[:1] if not word.startswith("-")),
+        *(value for option, value in pairs if option == "--environment"),
+        *(name.strip() for option, value in pairs if option == "--environments" for name in value.split(",")),
+    ]
+    _, known = _environment_names()
+    _check_names(("environment",), "environment", known, [(("environment",), name) for name in named])
+
+
+def _check_policies(options: Sequence[_Given], spelt: Sequence[_Given]) -> None:
+    """Refuse an option for a policy whose name looks like that of a configured one, and that no seat names."""
+    known = {key[2] for key, _ in spelt if key[:2] == ("model", "policies") and len(key) > 2}
+    seated = {str(value) for key, value in (*spelt, *options) if key[:2] == ("model", "seats")}
+    for key, _ in options:
+        if (
+            key[:2] != ("model", "policies")
+            or len(key) < 3
+            or key[2] in known
+            or any(key[2] in item for item in seated)
+        ):
+            continue
+        if near := nearest(key[2], known):
+            raise ConfigurationError(
+                f"model.policies.{key[2]}: there is no policy {key[2]!r}; did you mean {near!r}? Another policy is named "
+                "in `--model.seats` too"
+            )
 
 
 def _check_names(
@@ -94,17 +134,28 @@ def _assigns(item: ast.Assign, name: str) -> bool:
     return any(isinstance(target, ast.Name) and target.id == name for target in item.targets)
 
 
-def _check_environment(options: Sequence[_Given], spelt: Sequence[_Given], files: Sequence[Path]) -> None:
-    """Refuse an environment that does not exist, and a key that it does not have."""
+def _environments_folder() -> Path | None:
     found = importlib.util.find_spec(OWN_PLUGINS[0])
-    if found is None or not found.submodule_search_locations:
-        return
-    folder = Path(found.submodule_search_locations[0])
-    short: dict[str, str] = {}
+    return Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
+
+
+def _environment_names() -> tuple[dict[str, str], list[str]]:
+    """Our environments' class names by their short names, and all names of environments."""
+    folder, short = _environments_folder(), dict[str, str]()
+    if folder is None:
+        return short, []
     for file in sorted(folder.rglob("*.py")):
         for cls in _classes(file).values():
             short |= dict.fromkeys(_short_names(cls), cls.name)
-    place, known = ("data", "environment"), [*short, *_exported(folder), "RemoteEnvironment"]
+    return short, [*short, *_exported(folder), "RemoteEnvironment"]
+
+
+def _check_environment(options: Sequence[_Given], spelt: Sequence[_Given], files: Sequence[Path]) -> None:
+    """Refuse an environment that does not exist, and a key that it does not have."""
+    folder = _environments_folder()
+    if folder is None:
+        return
+    place, (short, known) = ("data", "environment"), _environment_names()
     _check_names(place, "environment", known, options)
     _check_names(place, "environment", known, spelt, files)
     _check_class(place, folder, short, options, spelt, files)

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile
 
+from mrlm_pl.cli.parsing.config_files import option_values
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
 from mrlm_pl.runs.plugins import import_environment
@@ -148,12 +149,3 @@ def _without(words: Sequence[str], option: str) -> list[str]:
         elif not word.startswith(f"{option}="):
             kept.append(word)
     return kept
-
-
-def option_values(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of an option and the word after it or after its ``=``."""
-    pairs = []
-    for index, argument in enumerate(arguments):
-        option, _, value = argument.partition("=")
-        pairs.append((option, value or next(iter(arguments[index + 1 :]), "")))
-    return pairs

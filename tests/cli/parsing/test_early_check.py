@@ -22,22 +22,36 @@ TYPOS = {
     "--config=configs/quikstart.yaml": "did you mean 'configs/quickstart.yaml'?",
     "--model.clip_loww": "'clip_low'",
     "--model.policies.main.lerning_rate": "'learning_rate'",
+    "--model.policies.mian.learning_rate": "there is no policy 'mian'; did you mean 'main'?",
     "--data.sampling.temprature": "'temperature'",
     "--data.grups": "'groups'",
     "--trainer.max_epoch": "'--trainer.max_epochs'",
 }
 
 
-@pytest.mark.parametrize("option", TYPOS)
-def test_a_typo_is_answered_without_torch(option: str) -> None:
+ENVIRONMENTS = {
+    "eval --model builtin:tiny --environment mathh": "did you mean 'math'?",
+    "collect --model builtin:tiny --output a.jsonl --environment=mathh": "did you mean 'math'?",
+    "serve --environments sql,mathh": "did you mean 'math'?",
+    "check-env mathh": "did you mean 'math'?",
+}
+
+
+ANSWERED = {
+    f"fit --config configs/quickstart.yaml {option} 1": answer for option, answer in TYPOS.items()
+} | ENVIRONMENTS
+
+
+@pytest.mark.parametrize("words", ANSWERED)
+def test_a_typo_is_answered_without_torch(words: str) -> None:
     code = (
         "import sys; from mrlm_pl.cli.main import main;"
-        f"status = main(['fit', '--config', 'configs/quickstart.yaml', *'{option} 1'.split()]);"
+        f"status = main('{words}'.split());"
         "print(status, sorted({'torch', 'transformers', 'lightning', 'jsonargparse'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert found.stdout.strip() == "2 []", found.stderr
-    assert TYPOS[option] in found.stderr
+    assert ANSWERED[words] in found.stderr
     assert len(found.stderr.splitlines()) == 1
 
 
