@@ -99,8 +99,8 @@ def _check_policies(options: Sequence[_Given], spelt: Sequence[_Given]) -> None:
             continue
         if near := nearest(key[2], known):
             raise ConfigurationError(
-                f"model.policies.{key[2]}: there is no policy {key[2]!r}; did you mean {near!r}? Another policy is named "
-                "in `--model.seats` too"
+                f"model.policies.{key[2]}: there is no policy {key[2]!r}; did you mean {near!r}? Another policy is "
+                "named in `--model.seats` too"
             )
 
 
