@@ -46,8 +46,9 @@ def policy_folder(name: str, option: str) -> str:
 
 
 def exported_policies(run: Path) -> list[Path]:
-    """Return the folders of the policies that a run has written."""
-    return sorted(path.parent for path in (run / "policies").glob("*/config.json"))
+    """Return the folders of the policies that a run has written, without drafts that a kill left."""
+    folders = (path.parent for path in (run / "policies").glob("*/config.json"))
+    return sorted(folder for folder in folders if folder.suffix not in (".part", ".old"))
 
 
 def missing_folder(name: str) -> str | None:

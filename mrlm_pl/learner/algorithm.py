@@ -470,14 +470,17 @@ class Algorithm(LightningModule, ABC):
             if not self.policy(name).trained:
                 continue
             final = Path(folder) / name
-            draft = final.with_name(f"{name}.part")
+            draft, former = (final.with_name(f"{name}.{suffix}") for suffix in ("part", "old"))
             try:
                 if write:
                     shutil.rmtree(draft, ignore_errors=True)
+                    shutil.rmtree(former, ignore_errors=True)
                 self.policy(name).save_pretrained(draft, write=write)
                 if write:
-                    shutil.rmtree(final, ignore_errors=True)
+                    if final.exists():
+                        final.rename(former)  # a kill in the midst of its removal would leave a part of it
                     draft.rename(final)
+                    shutil.rmtree(former, ignore_errors=True)
             except (OSError, SafetensorError) as error:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise StorageError(

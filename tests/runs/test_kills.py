@@ -360,6 +360,25 @@ def test_a_kill_at_any_moment_changes_nothing(name: str, model_folder: Path, tmp
     assert states > 20
 
 
+def test_an_exported_policy_is_whole_or_absent_at_every_moment(model_folder: Path, tmp_path: Path) -> None:
+    algorithm = GRPO({"main": policy(model_folder)})
+    algorithm.configure_model()
+    folder = tmp_path / "policies" / "main"
+    algorithm.export(folder.parent)
+    whole = sorted(path.name for path in folder.iterdir())
+    seen: list[list[str]] = []
+
+    def look(moment: str) -> None:
+        seen.append(sorted(path.name for path in folder.iterdir()) if folder.exists() else whole)
+
+    with at_each_moment(tmp_path, look):
+        algorithm.export(folder.parent)
+    look("at the end")
+    assert len(seen) > 5
+    assert all(names == whole for names in seen)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["main"]
+
+
 class Killed(BaseException):
     """Ends a run between two files."""
 

@@ -153,7 +153,7 @@ def _state(folder: Path, sizes: dict[Path, int], inside_drafts: bool) -> str:
     """What a resumed run depends on: which files there are, whether they are whole, and what the checkpoint holds."""
     digest = hashlib.sha256(b"fine" if inside_drafts else b"coarse")
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
-        if not inside_drafts and path.parent.suffix == ".part":
+        if not inside_drafts and path.parent.suffix in (".part", ".old"):
             continue
         digest.update(str(path.relative_to(folder)).encode())
         if not path.is_file():
