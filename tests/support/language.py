@@ -108,7 +108,7 @@ def main(words: str) -> int:
         for area, row in found.items()
     }
     ALLOWANCES.write_text(json.dumps(lowered, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    over = sorted(f"{area}: {phrase}" for area in found for phrase in found[area] if found[area] != lowered[area])
+    over = [f"{area}: {phrase}" for area, row in found.items() for phrase in row if row[phrase] > lowered[area][phrase]]
     print(f"{sum(sum(row.values()) for row in lowered.values())} places are allowed", *over, sep="\n")
     return bool(over)
 
