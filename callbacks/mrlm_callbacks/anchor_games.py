@@ -22,7 +22,7 @@ from mrlm_pl.settings import at_least
 
 @dataclass(frozen=True)
 class AnchorGames:
-    """How often and against whom a learner is measured.
+    """Schedule and opponents of a learner's evaluation.
 
     Args:
         every: iterations between two measurements; one is also made before the first and after the last iteration.
@@ -94,7 +94,7 @@ class AnchorGames:
 
 
 def check_language(policy: Policy, other: Policy, whose: str) -> None:
-    """Nothing when two policies read the same tokens.
+    """Check that two policies read the same tokens.
 
     Raises:
         ConfigurationError: their vocabularies or chat templates differ.

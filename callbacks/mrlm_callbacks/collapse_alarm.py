@@ -1,4 +1,4 @@
-"""When a learner plays so much worse against fixed opponents that its run should not go on unseen."""
+"""An alarm for a learner that plays much worse against fixed opponents than before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mrlm_pl.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class CollapseAlarm:
-    """What counts as a collapse, and what is done about it.
+    """The definition of a collapse, and the reaction to it.
 
     Args:
         margin: alarm when the score against an anchor is more than this below the best one against it so far, that

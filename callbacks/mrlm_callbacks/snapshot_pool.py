@@ -107,7 +107,7 @@ def put_into(opponent: Policy, weights: Mapping[str, Tensor], learner: Policy) -
 
 
 def check_fit(opponent: Policy, weights: Mapping[str, Tensor], whose: str) -> None:
-    """Nothing when the opponent's model can play with these weights.
+    """Check that the opponent's model can play with these weights.
 
     Raises:
         ConfigurationError: a weight is only in one of them, or has another shape.

@@ -1,4 +1,4 @@
-"""What a reply answers, whether that is right, and what a team's votes come to: numbers, or a label of an inference."""
+"""Reads, compares and counts the answers of replies: numbers, or labels of an inference."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn: the distribution is ``softmax(logits / temperature)``, cut by top-k, then by top-p.
+    """Sampling settings: the distribution is ``softmax(logits / temperature)``, cut by top-k, then by top-p.
 
     Args:
         temperature: 0 takes the most probable token (its log-probability is then that of temperature 1);
@@ -85,7 +85,7 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class Sample:
-    """What was generated for one request.
+    """A generated turn of one request.
 
     Args:
         token_ids: the sampled tokens, the stop token included when there is one; at least one.

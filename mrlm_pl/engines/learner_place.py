@@ -1,4 +1,4 @@
-"""Where a run's learner computes."""
+"""The devices of a run's learner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class LearnerPlace:
-    """Where a run's learner computes on this machine.
+    """The devices of a run's learner on this machine.
 
     Args:
         devices: for each of its processes here the index of its GPU, among those that the process sees; empty where it

@@ -1,4 +1,4 @@
-"""What holds reference models elsewhere than in the learner, and computes with them."""
+"""Reference models outside of the learner, which compute log-probabilities."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class _Play:
-    """What an episode showed: observations and steps, in order."""
+    """Observations and steps of an episode, in order."""
 
     observed: tuple[Mapping[str, Sequence[Message]], ...]
     steps: tuple[Step, ...]
@@ -283,7 +283,7 @@ def check_environment(environment: Environment, *, tasks_per_split: int = 8, max
 
 @dataclass(frozen=True)
 class DataReport:
-    """Whether the tasks of a data set can be solved by their own reference solutions.
+    """The rewards of a data set's reference solutions.
 
     Args:
         solved: rows whose reference succeeds.

@@ -47,7 +47,7 @@ class ToolSchema:
 
 @dataclass(frozen=True)
 class Step:
-    """What the environment answers to the agents' decisions.
+    """The environment's answer to the agents' decisions.
 
     Args:
         observations: new messages for each agent that acts next; empty when ``done``.
@@ -415,7 +415,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a single-agent environment answers to one reply.
+    """A single-agent environment's answer to one reply.
 
     Args:
         components: named parts of the reward; the reward is their sum.

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 BadRows = Literal["skip", "stop"]
-"""What a row that cannot be used does: it is skipped with a warning that names it, or it stops the run."""
+"""The fate of a row that cannot be used: it is skipped with a warning that names it, or it stops the run."""
 
 NAMED_ROWS = 10
 """Skipped rows that a warning names."""

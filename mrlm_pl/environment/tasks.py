@@ -1,4 +1,4 @@
-"""Where tasks come from: data sets and generators, by split."""
+"""Sources of tasks: data sets and generators, by split."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import at_least, positive
 
 ADAPTER_FOLDER = "adapter"
-"""Where an exported policy's adapter lies, below the folder with the merged weights."""
+"""Name of an exported policy's adapter folder, below the folder with the merged weights."""
 
 _KEY = ".lora_"
 _LINEAR = (nn.Linear, Conv1D)
@@ -85,7 +85,7 @@ def add_adapter(model: nn.Module, lora: LoRA, name: str) -> Any:
 
 
 def _check_targets(model: nn.Module, lora: LoRA) -> None:
-    """Nothing when every adapter is on a layer whose merged weight says all that it does."""
+    """Check that every adapter is on a layer whose merged weight is equivalent to it."""
     owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     for name, module in model.named_modules():
         base = getattr(module, "base_layer", None)

@@ -1,4 +1,4 @@
-"""Where a policy's weights are, when a server has them."""
+"""The server that has a policy's weights."""
 
 from __future__ import annotations
 

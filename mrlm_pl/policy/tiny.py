@@ -16,7 +16,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<|end|>"
 ROLE_TOKENS = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")}
 CHARACTERS = "\n\t" + "".join(chr(code) for code in range(32, 127))
-"""What the tokenizer knows besides its special tokens; any other character becomes ``<unk>``."""
+"""The tokenizer's characters besides its special tokens; any other one becomes ``<unk>``."""
 
 CONTEXT_LENGTH = 2048
 

@@ -1,4 +1,4 @@
-"""How a chat template writes tool calls, found out by letting it write one, and reading such calls in a reply."""
+"""The form in which a chat template writes tool calls, detected by rendering one, and its parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gives a text a number: the interface that environments, judges and servers ask. It needs no torch."""
+"""The interface of scorers of texts for environments, judges and servers. It needs no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ the share of episodes that succeed."""
 
 @dataclass(frozen=True)
 class TextScore:
-    """What a scorer gave a conversation: a number, and whether its beginning was left out to fit the window."""
+    """The score of a conversation, and whether its beginning was left out to fit the window."""
 
     value: float
     truncated: bool = False

@@ -43,7 +43,7 @@ class Tests:
         return sorted({name for part in self.parts for name in unbound_names(part)} - bound_names(self.context))
 
     def request(self) -> dict[str, Any]:
-        """What the process of the tests is asked."""
+        """Return the request to the process of the tests."""
         tests = {"context": self.context, "names": self.required(), "entry": self.entry, "tests": list(self.parts)}
         return {"operation": "grade", **tests}
 
@@ -74,14 +74,14 @@ class UnitTests:
         return sorted(self.names)
 
     def request(self) -> dict[str, Any]:
-        """What the process of the tests is asked."""
+        """Return the request to the process of the tests."""
         tests = {"context": self.context, "names": list(self.names), "tests": self.code}
         return {"operation": "grade_unit_tests", **tests, "operators": list(self.operators)}
 
 
 @dataclass(frozen=True)
 class Grade:
-    """How a program did.
+    """The result of grading a program.
 
     Args:
         passed: assertions that held, or test methods that passed.

@@ -31,7 +31,7 @@ PYTHON_TASKS, SHELL_TASKS = 32, 64
 
 @dataclass(frozen=True)
 class Execution:
-    """What a program did.
+    """The result of running a program.
 
     Args:
         output: what it printed, standard error included, at most ``output_kb`` of it.

@@ -37,7 +37,7 @@ FORWARD_SECONDS = 300.0
 """Longest that a forwarded call may take; the worker's own deadlines are shorter."""
 
 REJOIN_SECONDS = 10.0
-"""How long a call waits for the worker of its session, after this controller was started."""
+"""Seconds that a call waits for the worker of its session, after the start of this controller."""
 
 
 @dataclass(eq=False)

@@ -34,7 +34,7 @@ _MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server listens and whom it lets in.
+    """A server's address, and the clients that it accepts.
 
     Args:
         host: address to listen on.

@@ -21,7 +21,7 @@ _KEPT = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.ClassDef, as
 
 @dataclass(frozen=True)
 class Reply:
-    """What an agent wrote.
+    """The code that an agent wrote.
 
     Args:
         methods: its definitions of methods, the last one of each.

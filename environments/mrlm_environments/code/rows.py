@@ -15,10 +15,10 @@ from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import Tests, UnitTests, bound_names, unbound_names
 
 FIELDS = ("prompt", "text")
-"""Where a row's text stands, whichever it has."""
+"""Names of the field with a row's text."""
 
 COMPLETE = "Complete this function. Answer with the whole function in a fenced block.\n"
-"""What HumanEval's prompts begin with here."""
+"""The beginning of HumanEval's prompts here."""
 
 _FENCE = "```"
 _PYTHON = ("", "python", "py", "python3")

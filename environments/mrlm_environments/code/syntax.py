@@ -1,4 +1,4 @@
-"""What ``ast`` calls by several names."""
+"""Groups of ``ast``'s classes, and its errors."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import ast
 METHOD = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 BROKEN = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""What Python raises on text that is no program, or one nested too deep."""
+"""Errors of Python on text that is no program, or one nested too deep."""

@@ -1,4 +1,4 @@
-"""How a main function uses the helper ``aux`` that another agent wrote, read from its text."""
+"""The use of another agent's helper ``aux`` by a main function, read from its text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCOPES = (*METHOD, ast.Lambda, ast.ClassDef)
 
 @dataclass(frozen=True)
 class AuxUse:
-    """What a main function does with ``aux``.
+    """The use of ``aux`` by a main function.
 
     Args:
         calls: it calls it, or hands it to what it calls.

@@ -32,7 +32,7 @@ MAX_REPLY_CHARACTERS = 50_000
 
 @dataclass(frozen=True)
 class _Judgement:
-    """What two programs are worth: named parts, and what they rest on."""
+    """The reward of two programs in named parts, and its evidence."""
 
     components: Mapping[str, float]
     use: AuxUse

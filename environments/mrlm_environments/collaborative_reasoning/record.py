@@ -18,7 +18,7 @@ ROLES = (LEADER, SUMMARIZER)
 
 @dataclass(frozen=True)
 class Answer:
-    """What one member said in one turn.
+    """One member's answer in one turn.
 
     Args:
         text: all of it.

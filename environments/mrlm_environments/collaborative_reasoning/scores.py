@@ -1,4 +1,4 @@
-"""What an answer is worth, in [0, 1]: by its label, or by a model that gives a text one number."""
+"""The score of an answer in [0, 1]: by its label, or by a model that gives a text one number."""
 
 from __future__ import annotations
 

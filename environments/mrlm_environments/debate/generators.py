@@ -40,7 +40,7 @@ class TextGenerator(ABC):
     """Writes a reply to a conversation. Called from several threads at the same time, and pickled with its judge."""
 
     label: str = "the model"
-    """What is asked, for messages."""
+    """Name of the model or server, for messages."""
 
     @abstractmethod
     def generate(self, messages: Sequence[Message], seed: int) -> str:

@@ -1,4 +1,4 @@
-"""What judges of debates have in common: the debate they read, the verdict they give, and who has won by it."""
+"""The interface of judges of debates: the debate, the verdict and its winner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIE = "TIE"
 
 @dataclass(frozen=True)
 class Argument:
-    """What one side said in one turn."""
+    """One side's speech in one turn."""
 
     side: Side
     text: str

@@ -134,7 +134,7 @@ class _Text:
 
 @dataclass(frozen=True)
 class Measures:
-    """What was measured of one argument: its parts, and its soundness, all in [0, 1]."""
+    """Measures of one argument: its parts, and its soundness, all in [0, 1]."""
 
     parts: Mapping[str, float]
     soundness: float

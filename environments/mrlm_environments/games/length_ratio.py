@@ -12,7 +12,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least, between
 
 MAX_CHARACTERS = 10_000
-"""What a text counts at most."""
+"""The largest length that a text counts for."""
 
 _KINDS = ("warm", "cold", "old", "quiet", "bright", "small", "grey", "wild", "slow", "late")
 _THINGS = ("rain", "sea", "town", "garden", "train", "night", "river", "house", "storm", "road")

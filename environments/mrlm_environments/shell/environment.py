@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 SHOWN_CHARACTERS = 800
 SOLVED = 1.0
 _CHECKERS = {"bash": "bash -c", "python": "python3 -I -c"}
-"""How a check program is run. ``-I``: else it would import modules that the agent left in its home folder."""
+"""The command of a check program. ``-I``: else it would import modules that the agent left in its home folder."""
 
 _NO_ERRORS = "2> /dev/null"
-"""What a script prints as errors is no part of its output."""
+"""A script's errors are no part of its output."""
 
 
 TOOLS = (

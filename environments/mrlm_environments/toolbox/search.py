@@ -35,10 +35,10 @@ class SearchResult:
 
 
 class SearchBackend(ABC):
-    """Where :class:`WebSearch` looks. Copies of an environment copy it; keep connections out of a copy's state."""
+    """The index of :class:`WebSearch`. Copies of an environment copy it; keep connections out of a copy's state."""
 
     label: str = "the search engine"
-    """What was searched; the agent is told."""
+    """Name of the searched collection, which the agent reads."""
 
     @abstractmethod
     def search(self, query: str, k: int) -> Sequence[SearchResult]:

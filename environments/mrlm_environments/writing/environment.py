@@ -21,7 +21,7 @@ from mrlm_pl.settings import at_least, one_of
 Family = Literal["tldr", "arxiv"]
 
 FIELDS: dict[str, tuple[str, ...]] = {"tldr": ("prompt",), "arxiv": ("abstract_text", "abstract")}
-"""Where a row's text stands; the first of them that it has."""
+"""Names of the field with a row's text; the first that the row has."""
 
 AGENTS = {"tldr": ("brief", "detailed"), "arxiv": ("background", "method")}
 _ORDERS = {

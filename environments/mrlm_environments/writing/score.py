@@ -40,7 +40,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a pair of parts is held against.
+    """The standard of a pair of parts.
 
     Args:
         words: fewest and most words of each part.

@@ -1,4 +1,4 @@
-"""What the writing game counts in a text: its content words, and the kinds of transition words in it."""
+"""Counts of the writing game: a text's content words, and its kinds of transition words."""
 
 from __future__ import annotations
 

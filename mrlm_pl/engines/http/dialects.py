@@ -1,4 +1,4 @@
-"""What the servers' HTTP interfaces look like: the request for a sample, its reply, and the update of weights.
+"""HTTP interfaces of servers: the request for a sample, its reply, and the update of weights.
 
 vLLM: ``POST /v1/completions`` with a list of token ids as ``prompt`` and ``return_token_ids``, and, of its development
 mode, ``/pause``, ``/collective_rpc`` and ``/resume``. SGLang: ``POST /generate`` with ``input_ids`` and
@@ -46,7 +46,7 @@ class Call:
 
 
 class Dialect(ABC):
-    """How one kind of server is spoken to.
+    """The HTTP interface of one kind of server.
 
     Attributes:
         name: as in the option ``dialect``.

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Served:
-    """What is known of one policy: the version of its weights; if it is trained, their label, folder and checksums."""
+    """State of one policy: the version of its weights; if it is trained, their label, folder and checksums."""
 
     version: int
     label: str = ""

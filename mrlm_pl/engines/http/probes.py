@@ -1,4 +1,4 @@
-"""What a server can do, found out before a run relies on it."""
+"""Probes of a server's abilities, before a run relies on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROBE_TOKENS, TOLERANCE = 8, 0.5
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What is known of a server.
+    """Facts about a server.
 
     Args:
         models: that it serves, by name.
@@ -155,7 +155,7 @@ def only_model(models: tuple[str, ...], policy: str, targets: str) -> str:
 def check_can_hand_over(
     policy: str, others: Sequence[str], folder: Path | None, dialect: Dialect, targets: str
 ) -> None:
-    """Nothing, where servers can get the weights of a policy.
+    """Check that servers can get the weights of a policy.
 
     Args:
         policy: that is trained.

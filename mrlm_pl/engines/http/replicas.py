@@ -33,7 +33,7 @@ _jitter = random.Random()  # of the length of pauses alone, so that many request
 
 
 class PassingError(Exception):
-    """What may go away when it is tried again, perhaps with another server."""
+    """A problem that another attempt, perhaps with another server, may not have."""
 
 
 class RefusalError(EngineError):
@@ -46,7 +46,7 @@ class RefusalError(EngineError):
 
 @dataclass(frozen=True)
 class Terms:
-    """How long, how often and how much at once servers are asked.
+    """Deadlines, retries and concurrency of requests.
 
     Args:
         timeout_seconds: that one HTTP request may take.

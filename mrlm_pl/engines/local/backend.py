@@ -1,4 +1,4 @@
-"""What the generation loop asks of a model: feed contexts, then one token per row at a time."""
+"""The generation loop's interface to a model: feed contexts, then one token per row at a time."""
 
 from __future__ import annotations
 

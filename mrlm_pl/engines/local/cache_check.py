@@ -1,4 +1,4 @@
-"""How a model's cache can be used, found by trying it on a few short rows against the model without a cache."""
+"""Detect the usable form of a model's cache by comparing short rows with and without it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROUNDINGS = 8
 
 
 class Checked(NamedTuple):
-    """What :func:`cache_use` found.
+    """The result of :func:`cache_use`.
 
     Attributes:
         use: how the cache can be used.

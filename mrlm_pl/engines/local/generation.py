@@ -21,7 +21,7 @@ _COMPACT_BELOW = 0.85
 
 @dataclass
 class EngineStats:
-    """What an engine has done so far.
+    """Counters of an engine.
 
     Args:
         requests: samples returned.

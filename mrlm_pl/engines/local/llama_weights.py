@@ -1,4 +1,4 @@
-"""How an engine reads a module's current weights: the only place that touches the parameters of a policy."""
+"""Reads a module's current weights for an engine: the only place that touches the parameters of a policy."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _CACHES = ("past_key_values", "cache_params", "state")
 
 
 class CacheUse(NamedTuple):
-    """How a model's cache is used.
+    """The use of a model's cache.
 
     Attributes:
         select: the method of the cache that picks rows; "" recomputes every row for every token instead.

@@ -1,4 +1,4 @@
-"""What one pool has of Ray: reserved room, workers in it, and calls with deadlines."""
+"""One pool's use of Ray: reserved resources, workers in them, and calls with deadlines."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class RayCluster:
         return error
 
     def check(self) -> None:
-        """Nothing, as long as the head of the cluster answers.
+        """Check that the head of the cluster answers.
 
         Raises:
             EngineError: it has been silent for too long.

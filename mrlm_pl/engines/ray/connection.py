@@ -137,7 +137,7 @@ class RayConnection:
         )
 
     def _compare(self, asked: str) -> None:
-        """Nothing, or a warning, when the Ray that the process has joined may be the one that is asked for.
+        """Check that the Ray that the process has joined may be the requested one; warn if that is uncertain.
 
         A head has several names and addresses, and need not know all of them, but one port.
 
@@ -205,7 +205,7 @@ class RayConnection:
                     self._below |= set(psutil.Process(process.pid).children(recursive=True))
 
     def check(self, silence: float) -> None:
-        """Nothing, as long as the head of the cluster answers.
+        """Check that the head of the cluster answers.
 
         Args:
             silence: seconds without an answer after which it is given up.

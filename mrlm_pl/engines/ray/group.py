@@ -297,7 +297,7 @@ class WorkerGroup:
         return own.in_own_ray()
 
     def _check_reservation(self, learner: LearnerPlace) -> None:
-        """Nothing, where the GPUs that Ray keeps free for the learner are those that it computes on.
+        """Check that the GPUs that Ray keeps free for the learner are those that it computes on.
 
         Raises:
             ConfigurationError: they are not.
@@ -410,7 +410,7 @@ class OfWorkers:
 
 
 def check_claims(claims: Mapping[str, Sequence[str]]) -> None:
-    """Nothing, where no two workers have the same.
+    """Check that no two workers claim the same.
 
     Args:
         claims: the answer of each worker's engine to :meth:`~mrlm_pl.engines.base.Engine.join_pool`, by its name.

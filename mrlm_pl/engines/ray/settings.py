@@ -1,4 +1,4 @@
-"""What a pool of workers is told: what to reserve, how to send weights, how long to wait."""
+"""Settings of a pool of workers: resources to reserve, transfer of weights, deadlines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mrlm_pl.settings import at_least, positive
 
 @dataclass(frozen=True)
 class PoolResources:
-    """What Ray reserves, all of it at once (a placement group).
+    """Resources that Ray reserves, all at once (a placement group).
 
     Args:
         cpus: CPUs of each worker, which is also how many threads it computes with; parts of one are allowed.
@@ -65,7 +65,7 @@ class PoolResources:
 
 @dataclass(frozen=True)
 class WeightTransfer:
-    """How weights reach the workers.
+    """The transfer of weights to the workers.
 
     Args:
         bucket_bytes: bytes that are sent at a time.

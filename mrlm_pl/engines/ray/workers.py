@@ -1,4 +1,4 @@
-"""What runs in a worker process of a pool: models whose weights arrive while it computes, and an engine for them."""
+"""A worker process of a pool: models whose weights arrive while it computes, and an engine for them."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ class ReferenceWorker(FilledWorker):
         super().__init__(gpus, name, calls=1)
 
     def use(self, policy: str, model: Any, version: int) -> None:
-        """Nothing: the models are used as they are."""
+        """Do nothing: the models are used as they are."""
 
     async def logprobs(self, model: str, planned: ForwardPass, precision: Precision) -> Tensor:
         """Log-probability [n] of each action token of a pass, on the CPU."""

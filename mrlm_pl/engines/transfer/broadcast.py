@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.002
 
 @dataclass(frozen=True)
 class Invitation:
-    """How to take part in one sending.
+    """The terms of taking part in one sending.
 
     Args:
         host: where the gate before the sender's store is.
@@ -222,7 +222,7 @@ class Staged:
         self.checksums = {item.name: item.checksum for item in manifest.tensors}
 
     def check(self, targets: Mapping[str, Tensor]) -> None:
-        """Nothing, when the tensors fit into ``targets`` of the same names.
+        """Check that the tensors fit into ``targets`` of the same names.
 
         Raises:
             EngineError: a name, shape or dtype is another.

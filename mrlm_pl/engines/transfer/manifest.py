@@ -1,4 +1,4 @@
-"""What is sent of a model's weights: its tensors as one stream of bytes, their checksums, which of them changed."""
+"""The weights to send: a model's tensors as one stream of bytes, their checksums, which of them changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is sent: the tensors in the order of the stream, which is cut every ``bucket_bytes`` bytes."""
+    """The tensors to send in the order of the stream, which is cut every ``bucket_bytes`` bytes."""
 
     tensors: tuple[TensorRecord, ...]
     bucket_bytes: int

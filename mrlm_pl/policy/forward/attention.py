@@ -178,7 +178,7 @@ AttentionInterface.register(ATTENTION_NAME, packed_attention_forward)
 
 
 class ForwardSwitches:
-    """What is set differently on a module while its log-probabilities are computed, and set back afterwards.
+    """Settings of a module that change while its log-probabilities are computed.
 
     All modules are in evaluation mode, so that the log-probabilities are those of the distribution that was sampled
     from: nothing random is left, neither dropout nor noise in a router. With ``noise`` they stay in the mode that they

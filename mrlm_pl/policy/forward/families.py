@@ -32,7 +32,7 @@ _POSITIONAL_ROPE = frozenset({"default", "linear", "llama3", "yarn", "longrope"}
 
 
 class ForwardPath(NamedTuple):
-    """How a model's log-probabilities are computed, and the property of the model that decides it."""
+    """The path that computes a model's log-probabilities, and the property of the model that decides it."""
 
     name: Literal["packed", "padded", "logits"]
     reason: str

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class TokenOutputs(NamedTuple):
-    """What a forward pass says about every action token, each [B, T] float32 and 0 elsewhere; None: not asked for."""
+    """A forward pass's values of every action token, each [B, T] float32 and 0 elsewhere; None: not requested."""
 
     logp: Tensor
     entropy: Tensor | None

@@ -1,4 +1,4 @@
-"""How the rows of a batch are laid out for the model: packed, with what they have in common once, or padded; in chunks.
+"""The layout of a batch's rows for the model: packed, with what they have in common once, or padded; in chunks.
 
 All arithmetic here is on the host: the layout decides shapes, so it must be known before a kernel starts.
 """

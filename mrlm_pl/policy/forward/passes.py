@@ -20,7 +20,7 @@ from mrlm_pl.policy.forward.packing import ForwardInputs, RowPlan
 
 
 class RowOptions(TypedDict, total=False):
-    """How the log-probabilities of rows are computed.
+    """The computation of rows' log-probabilities.
 
     Attributes:
         temperature: the sampler's temperature: a number, one per row [B], or one per token [B, T]; 1 by default.

@@ -17,7 +17,7 @@ from torch import Tensor
 LEAST_SAVING = 32
 """Tokens that a shared segment must save: each makes the attention's batches smaller and more ragged."""
 CHUNK_COST = 32
-"""What a chunk more costs, in tokens: rows are not kept together at the price of more chunks than this is worth."""
+"""Cost of a chunk, in tokens: rows stay together only if that saves more than the additional chunks cost."""
 
 MOST_READ = 8
 """How many times its bound a chunk may have in tokens of its rows. Each row reads its whole beginning: its keys and

@@ -1,4 +1,4 @@
-"""What a cell uses that no limit of the kernel bounds: memory of all its processes, and disk."""
+"""A cell's use of resources that no limit of the kernel bounds: memory of all its processes, and disk."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs on the far side: the server that forks locked-down children, and what a child does."""
+"""The far side: the server that forks locked-down children, and the work of a child."""

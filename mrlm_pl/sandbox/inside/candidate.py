@@ -1,4 +1,4 @@
-"""What a child does when it is locked down: loads a program, calls its functions, runs lines of Python or a shell.
+"""The work of a locked-down child: loads a program, calls its functions, runs lines of Python or a shell.
 
 Nothing here judges. It answers requests with values; whatever a candidate does to this process, it can only answer.
 """

@@ -21,7 +21,7 @@ _PRIVATE = ("-journal", "-wal", "-shm")
 
 
 class Files:
-    """What changed in a folder since the last look, and the same for changes that come from elsewhere.
+    """Changes in a folder since the last look, and the same for changes that come from elsewhere.
 
     Args:
         root: the folder; the present working folder by default.

@@ -1,4 +1,4 @@
-"""What a candidate does with its own objects when tests ask for it: calls, attributes, operators."""
+"""Actions on a candidate's own objects at the request of tests: calls, attributes, operators."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What keeps a program in: namespaces, Landlock, seccomp."""
+"""The confinement of a program: namespaces, Landlock, seccomp."""

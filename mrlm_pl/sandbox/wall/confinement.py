@@ -52,7 +52,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True)
 class CellSettings:
-    """What one child may use.
+    """The resources that one child may use.
 
     Args:
         number: of the child, unique in its server.

@@ -1,4 +1,4 @@
-"""How strongly a sandbox holds: three levels, from the strongest that a machine can offer down to mere limits."""
+"""The strength of a sandbox: three levels, from the strongest that a machine can offer down to mere limits."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a system call is answered.
+    """The answer to a system call.
 
     Args:
         error: error number of a refusal; 0 reports success and does nothing. None allows the call.
@@ -137,7 +137,7 @@ ALLOWED, UNKNOWN = Outcome(None), Outcome(errno.ENOSYS)
 
 @dataclass(frozen=True)
 class Filter:
-    """What a candidate may do beyond plain computing and files.
+    """Permissions of a candidate beyond plain computing and files.
 
     Args:
         processes: start processes and programs.

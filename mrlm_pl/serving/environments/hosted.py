@@ -1,4 +1,4 @@
-"""What a server offers: environments by name, their instances, and how their methods are called."""
+"""A server's offer: environments by name, their instances, and their tasks."""
 
 from __future__ import annotations
 

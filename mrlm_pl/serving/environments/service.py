@@ -44,7 +44,7 @@ KEPT_KEYS = 100_000
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server allows.
+    """Limits of a server.
 
     Args:
         lease_seconds: a session without a call for so long is ended; clients may ask for less.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 300.0
-"""How long a server that does not answer is waited for, in which it may be started again."""
+"""Seconds to wait for a server that does not answer; it may be restarted in that time."""
 
 KEY_VARIABLE = "MRLM_API_KEY"
 """Environment variable with the key of servers that speak HTTP, where they want one."""

@@ -47,7 +47,7 @@ FINAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grp
 
 
 class StatusError(Exception):
-    """What a server, or the way to it, answered in place of a reply."""
+    """A status that a server, or the network, gave in place of a reply."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(f"{code.name}: {text}")
@@ -55,12 +55,12 @@ class StatusError(Exception):
 
 
 class SilenceError(StatusError):
-    """Nothing was answered in time, unlike a server that tells of an environment which takes too long."""
+    """No answer came in time, unlike a server's report of an environment that takes too long."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is and how to talk to it.
+    """A server's address and the terms of a connection to it.
 
     Args:
         target: ``HOST:PORT``.
@@ -310,7 +310,7 @@ class Connection:
 
 
 class _Process:
-    """What one process shares: an event loop in a thread, and a connection for each address."""
+    """Shared state of one process: an event loop in a thread, and a connection for each address."""
 
     def __init__(self) -> None:
         self.id = os.getpid()
@@ -321,7 +321,7 @@ class _Process:
 _lock = threading.Lock()
 _process: _Process | None = None
 _parents: list[_Process] = []
-"""What the process had that this one was forked from; to free it here would end this process."""
+"""State of the process that this one was forked from; to free it here would end this process."""
 
 
 def _shared() -> _Process:

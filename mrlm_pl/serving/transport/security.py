@@ -1,4 +1,4 @@
-"""Who may call: tokens, TLS, and the rule that nothing is served beyond this machine without a token."""
+"""Authentication of callers: tokens, TLS, and the rule that nothing is served beyond this machine without a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a client asks verifier servers: requests, what is tried again and where, and checks of the answers."""
+"""A client's requests to verifier servers: retries on other servers, and checks of the answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AT_ONCE = 4
 LONGEST_PAUSE = 5.0
 _AGAIN = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.CANCELLED)
 _BROKEN = ("RST_STREAM", "Stream removed")
-"""What the library says, under various statuses, when a connection breaks."""
+"""The library's messages, under various statuses, when a connection breaks."""
 
 _ids = itertools.count(1)
 _waited_for: set[tuple[Address, ...]] = set()

@@ -31,7 +31,7 @@ DECIMALS = 6
 
 @dataclass(frozen=True)
 class ScoreLimits:
-    """How much a service takes.
+    """Limits of a service.
 
     Args:
         batch: conversations of one call of the model.
