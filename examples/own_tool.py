@@ -11,8 +11,8 @@ from typing import Any
 
 from mrlm_environments import ToolEnvironment
 
-from mrlm_pl.environment import SeededTasks, TaskSource, ToolSchema
-from mrlm_pl.environment.tools import Tool, ToolError
+from mrlm_pl.environment import SeededTasks, TaskSource
+from mrlm_pl.environment.tools import Tool, ToolError, tool_schema
 from mrlm_pl.episode import Message
 
 LETTERS = (
@@ -24,11 +24,7 @@ LETTERS = (
 class RomanNumerals(Tool):
     """Reads Roman numerals up to 3999."""
 
-    schema = ToolSchema(
-        "roman",
-        "The value of a Roman numeral.",
-        {"type": "object", "properties": {"numeral": {"type": "string"}}, "required": ["numeral"]},
-    )
+    schema = tool_schema("roman", "The value of a Roman numeral.", {"numeral": {"type": "string"}})
 
     def call(self, arguments: Mapping[str, Any]) -> str:
         """The value; what is no numeral is a ToolError, which the agent reads."""
