@@ -84,7 +84,7 @@ def teach(folder: Path, share: float, seed: int = 0) -> None:
         start, data = Path(scratch) / "start", Path(scratch) / "demonstrations.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         make_model(start, make_tokenizer([row["messages"][0]["content"] for row in rows]), seed)
-        algorithm = SFT({"main": Policy(str(start), learning_rate=3e-3)}, schedule="cosine")
+        algorithm = SFT({"main": Policy(str(start), learning_rate=3e-3)}, optimization={"schedule": "cosine"})
         trainer = Trainer(
             accelerator="cpu",
             max_epochs=2,

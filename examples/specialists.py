@@ -89,7 +89,10 @@ def teach(name: str, folder: Path, train: Path, seed: int = 0, rows: int = ROWS)
         chosen = [tasks[(seed * rows + n) % (tasks.size or rows)] for n in range(rows)]
         shown = [demonstration(environment, task, name, n) for n, task in enumerate(chosen)]
         data.write_text("".join(json.dumps(row) + "\n" for row in shown))
-        algorithm = SFT({"main": Policy("builtin:tiny", learning_rate=3e-3)}, schedule="cosine", warmup_steps=20)
+        algorithm = SFT(
+            {"main": Policy("builtin:tiny", learning_rate=3e-3)},
+            optimization={"schedule": "cosine", "warmup_steps": 20},
+        )
         trainer = Trainer(
             accelerator="cpu",
             max_epochs=1,

@@ -62,9 +62,9 @@ class RemoteError(MRLMError):
 
 
 SYNONYMS = {
-    "beta": "kl_coefficient",
+    "beta": "kl",
     "discount": "gamma",
-    "epsilon": "clip_low",
+    "epsilon": "clip",
     "gae_lambda": "lam",
     "lr": "learning_rate",
     "share": "reward",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -12,13 +13,14 @@ from mrlm_pl.errors import ConfigurationError, nearest
 T = TypeVar("T")
 
 
-def as_settings(cls: type[T], value: Any, name: str) -> T:
+def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T:
     """Return the value if it is a ``cls``, else a ``cls`` made from the mapping.
 
     Args:
         cls: its constructor's arguments are the mapping's keys.
         value: an instance or a mapping.
         name: the setting's name, for messages.
+        base: defaults for keys that the mapping lacks, where ``cls`` is a data class; None: the defaults of ``cls``.
 
     Raises:
         ConfigurationError: it is neither, or a key does not exist; names the nearest key.
@@ -37,7 +39,7 @@ def as_settings(cls: type[T], value: Any, name: str) -> T:
             near = nearest(str(key), known)
             hint = f"did you mean {near!r}? It" if near else "it"
             raise ConfigurationError(f"{name}.{key}: {cls.__name__} has no {key!r}; {hint} accepts: {', '.join(known)}")
-    return cls(**value)
+    return cls(**value) if base is None else dataclasses.replace(base, **value)  # type: ignore[type-var]
 
 
 def at_least(least: float, owner: str, **options: float | None) -> None:

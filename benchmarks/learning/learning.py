@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-WITHOUT_KL = "--model.kl_coefficient 0"
+WITHOUT_KL = "--model.kl.coefficient 0"
 CONFIGS = (
     "quickstart",
     "algorithms/dapo",

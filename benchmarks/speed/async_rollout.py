@@ -123,7 +123,7 @@ def train(
     watch = Watch()
     algorithm = GRPO(
         {"main": Policy("builtin:tiny", learning_rate=5e-4)},
-        kl_coefficient=0.01,
+        kl={"coefficient": 0.01},
         correction=Correction("truncated") if max_lag else Correction(),
     )
     data = RolloutDataModule(

@@ -13,8 +13,11 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import cispo_loss
+from mrlm_pl.losses import Clip, cispo_loss
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import as_settings
+
+RANGE = Clip(1.0, 4.0)
 
 
 class CISPO(PolicyGradient):
@@ -23,17 +26,17 @@ class CISPO(PolicyGradient):
     ::
 
         A_i  = (r_i - m) / (s + 1e-6)
-        loss = reduce_t( -sg(clip(rho_t, 1 - clip_low, 1 + clip_high)) A_i log pi(token_t) + beta KL_t )
+        loss = reduce_t( -sg(clip(rho_t, 1 - clip.low, 1 + clip.high)) A_i log pi(token_t) + beta KL_t )
 
     What is logged is described at :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
         policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
-        clip_low, clip_high: bounds of the weight; ``clip_low: 1`` has no lower one, as in the paper.
+        clip: bounds of the weight; ``low: 1`` has no lower one, as in the paper.
         settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
-        ConfigurationError: a value out of range.
+        ConfigurationError: a value out of range, or ``clip.dual``, since ``clip.high`` bounds the weight already.
     """
 
     smallest_group = 2
@@ -42,22 +45,23 @@ class CISPO(PolicyGradient):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        clip_low: float = 1.0,
-        clip_high: float = 4.0,
+        clip: Clip = RANGE,
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        if not 0 < clip_low <= 1 or clip_high <= 0:
+        self.clip = as_settings(Clip, clip, "clip", RANGE)
+        if self.clip.dual is not None:
             raise ConfigurationError(
-                f"clip_low {clip_low} must be above 0 and at most 1, clip_high {clip_high} above 0"
+                f"clip.dual is {self.clip.dual}, but clip.high bounds CISPO's weight at all advantages; leave it out"
             )
-        self.clip = {"clip_low": clip_low, "clip_high": clip_high}
 
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        return self.group_credit(episodes, sampling, group_normalized_advantages)
+        returns = self.group_returns(episodes, sampling)
+        advantages = group_normalized_advantages(returns.reward, returns.comparison)
+        return returns.rows(advantages, self.temperatures(sampling))
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         assert rows.advantages is not None
-        return cispo_loss(logp, old_logp, rows.advantages, rows.action_mask, **self.clip), {}
+        return cispo_loss(logp, old_logp, rows.advantages, rows.action_mask, self.clip), {}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import counterfactual_advantages
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.tree import Decision
-from mrlm_pl.learner.tree_policy_gradient import JointPolicyGradient, Weighting, refuse_settings
+from mrlm_pl.learner.credit.decisions import TreeCredit, Weighting, counterfactual_judge
+from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.losses import policy_gradient_loss
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
 from mrlm_pl.rollout.tree_player import Branching
@@ -23,7 +22,7 @@ from mrlm_pl.rollout.turn_tree import turn_trees
 logger = logging.getLogger(__name__)
 
 
-class COMA(JointPolicyGradient):
+class COMA(PolicyGradient):
     """Counterfactual multi-agent policy gradients (arXiv 1705.08926) with sampled decisions in place of a critic.
 
     The g-th decisions of all agents make a joint action with return ``R_g``. For each agent it is compared with the
@@ -36,12 +35,16 @@ class COMA(JointPolicyGradient):
 
     Args:
         policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
-        gamma, stop_above, reward, weighting: see :class:`~mrlm_pl.learner.tree_policy_gradient.JointPolicyGradient`.
+        gamma, reward, weighting: see :class:`~mrlm_pl.learner.credit.decisions.TreeCredit`.
+        stop_above: end all paths of a state when the mean reward of its joint actions is above this; null never does.
         settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
     """
+
+    uses_importance_ratio = False
+    smallest_group = 2
 
     def __init__(
         self,
@@ -53,24 +56,12 @@ class COMA(JointPolicyGradient):
         weighting: Weighting = "reach",
         **settings: Any,
     ) -> None:
-        refuse_settings(type(self), settings, ("joint_mode", "cross_reduction", "normalize"))
-        super().__init__(
-            policies,
-            seats,
-            joint_mode="align",
-            cross_reduction="mean",
-            gamma=gamma,
-            stop_above=stop_above,
-            reward=reward,
-            weighting=weighting,
-            normalize=False,
-            **settings,
+        super().__init__(policies, seats, **settings)
+        branching = Branching("counterfactual", stop_above=stop_above)
+        self.tree: TreeCredit = TreeCredit(
+            branching, gamma, reward, counterfactual_judge, weighting, reduction=self.reduction
         )
-        self._told = False
-
-    @property
-    def turn_tree(self) -> Branching | None:
-        return Branching("counterfactual", stop_above=self.stop_above)
+        self._warned = False
 
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
@@ -81,30 +72,19 @@ class COMA(JointPolicyGradient):
             for names in tree.children().values()
         ]
         branching = [joints for joints in states if len(joints) > 1]
-        if branching and not self._told and not any(map(_has_counterfactual, branching)):
-            self._told = True
+        if branching and not self._warned and not any(map(_has_counterfactual, branching)):
+            self._warned = True
             logger.warning(
                 "no joint action of this rollout differs from another in the decision of one agent alone, so all "
                 "advantages are 0; COMA needs the turn trees that it collects itself, or those of `joint_mode: cross`"
             )
-        return super().credit(episodes, sampling, greedy)
+        returns = self.tree.returns(episodes, self.turn_bonus(sampling))
+        advantages = returns.reward - returns.baseline
+        return self.tree.rows(self, returns, advantages, self.temperatures(sampling))
 
-    def judge(
-        self,
-        decisions: Mapping[int, Decision],
-        returns: Mapping[tuple[int, ...], float],
-        place: int,
-        bonus: Mapping[int, float],
-    ) -> None:
-        found = counterfactual_advantages(returns, place, bonus.__getitem__)
-        for number, decision in decisions.items():
-            aligned = next((joint for joint in found if set(joint) == {number}), None)
-            if aligned is not None:
-                decision.value = returns[aligned] + bonus[number]
-                decision.baseline = decision.value - found[aligned]
-
-    def advantages(self, returns: Tensor, labels: Tensor, decisions: Sequence[Decision]) -> Tensor:
-        return returns - torch.tensor([decision.baseline for decision in decisions], dtype=torch.float64)
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        assert rows.advantages is not None
+        return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}
 
 
 def _has_counterfactual(joints: Sequence[tuple[int, ...]]) -> bool:

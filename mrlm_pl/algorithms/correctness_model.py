@@ -12,8 +12,8 @@ from torchmetrics import SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryCalibrationError
 
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
-from mrlm_pl.learner.algorithm import LearningRateSchedule
 from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.reward_model import RewardModelAlgorithm
 from mrlm_pl.losses import correctness_loss
 from mrlm_pl.losses.masking import last_token_mask
@@ -54,7 +54,7 @@ class CorrectnessModel(RewardModelAlgorithm):
 
     Args:
         policies: the weights; one policy.
-        schedule, warmup_steps, betas: see :class:`Algorithm`.
+        optimization: see :class:`Algorithm`.
         value_learning_rate: of the value head and of the probe; None is the policy's own.
         score_tokens: where the score is trained: at the ``last`` token or at all of the ``response``.
 
@@ -67,13 +67,11 @@ class CorrectnessModel(RewardModelAlgorithm):
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
+        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
         value_learning_rate: float | None = None,
         score_tokens: ScoreTokens = "last",
     ) -> None:
-        super().__init__(policies, schedule, warmup_steps, betas, value_learning_rate)
+        super().__init__(policies, optimization, value_learning_rate)
         if score_tokens not in get_args(ScoreTokens):
             raise ConfigurationError(
                 f"score_tokens is {score_tokens!r}; choose from {', '.join(get_args(ScoreTokens))}"

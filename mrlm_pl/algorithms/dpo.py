@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.algorithm import Algorithm, LearningRateSchedule
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import PreferenceLoss, preference_gap, preference_loss, sequence_logp
 from mrlm_pl.policy import Policy
 
@@ -31,7 +32,7 @@ class DPO(Algorithm):
 
     Args:
         policies: the weights; one policy.
-        schedule, warmup_steps, betas: see :class:`Algorithm`.
+        optimization: see :class:`Algorithm`.
         loss: ``sigmoid``, ``hinge`` or ``ipo``.
         beta: strength of the pull to the reference.
         label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
@@ -47,16 +48,14 @@ class DPO(Algorithm):
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
+        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
         loss: PreferenceLoss = "sigmoid",
         beta: float = 0.1,
         label_smoothing: float = 0.0,
         margin: float | None = None,
         reference_free: bool = False,
     ) -> None:
-        super().__init__(policies, None, schedule, warmup_steps, betas)
+        super().__init__(policies, None, optimization)
         if len(self.policies) != 1:
             raise ConfigurationError(f"DPO trains one policy; `policies` has {sorted(self.policies)}")
         self.refuse_dropout()

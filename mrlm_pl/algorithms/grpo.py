@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -16,12 +16,12 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.groups import GroupAdvantage
-from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import clip_fraction, ppo_clip_loss
+from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
+from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import as_settings
 
-ADVANTAGES: dict[str, GroupAdvantage] = {
+ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "group_normalized": group_normalized_advantages,
     "group_centered": group_centered_advantages,
     "leave_one_out": leave_one_out_advantages,
@@ -34,11 +34,11 @@ class GRPO(PolicyGradient):
     For the G episodes of a task with returns ``r_i``, mean ``m`` and standard deviation ``s``::
 
         A_i  = (r_i - m) / (s + 1e-6)
-        loss = reduce_t( -min(rho_t A_i, clip(rho_t, 1 - clip_low, 1 + clip_high) A_i) + beta KL_t )
+        loss = reduce_t( -min(rho_t A_i, clip(rho_t, 1 - clip.low, 1 + clip.high) A_i) + beta KL_t )
         rho_t = pi(token_t) / pi_old(token_t),   KL_t = e^-d + d - 1 with d = log pi - log pi_ref
 
     Relatives: Dr.GRPO (2503.20783) is ``advantage: group_centered`` with ``reduction: constant_length``; RLOO
-    (2402.14740) is ``advantage: leave_one_out``; DAPO (2503.14476) is ``clip_high: 0.28`` with an
+    (2402.14740) is ``advantage: leave_one_out``; DAPO (2503.14476) is ``clip.high: 0.28`` with an
     ``overlong_buffer`` and ``data.resample_rounds``.
 
     Beside the numbers of :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`, ``clip_fraction`` is logged, the
@@ -47,8 +47,7 @@ class GRPO(PolicyGradient):
     Args:
         policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         advantage: how returns of a group become advantages.
-        clip_low, clip_high: how far the ratio may move before its gradient stops.
-        dual_clip: bound ``c`` of the loss at negative advantages (1912.09729); None has no bound.
+        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -62,30 +61,21 @@ class GRPO(PolicyGradient):
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
         advantage: Literal["group_normalized", "group_centered", "leave_one_out"] = "group_normalized",
-        clip_low: float = 0.2,
-        clip_high: float = 0.2,
-        dual_clip: float | None = None,
+        clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
         if advantage not in ADVANTAGES:
             raise ConfigurationError(f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)}")
-        if not 0 < clip_low < 1 or clip_high <= 0 or (dual_clip is not None and dual_clip <= 1):
-            raise ConfigurationError(
-                f"clip_low {clip_low} must be between 0 and 1, clip_high {clip_high} above 0, dual_clip {dual_clip} "
-                "above 1"
-            )
         self.advantage = ADVANTAGES[advantage]
-        self.clip = {"clip_low": clip_low, "clip_high": clip_high}
-        self.dual_clip = dual_clip
+        self.clip = as_settings(Clip, clip, "clip")
 
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        return self.group_credit(episodes, sampling, self.advantage)
+        returns = self.group_returns(episodes, sampling)
+        advantages = self.advantage(returns.reward, returns.comparison)
+        return returns.rows(advantages, self.temperatures(sampling))
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        assert rows.advantages is not None
-        mask, advantages = rows.action_mask, rows.advantages
-        losses = ppo_clip_loss(logp, old_logp, advantages, mask, dual_clip=self.dual_clip, **self.clip)
-        return losses, {"clip_fraction": clip_fraction(logp, old_logp, advantages, mask, **self.clip)}
+        return clipped_losses(logp, old_logp, rows, self.clip)

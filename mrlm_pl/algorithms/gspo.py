@@ -10,11 +10,13 @@ from torch import Tensor
 from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import Reduction, clip_fraction, gspo_loss
+from mrlm_pl.losses import Clip, Reduction, clip_fraction, gspo_loss
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import as_settings
+
+RANGE = Clip(3e-4, 4e-4)
 
 
 class GSPO(PolicyGradient):
@@ -24,14 +26,14 @@ class GSPO(PolicyGradient):
 
         A_i  = (r_i - m) / (s + 1e-6)
         s_i  = exp(mean_t log rho_t)
-        loss = reduce_t( -min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i) + beta KL_t )
+        loss = reduce_t( -min(s_i A_i, clip(s_i, 1 - clip.low, 1 + clip.high) A_i) + beta KL_t )
 
     The reduction is ``sequence_mean``, as the objective is about answers. ``clip_fraction`` is the share of tokens
     whose answer is clipped; the other numbers are those of :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
         policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
-        clip_low, clip_high: how far ``s_i`` may move before its gradient stops; much less than a token's ratio may.
+        clip: range in which ``s_i`` has a gradient, much narrower than a token's; see :class:`mrlm_pl.losses.Clip`.
         reduction, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -44,27 +46,26 @@ class GSPO(PolicyGradient):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        clip_low: float = 3e-4,
-        clip_high: float = 4e-4,
+        clip: Clip = RANGE,
         reduction: Reduction = "sequence_mean",
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, reduction=reduction, **settings)
-        if not 0 < clip_low < 1 or clip_high <= 0:
-            raise ConfigurationError(f"clip_low {clip_low} must be between 0 and 1, clip_high {clip_high} above 0")
-        self.clip = {"clip_low": clip_low, "clip_high": clip_high}
+        self.clip = as_settings(Clip, clip, "clip", RANGE)
 
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        return self.group_credit(episodes, sampling, group_normalized_advantages)
+        returns = self.group_returns(episodes, sampling)
+        advantages = group_normalized_advantages(returns.reward, returns.comparison)
+        return returns.rows(advantages, self.temperatures(sampling))
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         assert rows.advantages is not None
         mask, advantages = rows.action_mask, rows.advantages
-        losses = gspo_loss(logp, old_logp, advantages, mask, **self.clip)
+        losses = gspo_loss(logp, old_logp, advantages, mask, self.clip)
         lengths = mask.sum(-1, keepdim=True).clamp(min=1)
         # The mean log-ratio of the answer on every token, so that each counts as clipped or not with its answer.
         mean = ((logp - old_logp).masked_fill(~mask, 0.0).sum(-1, keepdim=True) / lengths).expand_as(logp)
-        clipped = clip_fraction(mean, mean.new_zeros(mean.shape), advantages, mask, **self.clip)
+        clipped = clip_fraction(mean, mean.new_zeros(mean.shape), advantages, mask, self.clip)
         return losses, {"clip_fraction": clipped}

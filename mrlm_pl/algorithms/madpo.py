@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mrlm_pl.learner.algorithm import Algorithm, LearningRateSchedule
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import PreferenceLoss, joint_logp, preference_gap, preference_loss, sequence_logp
 from mrlm_pl.policy import Policy
 
@@ -33,7 +34,7 @@ class MADPO(Algorithm):
     ``test/`` ``loss``, ``preference_accuracy`` and ``reward_margin`` of the joint actions.
 
     Args:
-        policies, seats, schedule, warmup_steps, betas: see :class:`Algorithm`.
+        policies, seats, optimization: see :class:`Algorithm`.
         loss: ``sigmoid``, ``hinge`` or ``ipo``; see :class:`~mrlm_pl.algorithms.dpo.DPO`.
         beta: strength of the pull to the reference.
         label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
@@ -49,15 +50,13 @@ class MADPO(Algorithm):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
+        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
         loss: PreferenceLoss = "sigmoid",
         beta: float = 0.1,
         label_smoothing: float = 0.0,
         margin: float | None = None,
     ) -> None:
-        super().__init__(policies, seats, schedule, warmup_steps, betas)
+        super().__init__(policies, seats, optimization)
         self.refuse_dropout()
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta = beta

@@ -9,23 +9,27 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.algorithms.ippo import IPPO, agent_places, critic_name
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.answers import AnswerRows, answer_rows
 from mrlm_pl.learner.credit.influence import InfluencePay, Sums, learnt_in
-from mrlm_pl.learner.credit.turns import RewardedRows
-from mrlm_pl.learner.critics import check_window
+from mrlm_pl.learner.credit.task_types import TaskNormalization
+from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, agent_places
+from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
+from mrlm_pl.learner.kl import IN_REWARD, KL
+from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
 from mrlm_pl.learner.ranks import each_share
+from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentives, influence_rewards
+from mrlm_pl.settings import as_settings
 
 logger = logging.getLogger(__name__)
 
 
-class MAPoRL(IPPO):
+class MAPoRL(PolicyGradient):
     """Multi-agent post-co-training (MAPoRL, arXiv 2502.18439): PPO on answers that are paid for their influence.
 
     ``V(t, a)`` is the score in [0, 1] of what agent a says in turn t: the component ``score`` of its reward. Whatever
@@ -68,11 +72,16 @@ class MAPoRL(IPPO):
             beginning again; None learns from all turns. The actions of other turns are no part of the loss, and a
             policy that has no others keeps its weights.
         turn_iterations: collections for each list.
-        settings: see :class:`~mrlm_pl.algorithms.ippo.IPPO`; without ``discount_unit``.
+        whiten_over: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
+        value_learning_rate, value_clip, value_coefficient: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
+        lam, whiten_advantages, clip, kl, task_normalization: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
+        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range, or critics or a schedule that do not fit the agents.
     """
+
+    kl_placements = ("reward", "loss")
 
     def __init__(
         self,
@@ -89,15 +98,19 @@ class MAPoRL(IPPO):
         critic_reads: Literal["debate", "answer"] = "debate",
         turn_schedule: list[list[int]] | None = None,
         turn_iterations: int = 1,
+        whiten_over: Literal["agent", "policy"] = "agent",
+        value_learning_rate: float | None = None,
+        value_clip: float | None = 0.2,
+        value_coefficient: float = 0.5,
+        lam: float = 0.95,
+        whiten_advantages: bool = True,
+        clip: Clip = Clip(),  # noqa: B008 (frozen)
+        kl: KL = IN_REWARD,
+        task_normalization: TaskNormalization | None = "none",
         **settings: Any,
     ) -> None:
-        if "discount_unit" in settings:
-            raise ConfigurationError(
-                f"discount_unit is {settings['discount_unit']!r}, but MAPoRL has no such setting: gamma is per turn; "
-                "leave it out"
-            )
-        # Within a turn the discount is 1, and behind its last token 0.
-        super().__init__(policies, seats, agent_critics, reward="own", gamma=0.0, discount_unit="turn", **settings)
+        kl = as_settings(KL, kl, "kl", IN_REWARD)
+        super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
         if not 0 <= gamma <= 1:
             raise ConfigurationError(f"gamma is {gamma!r}; it must be between 0 and 1")
         amounts = dict(zip(INCENTIVES, (alpha0, alpha1, beta0, beta1), strict=True))
@@ -112,8 +125,18 @@ class MAPoRL(IPPO):
                 "give each agent one with `agent_critics: {AGENT: {model: ...}}`"
             )
         _check_schedule(turn_schedule, turn_iterations)
+        self.clip = as_settings(Clip, clip, "clip")
+        # Within a turn the discount is 1, and behind its last token 0.
+        self.gae = TokenGAE(0.0, lam, "turn", whiten_over if whiten_advantages else None)
+        critics = PolicyCritics if not agent_critics else AnswerCritics if critic_reads == "answer" else AgentCritics
+        self.critic = critics(
+            agent_critics or {},
+            {name: self.policy(name) for name in self.policies},
+            value_learning_rate=value_learning_rate,
+            value_clip=value_clip,
+            coefficient=value_coefficient,
+        )
         self.pay = InfluencePay(gamma, reward, horizon, amounts)
-        self.critic_reads = critic_reads
         self.turn_schedule, self.turn_iterations = turn_schedule, turn_iterations
         self.collections = 0
 
@@ -171,35 +194,13 @@ class MAPoRL(IPPO):
                 max(played),
             )
 
-    def _estimates(self, name: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
-        if self.critic_reads == "debate":
-            return super()._estimates(name, table)
-        values = torch.zeros(table.batch.action_mask.shape, device=table.batch.action_mask.device)
-        for agent, answers in self._answers(table).items():
-            answers.put(self.agent_critic(agent).values(**answers.batch.inputs()), values)
-        return values, values.new_zeros(len(table.batch))
+    def credit(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
+    ) -> dict[str, PolicyBatch]:
+        return self.token_credit(episodes, sampling, self.gae)
 
-    def _critic_rows(self, table: RewardedRows) -> dict[str, PolicyBatch]:
-        if self.critic_reads == "debate":
-            return super()._critic_rows(table)
-        assert table.batch.values is not None
-        assert table.batch.returns is not None
-        found = {}
-        for agent, answers in self._answers(table).items():
-            answers.batch.values = answers.taken(table.batch.values)
-            answers.batch.returns = answers.taken(table.batch.returns)
-            found[critic_name(agent)] = answers.batch
-        return found
-
-    def _answers(self, table: RewardedRows) -> dict[str, AnswerRows]:
-        found = {}
-        for agent, places in agent_places(table.agents).items():
-            critic = self.agent_critic(agent)
-            found[agent] = answer_rows(table, places, critic.chat)
-            mask = found[agent].batch.action_mask
-            windows = torch.full((len(mask),), min(critic.context_window, mask.shape[1]), device=mask.device)
-            check_window(mask, windows, f"agent_critics.{agent}")
-        return found
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        return clipped_losses(logp, old_logp, rows, self.clip)
 
     def progress(self) -> dict[str, Any]:
         return {**super().progress(), "collections": self.collections}
@@ -207,6 +208,36 @@ class MAPoRL(IPPO):
     def load_progress(self, progress: Mapping[str, Any]) -> None:
         super().load_progress(progress)
         self.collections = progress.get("collections", 0)
+
+
+class AnswerCritics(AgentCritics):
+    """A model for each agent, which reads the question and each of its answers alone."""
+
+    def estimates(self, policy: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
+        values = torch.zeros(table.batch.action_mask.shape, device=table.batch.action_mask.device)
+        for agent, answers in self._answers(table).items():
+            answers.put(self.model(agent).values(**answers.batch.inputs()), values)
+        return values, values.new_zeros(len(table.batch))
+
+    def rows(self, table: RewardedRows) -> dict[str, PolicyBatch]:
+        assert table.batch.values is not None
+        assert table.batch.returns is not None
+        found = {}
+        for agent, answers in self._answers(table).items():
+            answers.batch.values = answers.taken(table.batch.values)
+            answers.batch.returns = answers.taken(table.batch.returns)
+            found[self.label(agent)] = answers.batch
+        return found
+
+    def _answers(self, table: RewardedRows) -> dict[str, AnswerRows]:
+        found = {}
+        for agent, places in agent_places(table.agents).items():
+            critic = self.model(agent)
+            found[agent] = answer_rows(table, places, critic.chat)
+            mask = found[agent].batch.action_mask
+            windows = torch.full((len(mask),), min(critic.context_window, mask.shape[1]), device=mask.device)
+            check_window(mask, windows, f"agent_critics.{agent}")
+        return found
 
 
 def _check_schedule(schedule: list[list[int]] | None, iterations: int) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
-from mrlm_pl.learner.algorithm import LearningRateSchedule
 from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.reward_model import RewardModelAlgorithm
 from mrlm_pl.losses import bradley_terry_loss
 from mrlm_pl.policy import Policy
@@ -32,7 +32,7 @@ class PairwiseRewardModel(RewardModelAlgorithm):
 
     Args:
         policies: the weights; one policy.
-        schedule, warmup_steps, betas: see :class:`Algorithm`.
+        optimization: see :class:`Algorithm`.
         value_learning_rate: of the value head; None is the policy's own.
         margin: how far the chosen answer must be ahead.
 
@@ -45,13 +45,11 @@ class PairwiseRewardModel(RewardModelAlgorithm):
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
+        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
         value_learning_rate: float | None = None,
         margin: float = 0.0,
     ) -> None:
-        super().__init__(policies, schedule, warmup_steps, betas, value_learning_rate)
+        super().__init__(policies, optimization, value_learning_rate)
         if not 0 <= margin < math.inf:
             raise ConfigurationError(f"margin is {margin}; it must be a number of 0 or above")
         self.margin = margin

@@ -13,7 +13,6 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.groups import agent_return
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import data_parallel_rank, each_share
 from mrlm_pl.losses import policy_gradient_loss
@@ -62,32 +61,28 @@ class RAE(PolicyGradient):
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        bonus = self.turn_bonus(sampling)
-        own = [
-            (f"{episode.task.environment}/{agent}", agent_return(episode, agent, bonus))
-            for episode in episodes
-            if not episode.failed
-            for agent in episode.trajectories
-        ]
+        returns = self.group_returns(episodes, sampling)
+        roles = [f"{game}/{agent}" for game, agent in zip(returns.environment, returns.agent, strict=True)]
+        own = list(zip(roles, returns.reward.tolist(), strict=True))
         shares = each_share(self.trainer, own)  # ranks play blocks of groups: one after the other is the groups' order
         plays = [play for share in shares for play in share]
-        returns = torch.tensor([earned for _, earned in plays], dtype=torch.float64)
+        rewards = torch.tensor([reward for _, reward in plays], dtype=torch.float64)
         advantages, self._baselines = role_conditioned_advantages(
-            returns, [role for role, _ in plays], self._baselines, decay=self.baseline_decay
+            rewards, [role for role, _ in plays], self._baselines, decay=self.baseline_decay
         )
         for role, level in self._baselines.items():
             self.metrics.rollout[f"train/baseline/{role}"] = level
         rank, _ = data_parallel_rank(self.trainer)
         start = sum(map(len, shares[:rank]))
-        mine = advantages[start : start + len(own)]
-        return self.group_credit(episodes, sampling, lambda rewards, keys: mine)
+        return returns.rows(advantages[start : start + len(own)], self.temperatures(sampling))
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         assert rows.advantages is not None
         return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}
 
     def progress(self) -> dict[str, Any]:
-        return {"role_baselines": dict(self._baselines)}
+        return {**super().progress(), "role_baselines": dict(self._baselines)}
 
     def load_progress(self, progress: Mapping[str, Any]) -> None:
+        super().load_progress(progress)
         self._baselines = dict(progress.get("role_baselines", {}))

@@ -8,13 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import finite_rewards
+from mrlm_pl.advantages import masked_moments
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.groups import collected_returns, comparison_keys
 from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.learner.ranks import merged
 from mrlm_pl.losses import policy_gradient_loss
 from mrlm_pl.policy import Policy
 
@@ -64,17 +64,16 @@ class REINFORCE(PolicyGradient):
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        bonus = self.turn_bonus(sampling)
-        levels: dict[str, float] = {}
-        for name in self.policies:
-            mine = {agent for episode in episodes for agent in episode.trajectories if self.seat(agent) == name}
-            returns = finite_rewards(torch.tensor(collected_returns(episodes, mine, bonus), dtype=torch.float64))[None]
-            moments = self.global_moments(returns, torch.ones_like(returns, dtype=torch.bool))
-            levels[name] = self._level(name, moments.mean, moments.count > 0)
-            self.metrics.rollout[self.metrics.name("baseline", name)] = levels[name]
-        compared = [levels[self.seat(agent)] for _, agent in comparison_keys(episodes)]
-        baselines = torch.tensor(compared, dtype=torch.float64)
-        return self.group_credit(episodes, sampling, lambda values, _: values - baselines)
+        returns = self.group_returns(episodes, sampling)
+        policies = [self.seat(agent) for agent in returns.agent]
+        mine = {name: torch.tensor([policy == name for policy in policies], dtype=torch.bool) for name in self.policies}
+        moments = merged(self.trainer, {name: masked_moments(returns.reward, mask) for name, mask in mine.items()})
+        baselines = torch.zeros_like(returns.reward)
+        for name, mask in mine.items():
+            level = self._level(name, moments[name].mean, moments[name].count > 0)
+            self.metrics.rollout[self.metrics.name("baseline", name)] = level
+            baselines[mask] = level
+        return returns.rows(returns.reward - baselines, self.temperatures(sampling))
 
     def _level(self, name: str, mean: float, observed: bool) -> float:
         """The baseline of this collection; the running average takes the collection in afterwards."""
@@ -91,7 +90,8 @@ class REINFORCE(PolicyGradient):
         return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}
 
     def progress(self) -> dict[str, Any]:
-        return {"running_baselines": dict(self._running)}
+        return {**super().progress(), "running_baselines": dict(self._running)}
 
     def load_progress(self, progress: Mapping[str, Any]) -> None:
+        super().load_progress(progress)
         self._running = dict(progress.get("running_baselines", {}))

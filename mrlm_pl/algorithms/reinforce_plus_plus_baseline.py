@@ -10,11 +10,11 @@ from torch import Tensor
 from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import clip_fraction, ppo_clip_loss
+from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
+from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import as_settings
 
 
 class REINFORCEPlusPlusBaseline(PolicyGradient):
@@ -23,14 +23,14 @@ class REINFORCEPlusPlusBaseline(PolicyGradient):
     The returns of a task's episodes less their mean ``m``, whitened over all of a policy's tokens on all ranks::
 
         A_t  = (r_i - m - mean) / std
-        loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t) + beta KL_t )
+        loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip.low, 1 + clip.high) A_t) + beta KL_t )
 
     ``clip_fraction`` is the share of tokens whose gradient the clip removes; the other numbers are those of
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
         policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
-        clip_low, clip_high: how far the ratio may move before its gradient stops.
+        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -43,24 +43,20 @@ class REINFORCEPlusPlusBaseline(PolicyGradient):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        clip_low: float = 0.2,
-        clip_high: float = 0.2,
+        clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, zero_variance="keep", **settings)
-        if not 0 < clip_low < 1 or clip_high <= 0:
-            raise ConfigurationError(f"clip_low {clip_low} must be between 0 and 1, clip_high {clip_high} above 0")
-        self.clip = {"clip_low": clip_low, "clip_high": clip_high}
+        super().__init__(policies, seats, **settings)
+        self.clip = as_settings(Clip, clip, "clip")
 
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        rows = self.group_credit(episodes, sampling, group_centered_advantages)
+        returns = self.group_returns(episodes, sampling)
+        advantages = group_centered_advantages(returns.reward, returns.comparison)
+        rows = returns.rows(advantages, self.temperatures(sampling))
         self.whiten(rows)
         return rows
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        assert rows.advantages is not None
-        mask, advantages = rows.action_mask, rows.advantages
-        losses = ppo_clip_loss(logp, old_logp, advantages, mask, **self.clip)
-        return losses, {"clip_fraction": clip_fraction(logp, old_logp, advantages, mask, **self.clip)}
+        return clipped_losses(logp, old_logp, rows, self.clip)

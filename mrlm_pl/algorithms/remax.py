@@ -7,14 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import remax_advantages
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.groups import agent_return, comparison_keys
+from mrlm_pl.learner.credit.returns import returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.losses import policy_gradient_loss
@@ -54,30 +53,25 @@ class ReMax(PolicyGradient):
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        played = {episode.group: episode for episode in greedy if not episode.failed}
-        bonus = self.turn_bonus(sampling)
-        baselines = {
-            (group, agent): agent_return(episode, agent, bonus)
-            for group, episode in played.items()
-            for agent in episode.trajectories
-        }
-        missing = {episode.group for episode in episodes} - played.keys()
+        found = returns_of([episode for episode in greedy if not episode.failed], self.turn_bonus(sampling))
+        played = {episode.group for episode in found.episode}
+        missing = {episode.group for episode in episodes} - played
         if missing:
             causes = [episode.error for episode in greedy if episode.group in missing]
             logger.warning(
                 "%d groups are left out, as their greedy episode failed; the first: %s", len(missing), causes[0]
             )
-        self._note_baselines(list(baselines.values()), len(missing))
+        self._log_baselines(found.reward.tolist(), len(missing))
         compared = [
             episode if episode.group in played else replace(episode, error="no greedy episode to compare with")
             for episode in episodes
         ]
-        keys = comparison_keys(compared)
-        greedy_returns = torch.tensor([baselines.get(key, 0.0) for key in keys], dtype=torch.float64)
-        return self.group_credit(compared, sampling, lambda values, _: remax_advantages(values, greedy_returns))
+        returns = self.group_returns(compared, sampling, greedy)
+        advantages = remax_advantages(returns.reward, returns.greedy.nan_to_num())
+        return returns.rows(advantages, self.temperatures(sampling))
 
-    def _note_baselines(self, returns: Sequence[float], missing: int) -> None:
-        """Leave what is logged of the baselines of all ranks."""
+    def _log_baselines(self, returns: Sequence[float], missing: int) -> None:
+        """Log the baselines of all ranks."""
         own = {"total": math.fsum(returns), "count": len(returns), "missing": missing}
         totals = merged(self.trainer, own)
         if totals["count"]:

@@ -41,7 +41,9 @@ class RLOO(PolicyGradient):
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        return self.group_credit(episodes, sampling, leave_one_out_advantages)
+        returns = self.group_returns(episodes, sampling)
+        advantages = leave_one_out_advantages(returns.reward, returns.comparison)
+        return returns.rows(advantages, self.temperatures(sampling))
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         assert rows.advantages is not None

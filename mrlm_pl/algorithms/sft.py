@@ -10,8 +10,9 @@ from torch import Tensor
 
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.learner.algorithm import Algorithm, LearningRateSchedule
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import Reduction, cross_entropy_loss, masked_mean, reduce_tokens
 from mrlm_pl.policy import Policy
 
@@ -38,7 +39,7 @@ class SFT(Algorithm):
 
     Args:
         policies: the weights; one policy.
-        schedule, warmup_steps, betas: see :class:`Algorithm`.
+        optimization: see :class:`Algorithm`.
         objective: which tokens are trained.
         reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`.
 
@@ -51,13 +52,11 @@ class SFT(Algorithm):
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
+        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
         objective: Objective = "behavioral_cloning",
         reduction: Reduction = "token_mean",
     ) -> None:
-        super().__init__(policies, None, schedule, warmup_steps, betas)
+        super().__init__(policies, None, optimization)
         if len(self.policies) != 1:
             raise ConfigurationError(f"SFT trains one policy; `policies` has {sorted(self.policies)}")
         if reduction == "constant_length":

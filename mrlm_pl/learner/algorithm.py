@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -25,6 +25,7 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, nea
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.groups import equal_returns
 from mrlm_pl.learner.metrics import Metrics, on_evaluation_bar, on_rollout_bar, on_update_bar
+from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.learner.reference import ReferencePolicy
 from mrlm_pl.policy import Policy
@@ -36,8 +37,6 @@ from mrlm_pl.trainer.resume import ExactResume
 
 logger = logging.getLogger(__name__)
 
-LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
-
 
 class Algorithm(LightningModule, ABC):
     """Base class: a subclass adds :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
@@ -46,9 +45,7 @@ class Algorithm(LightningModule, ABC):
         policies: the weights, by name; None is one policy ``main`` with the built-in tiny model. In Python the name of
             a model or a mapping of settings stands for a policy.
         seats: which policy decides for each agent; an agent that is left out is bound to the only policy there is.
-        schedule: how the learning rates change over the run.
-        warmup_steps: optimizer steps over which they rise from 0.
-        betas: decay rates of AdamW's moments.
+        optimization: schedule of the learning rates and AdamW's moments.
 
     Attributes:
         metrics: what is logged of rollouts, updates and evaluations.
@@ -73,9 +70,7 @@ class Algorithm(LightningModule, ABC):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
+        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__()
         policies = {
@@ -93,7 +88,7 @@ class Algorithm(LightningModule, ABC):
                 )
         self.policies = nn.ModuleDict(policies)
         self.seats = dict(seats or {})
-        self.schedule, self.warmup_steps, self.betas = schedule, warmup_steps, betas
+        self.optimization = as_settings(Optimization, optimization, "optimization")
         # A frozen policy is part of the model but not of the checkpoint, and the reference is read again.
         self.strict_loading = False
         self.tasks_of_run: tuple[str, ...] = ()
@@ -310,16 +305,10 @@ class Algorithm(LightningModule, ABC):
         ]
 
     def configure_optimizers(self) -> Any:
-        # On a CPU torch's own choice makes a dozen passes over the weights and allocates temporaries of their size.
-        fused = True if self.device.type == "cpu" else None
-        optimizer = torch.optim.AdamW(self.parameter_groups(), betas=self.betas, fused=fused)
-        if self.schedule == "constant":
-            return optimizer
-        from transformers import get_scheduler
-
-        steps = int(self.trainer.estimated_stepping_batches)
-        scheduler = get_scheduler(self.schedule, optimizer, self.warmup_steps, steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        on_cpu = self.device.type == "cpu"
+        return self.optimization.configured(
+            self.parameter_groups(), on_cpu, lambda: int(self.trainer.estimated_stepping_batches)
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         self._absent = {name for name in self.learners if name not in batch.totals}
@@ -431,7 +420,7 @@ class Algorithm(LightningModule, ABC):
         """Nothing when a checkpoint has the weights that this run's checkpoints have: others would be passed over."""
         own = self.state_dict()
         wrong = [name for name, weight in saved.items() if name not in own or own[name].shape != weight.shape]
-        wrong += [name for name in own if self._is_saved(name) and name not in saved]
+        wrong += [name for name in own if self.is_saved(name) and name not in saved]
         if wrong:
             raise ConfigurationError(
                 f"ckpt_path: the checkpoint is of other policies than these: {len(wrong)} weights, such as "
@@ -444,10 +433,11 @@ class Algorithm(LightningModule, ABC):
         if getattr(self.trainer.strategy, "_save_distributed_checkpoint", False):
             return  # each rank reads its shard of every weight that the model has
         checkpoint["state_dict"] = {
-            name: value for name, value in checkpoint["state_dict"].items() if self._is_saved(name)
+            name: value for name, value in checkpoint["state_dict"].items() if self.is_saved(name)
         }
 
-    def _is_saved(self, weight: str) -> bool:
+    def is_saved(self, weight: str) -> bool:
+        """Return whether checkpoints hold a weight, by its name: trained ones alone."""
         owner, _, rest = weight.partition(".")
         name, _, inner = rest.partition(".")
         return owner != "policies" or self.policy(name).is_saved(inner)

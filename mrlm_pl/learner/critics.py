@@ -1,26 +1,296 @@
-"""Critics that are models of their own: their parameter groups and their loss."""
+"""Critics: what estimates the returns of a policy gradient."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.turns import RewardedRows, agent_places
 from mrlm_pl.losses import BatchTotals, masked_mean, reduce_tokens, value_loss
 from mrlm_pl.policy import Policy
 
 
-def check_critic(name: str, critic: Policy) -> None:
-    """Validate that a critic is trained.
+class Critic(nn.Module):
+    """Models with value heads, by the name of the policy or agent whose returns they estimate.
+
+    Args:
+        models: the critics' models.
+        option: the option that gives them, for messages.
+        policies: of the algorithm, by name.
+        value_learning_rate: of the value heads; None is the learning rate of the model that they stand on.
+        value_clip: how far a value may move before its gradient stops; None has no bound.
+        coefficient: weight of the value loss in the loss of a policy that shares its trajectories with its critic.
 
     Raises:
-        ConfigurationError: it is frozen.
+        ConfigurationError: a value is out of range, or a model is frozen.
     """
-    if not critic.trained:
-        raise ConfigurationError(f"{name} has `trained: false`, but a critic must learn; set it to true")
+
+    def __init__(
+        self,
+        models: Mapping[str, Policy],
+        option: str,
+        policies: Mapping[str, Policy],
+        value_learning_rate: float | None = None,
+        value_clip: float | None = 0.2,
+        coefficient: float = 0.5,
+    ) -> None:
+        super().__init__()
+        if value_clip is not None and value_clip <= 0:
+            raise ConfigurationError(f"value_clip is {value_clip!r}; it must be above 0, or null")
+        if coefficient < 0:
+            raise ConfigurationError(f"value_coefficient is {coefficient!r}; it must be 0 or above")
+        for key, model in models.items():
+            if not model.trained:
+                where = option if key == option else f"{option}.{key}"
+                raise ConfigurationError(f"{where} has `trained: false`, but a critic must learn; set it to true")
+        self.option, self.policies = option, dict(policies)
+        self.value_learning_rate, self.value_clip, self.coefficient = value_learning_rate, value_clip, coefficient
+        self.models = nn.ModuleDict(dict(models))
+
+    def model(self, key: str) -> Policy:
+        """Return the critic's model of that name."""
+        model = self.models[key]
+        assert isinstance(model, Policy)
+        return model
+
+    def model_for(self, policy: str, agent: str) -> Policy:
+        """Return the model that estimates the returns of an agent that a policy plays."""
+        raise NotImplementedError(f"{type(self).__name__} does not value the tokens of agents")
+
+    def label(self, key: str) -> str:
+        """Return the name of a model in metrics and messages."""
+        return f"{key}/critic"
+
+    @property
+    def learners(self) -> dict[str, Policy]:
+        """The models with trajectories of their own in a batch, by label."""
+        return {self.label(key): self.model(key) for key in self.models}
+
+    def check_agents(self, seats: Mapping[str, str]) -> None:
+        """Validate the critics against the agents with a trained policy.
+
+        Args:
+            seats: the policy of each of these agents.
+
+        Raises:
+            ConfigurationError: the critics do not fit the agents.
+        """
+
+    def read_weights(self) -> None:
+        """Read the weights of the models, and add the value heads."""
+        for key in self.models:
+            self.model(key).load_critic(self.label(key))
+
+    def networks(self) -> list[nn.Module]:
+        """Return all modules with weights that are not a policy's."""
+        return [network for key in self.models for network in self.model(key).networks()]
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the optimizer's groups: two for each model, its own and its value head's."""
+        return [
+            group
+            for key in self.models
+            for group in self._model_groups(self.label(key), self.label(key), self.model(key))
+        ]
+
+    def _model_groups(self, name: str, owner: str, model: Policy) -> list[dict[str, Any]]:
+        """Return a model's groups; both are skipped in updates without trajectories of ``owner``."""
+        weights = [weight for weight in model.model.parameters() if weight.requires_grad]
+        settings = {"lr": model.learning_rate, "weight_decay": model.weight_decay, "name": name, "policy": owner}
+        return [{"params": weights, **settings}, value_group(owner, model, self.value_learning_rate)]
+
+    def idle_values(self, policy: str) -> Tensor | float:
+        """Return 0 with a gradient of 0 for a model whose value loss is part of the policy's."""
+        return 0.0
+
+    def estimates(self, policy: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
+        """Return values [B, T] of the action tokens, and [B] of the last states of truncated episodes, else 0.
+
+        The last state of a truncated episode is its whole row. Where the last observation exceeds the context window,
+        it is the row's beginning that fits: the value of a prefix is the expectation over all that may follow it.
+
+        Args:
+            policy: whose trajectories they are.
+            table: the trajectories.
+
+        Raises:
+            ConfigurationError: an action token lies beyond the window of the model that estimates the values.
+        """
+        inputs = table.batch.inputs()
+        mask, lengths = inputs["action_mask"], inputs["lengths"]
+        models = [self.model_for(policy, agent) for agent in table.agents]
+        windows = torch.tensor([min(model.context_window, mask.shape[1]) for model in models], device=mask.device)
+        check_window(mask, windows, f"the critic of policy {policy!r}")
+        unfinished = table.unfinished.to(mask.device)
+        last = lengths.minimum(windows)
+        # The value of a state is read where its next token would be chosen.
+        chosen_next = torch.arange(mask.shape[1] + 1, device=mask.device) == last[:, None]
+        inputs["token_ids"] = nn.functional.pad(inputs["token_ids"], (0, 1))
+        inputs["action_mask"] = nn.functional.pad(mask, (0, 1)) | (chosen_next & unfinished[:, None])
+        inputs["lengths"] = lengths + unfinished
+        values = self._values(policy, inputs, table.agents)
+        ends = values.gather(1, last[:, None])[:, 0]
+        return values[:, :-1].masked_fill(~mask, 0.0), torch.where(unfinished, ends, 0.0)
+
+    def _values(self, policy: str, inputs: dict[str, Any], agents: Sequence[str]) -> Tensor:
+        """Return values [B, T], each agent's by its model."""
+        places = agent_places(agents)
+        models = {agent: self.model_for(policy, agent) for agent in places}
+        if len({id(model) for model in models.values()}) == 1:
+            return next(iter(models.values())).values(**inputs)
+        values = torch.zeros(inputs["token_ids"].shape, device=inputs["token_ids"].device)
+        for agent, numbers in places.items():
+            mine = numbers.to(values.device)
+            values[mine] = models[agent].values(**{key: value[mine] for key, value in inputs.items()})
+        return values
+
+    def rows(self, table: RewardedRows) -> dict[str, PolicyBatch]:
+        """Return the trajectories of the models that have their own, by label.
+
+        Args:
+            table: of one policy; its batch has the values and returns.
+        """
+        return {}
+
+    def value_losses(self, model: Policy, rows: PolicyBatch, values: Tensor | None = None) -> Tensor:
+        """Return the value loss [B, T] of each action token.
+
+        Args:
+            model: what estimates them.
+            rows: with the values and returns at the start of the update.
+            values: [B, T] the current ones, where they are known.
+        """
+        assert rows.values is not None
+        assert rows.returns is not None
+        if values is None:
+            values = model.values(**rows.inputs())
+        return value_loss(values, rows.values, rows.returns, rows.action_mask, clip=self.value_clip)
+
+    def loss(self, label: str, rows: PolicyBatch, totals: BatchTotals) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return a micro-batch's part (0-dim) of the mean value loss of a model with its own trajectories, and metrics.
+
+        Args:
+            label: of the model.
+            rows: its trajectories.
+            totals: of the update.
+        """
+        losses = self.value_losses(self.learners[label], rows)
+        metrics = {"value_loss": masked_mean(losses.detach(), rows.action_mask)}
+        return reduce_tokens(losses, rows.action_mask, "token_mean", totals), metrics
+
+    def is_saved(self, weight: str) -> bool:
+        """Return whether checkpoints hold a weight, by its name within the critic."""
+        _, key, inner = weight.split(".", 2)
+        return self.model(key).is_saved(inner)
+
+    def export(self, folder: Path, write: bool = True) -> None:
+        """Write every model with its value head as a Hugging Face folder in ``folder``."""
+        for key in self.models:
+            self.model(key).save_pretrained(folder / self.label(key).replace("/", "-"), write=write)
+
+
+class PolicyCritics(Critic):
+    """A value head on each trained policy's last hidden state, or a model of its own for the policies that have one.
+
+    Its value loss is part of the policy's token losses; the arguments are those of :class:`Critic`.
+
+    Raises:
+        ConfigurationError: a model is for no trained policy, or has another tokenizer.
+    """
+
+    def __init__(self, models: Mapping[str, Policy], policies: Mapping[str, Policy], **settings: Any) -> None:
+        trained = [name for name, policy in policies.items() if policy.trained]
+        for name in models:
+            if name not in trained:
+                raise ConfigurationError(f"critics names {name!r}, which is no trained policy; these are {trained}")
+        super().__init__(models, "critics", policies, **settings)
+        self._trained = trained
+        for name in models:
+            check_reads(f"critics.{name}", self.model(name), name, policies[name])
+
+    def model_for(self, policy: str, agent: str) -> Policy:
+        return self.model(policy) if policy in self.models else self.policies[policy]
+
+    @property
+    def learners(self) -> dict[str, Policy]:
+        return {}
+
+    def read_weights(self) -> None:
+        super().read_weights()
+        for name in self._trained:
+            if name not in self.models:
+                self.policies[name].add_value_head()
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        groups = []
+        for name in self._trained:
+            if name in self.models:
+                groups += self._model_groups(self.label(name), name, self.model(name))
+            else:
+                groups.append(value_group(name, self.policies[name], self.value_learning_rate))
+        return groups
+
+    def idle_values(self, policy: str) -> Tensor | float:
+        return self.model(policy).idle_values() if policy in self.models else 0.0
+
+
+class AgentCritics(Critic):
+    """A model for each agent, which reads its tokens and learns from its trajectories alone.
+
+    Raises:
+        ConfigurationError: a model is frozen.
+    """
+
+    def __init__(self, models: Mapping[str, Policy], policies: Mapping[str, Policy], **settings: Any) -> None:
+        super().__init__(models, "agent_critics", policies, **settings)
+
+    def model_for(self, policy: str, agent: str) -> Policy:
+        return self.model(agent)
+
+    def check_agents(self, seats: Mapping[str, str]) -> None:
+        for agent in sorted(set(seats) ^ set(self.models)):
+            what = "has no critic, but others have" if agent in seats else "is no agent that learns"
+            raise ConfigurationError(
+                f"agent_critics: {agent!r} {what}; give one to each of {sorted(seats)}, or to none for value heads"
+            )
+        for agent in sorted(seats):
+            check_reads(f"agent_critics.{agent}", self.model(agent), seats[agent], self.policies[seats[agent]])
+
+    def rows(self, table: RewardedRows) -> dict[str, PolicyBatch]:
+        device = table.batch.lengths.device
+        return {
+            self.label(agent): table.batch.select(places.to(device))
+            for agent, places in agent_places(table.agents).items()
+        }
+
+
+class CentralizedCritic(Critic):
+    """One model for all agents, which reads joint states as text in its own chat format.
+
+    Raises:
+        ConfigurationError: the model is frozen, or a policy is named ``critic``.
+    """
+
+    LABEL = "critic"
+
+    def __init__(self, model: Policy, policies: Mapping[str, Policy], **settings: Any) -> None:
+        if self.LABEL in policies:
+            raise ConfigurationError(f"a policy is named {self.LABEL!r}, the name of the centralized critic; rename it")
+        super().__init__({self.LABEL: model}, self.LABEL, policies, **settings)
+
+    def label(self, key: str) -> str:
+        return key
+
+    @property
+    def reader(self) -> Policy:
+        """The model."""
+        return self.model(self.LABEL)
 
 
 def check_window(action_mask: Tensor, windows: Tensor, name: str) -> None:
@@ -44,7 +314,7 @@ def check_window(action_mask: Tensor, windows: Tensor, name: str) -> None:
 
 
 def check_reads(name: str, critic: Policy, owner: str, policy: Policy) -> None:
-    """Nothing when a critic can read the token rows of a policy.
+    """Validate that a critic can read the tokens of a policy.
 
     Raises:
         ConfigurationError: their tokenizers differ.
@@ -56,34 +326,15 @@ def check_reads(name: str, critic: Policy, owner: str, policy: Policy) -> None:
         )
 
 
-def critic_groups(name: str, owner: str, critic: Policy, value_learning_rate: float | None) -> list[dict[str, Any]]:
-    """The optimizer's groups of a critic: its model and its value head.
+def value_group(owner: str, critic: Policy, value_learning_rate: float | None) -> dict[str, Any]:
+    """Return the optimizer's group of a value head, named ``OWNER/value``.
 
     Args:
-        name: of the model's group; the head's is ``owner/value``.
-        owner: whose rows the critic learns from: it rests in an update without any.
+        owner: the policy or critic without whose trajectories an update skips the group.
         critic: with its weights read.
         value_learning_rate: of the head; None is the critic's own.
     """
-    weights = [weight for weight in critic.model.parameters() if weight.requires_grad]
-    model = {"params": weights, "lr": critic.learning_rate, "weight_decay": critic.weight_decay}
-    return [{**model, "name": name, "policy": owner}, value_group(owner, critic, value_learning_rate)]
-
-
-def value_group(owner: str, critic: Policy, value_learning_rate: float | None) -> dict[str, Any]:
-    """The optimizer's group of a value head; the arguments are those of :func:`critic_groups`."""
     assert critic.value_head is not None
     rate = critic.learning_rate if value_learning_rate is None else value_learning_rate
     head = list(critic.value_head.parameters())
     return {"params": head, "lr": rate, "weight_decay": 0.0, "name": f"{owner}/value", "policy": owner}
-
-
-def critic_loss(
-    critic: Policy, rows: PolicyBatch, totals: BatchTotals, value_clip: float | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """This piece's share (0-dim) of the mean value loss of a critic's rows, and ``value_loss`` for the log."""
-    assert rows.values is not None
-    assert rows.returns is not None
-    losses = value_loss(critic.values(**rows.inputs()), rows.values, rows.returns, rows.action_mask, clip=value_clip)
-    metrics = {"value_loss": masked_mean(losses.detach(), rows.action_mask)}
-    return reduce_tokens(losses, rows.action_mask, "token_mean", totals), metrics

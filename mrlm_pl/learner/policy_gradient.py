@@ -1,55 +1,65 @@
-"""What the critic-free policy gradients share: one advantage for each token, a token loss, a reduction."""
+"""What the policy gradients share: advantages of tokens, a token loss, its reduction, and an optional critic."""
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mrlm_pl.advantages import Moments, masked_moments, whiten
+from mrlm_pl.advantages import NO_MOMENTS, Moments, masked_moments, whiten
 from mrlm_pl.advantages.task_normalization import unnormalizable_tasks
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.algorithm import Algorithm, LearningRateSchedule
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.credit.groups import GroupAdvantage, credited_rows
+from mrlm_pl.learner.credit.decisions import TreeCredit
+from mrlm_pl.learner.credit.groups import acted_episodes
+from mrlm_pl.learner.credit.returns import Returns, returns_of
 from mrlm_pl.learner.credit.task_types import NORMALIZATIONS, TaskNormalization, label_task_types, moments_by_task
+from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, discounts_of, rewarded_rows
+from mrlm_pl.learner.critics import Critic
+from mrlm_pl.learner.kl import ESTIMATORS, KL, KLController
+from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.learner.reference import ReferencePolicy
 from mrlm_pl.losses import (
+    Clip,
     Correction,
     Reduction,
-    kl_k3,
-    kl_k3_straight_through,
+    clip_fraction,
+    kl_k1,
     masked_mean,
+    ppo_clip_loss,
     reduce_tokens,
 )
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import overlong_penalty
+from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import as_settings
 
 logger = logging.getLogger(__name__)
 
-KL_ESTIMATORS = {"k3": kl_k3, "k3_straight_through": kl_k3_straight_through}
-KLEstimator = Literal["k3", "k3_straight_through"]
-
 
 class PolicyGradient(Algorithm):
-    """Base of the policy gradients without a critic; a subclass adds :meth:`credit` and :meth:`token_losses`.
+    """Base of the policy gradients; a subclass adds :meth:`credit` and :meth:`token_losses`, and may set a critic.
 
     Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
     micro-batches: ``approx_kl`` (k3 estimate of the KL divergence of the current policy from the old policy),
-    ``ratio_deviation`` (largest ``|rho - 1|``), ``grad_norm``, ``kl`` (k3 to the reference, when ``kl_coefficient`` is
-    above 0), and how far the learner is from the sampler: ``mismatch_k1``, ``mismatch_k3``, ``mismatch_chi_square``,
-    ``mismatch_mean_ratio``, ``mismatch_effective_share``, ``mismatch_max_ratio`` (see
-    :func:`mrlm_pl.losses.mismatch`), of the old policy where the learner computed it (``recompute_old_logp``), and of
-    the current one otherwise. With a ``correction``, ``correction_weight`` is the mean of its weights.
+    ``ratio_deviation`` (largest ``|rho - 1|``), ``grad_norm``, ``kl`` (k3 to the reference policy, where there is one),
+    ``entropy`` (nats per token, when it has a coefficient), ``value_loss`` (before its coefficient), and how far the
+    learner is from the sampler: ``mismatch_k1``, ``mismatch_k3``, ``mismatch_chi_square``, ``mismatch_mean_ratio``,
+    ``mismatch_effective_share``, ``mismatch_max_ratio`` (see :func:`mrlm_pl.losses.mismatch`), of the old policy where
+    the learner computed it (``recompute_old_logp``), and of the current one otherwise. With a ``correction``,
+    ``correction_weight`` is the mean of its weights. Once a rollout, with a reference policy, ``reference_kl`` (k1 in
+    nats per token, the measure of the controller) and ``kl_coefficient``. ``early_stop`` is 1 where ``stop_at_kl``
+    ended the updates on a rollout.
 
     Trajectories without a gradient, whose advantage is 0, count in these means. After the first update on a rollout the
     current policy is evaluated on them in a pass without gradient. The first update on a synchronous rollout skips that
@@ -57,43 +67,52 @@ class PolicyGradient(Algorithm):
     ``ratio_deviation`` and ``mismatch_*`` are then means over the other trajectories.
 
     Args:
-        policies, seats, schedule, warmup_steps, betas: see :class:`Algorithm`.
+        policies, seats, optimization: see :class:`Algorithm`.
         reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`.
         max_length: longest response in tokens, for ``reduction: constant_length``.
-        kl_coefficient: weight of the divergence from the reference; 0 skips the reference model altogether.
-        kl_estimator: ``k3``, or ``k3_straight_through`` with k2's (unbiased) gradient.
-        zero_variance: a task whose episodes give an agent no advantage, as its returns are all equal, has no gradient
-            for that agent, whatever it has for others. ``keep`` counts the agent's tokens in the reduction, ``exclude``
-            does not and logs ``filtered_agents``: the share of a policy's (task group, agent) pairs that it left out.
+        kl: penalty for the divergence from the reference policy; see :class:`~mrlm_pl.learner.kl.KL`.
+        entropy_coefficient: weight of the entropy bonus.
+        stop_at_kl: an update whose mean ``approx_kl`` exceeds this is the last one on its rollout; None has no limit.
+        zero_variance: an agent whose returns are all equal in a task's episodes has no gradient from them. ``keep``
+            counts its tokens in the reduction, ``exclude`` does not and logs ``filtered_agents``: the proportion of a
+            policy's (task group, agent) pairs that it left out.
         recompute_old_logp: take pi_old from the learner at the time of sampling rather than from the sampler. None does
             so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision.
-        correction: weight of the losses for the difference between the two; see :class:`mrlm_pl.losses.Correction`.
+        correction: weight of the policy's losses, not of the values', for the difference between the two; ``plain`` is
+            decoupled PPO (arXiv 2505.24298); see :class:`mrlm_pl.losses.Correction`.
         overlong_buffer: width in tokens of the slope by which turns that come near ``max_tokens`` are punished by up to
             1 (DAPO, arXiv 2503.14476); 0 does not punish them.
-        task_normalization: what is made of the advantages of each task type (environment) of a run with several, after
-            the comparison within groups, by mean and standard deviation over its action tokens in the collection of all
+        task_normalization: scale of the advantages of each task type (environment) of a run with several, after
+            the comparison within groups, by mean and standard deviation over its action tokens in the rollout of all
             ranks, for each policy. ``scale_only`` divides by the standard deviation, so that every environment pulls
             alike whatever its rewards and lengths are; ``paper`` also takes the mean off (arXiv 2510.04206), which can
             turn signs round; ``none`` leaves them. None is ``scale_only`` with several environments and ``none`` with
             one. A type whose advantages have no spread is left as it is, with a warning. Logged with several
             environments: ``rollout/ENVIRONMENT/advantage_std``, before it, with the policy's name if there are several.
-        reference: what holds the reference model and computes with it, such as ``RayReference``; None: this process.
+        reference: the pool that holds the reference policy, such as ``RayReference``; None: this process.
+
+    Attributes:
+        critic: what estimates returns, or None.
+        tree: the turn trees in which decisions are compared, or None for episodes.
+        kl_controllers: the current KL coefficient of each policy.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
     """
 
+    kl_placements: ClassVar[tuple[str, ...]] = ("loss",)
+    """Where the KL penalty can be; ``reward`` needs rewards of single tokens."""
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
+        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
         reduction: Reduction = "token_mean",
         max_length: int | None = None,
-        kl_coefficient: float = 0.0,
-        kl_estimator: KLEstimator = "k3",
+        kl: KL = KL(),  # noqa: B008 (frozen)
+        entropy_coefficient: float = 0.0,
+        stop_at_kl: float | None = None,
         zero_variance: Literal["keep", "exclude"] = "keep",
         recompute_old_logp: bool | None = None,
         correction: Correction = Correction(),  # noqa: B008 (frozen)
@@ -101,50 +120,130 @@ class PolicyGradient(Algorithm):
         task_normalization: TaskNormalization | None = None,
         reference: Reference | None = None,
     ) -> None:
-        super().__init__(policies, seats, schedule, warmup_steps, betas)
+        super().__init__(policies, seats, optimization)
         self.refuse_dropout()
-        if kl_estimator not in KL_ESTIMATORS:
-            raise ConfigurationError(f"kl_estimator {kl_estimator!r} must be one of {sorted(KL_ESTIMATORS)}")
-        if kl_coefficient < 0 or overlong_buffer < 0:
-            raise ConfigurationError(
-                f"kl_coefficient {kl_coefficient} and overlong_buffer {overlong_buffer} must be 0 or above"
-            )
-        if task_normalization is not None and task_normalization not in NORMALIZATIONS:
-            raise ConfigurationError(
-                f"task_normalization {task_normalization!r} must be one of {sorted(NORMALIZATIONS)}"
-            )
+        ranges = (
+            ("entropy_coefficient", entropy_coefficient, entropy_coefficient >= 0, "0 or above"),
+            ("stop_at_kl", stop_at_kl, stop_at_kl is None or stop_at_kl > 0, "above 0, or null"),
+            ("zero_variance", zero_variance, zero_variance in ("keep", "exclude"), "keep or exclude"),
+            ("overlong_buffer", overlong_buffer, overlong_buffer >= 0, "0 or above"),
+            (
+                "task_normalization",
+                task_normalization,
+                task_normalization is None or task_normalization in NORMALIZATIONS,
+                f"one of {', '.join(NORMALIZATIONS)}, or null",
+            ),
+        )
+        for key, value, holds, remedy in ranges:
+            if not holds:
+                raise ConfigurationError(f"{key} is {value!r}; it must be {remedy}")
         if (reduction == "constant_length") != (max_length is not None):
             raise ConfigurationError(
                 f"max_length is {max_length} with reduction {reduction!r}; it belongs to `reduction: constant_length`"
             )
+        self.kl = as_settings(KL, kl, "kl")
+        if self.kl.coefficient and self.kl.placement not in self.kl_placements:
+            raise ConfigurationError(
+                f"kl.placement is {self.kl.placement!r}, but {type(self).__name__} has no rewards of single tokens; "
+                f"set it to {' or '.join(self.kl_placements)}"
+            )
+        self.kl_controllers = {name: KLController(self.kl) for name in self.policies}
+        self.reference = ReferencePolicy(self.kl.coefficient > 0, reference)
         self.reduction, self.max_length = reduction, max_length
-        self.kl_coefficient, self.kl_estimator = kl_coefficient, KL_ESTIMATORS[kl_estimator]
-        correction = as_settings(Correction, correction, "correction")
-        self.zero_variance, self.correction, self.overlong_buffer = zero_variance, correction, overlong_buffer
-        self.recompute_old_logp = correction.recomputes(recompute_old_logp)
+        self.entropy_coefficient, self.stop_at_kl = entropy_coefficient, stop_at_kl
+        self.zero_variance, self.overlong_buffer = zero_variance, overlong_buffer
+        self.correction = as_settings(Correction, correction, "correction")
+        self.recompute_old_logp = self.correction.recomputes(recompute_old_logp)
         self.task_normalization: TaskNormalization | None = task_normalization
-        self._told_of: set[tuple[str, str]] = set()
-        self.reference = ReferencePolicy(kl_coefficient > 0, reference)
+        self.critic: Critic | None = None
+        self.tree: TreeCredit | None = None
+        self._warned_of: set[tuple[str, str]] = set()
+        self._over = False
 
     @abstractmethod
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        """Rows of every learner, a policy's with their advantages; the arguments are those of :meth:`prepare`."""
+        """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
 
     @abstractmethod
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss [B, T] of each token, and what else is to be logged."""
+        """Return the loss [B, T] of each token, and metrics: means over the action tokens."""
 
-    def group_credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, advantage: GroupAdvantage
-    ) -> dict[str, PolicyBatch]:
-        """Return rows whose tokens all have their episode's advantage.
+    def group_returns(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Returns:
+        """Return what each agent earned in each episode; see :func:`mrlm_pl.learner.credit.returns.returns_of`."""
+        return returns_of(episodes, self.turn_bonus(sampling), greedy)
 
-        See :func:`mrlm_pl.learner.credit.groups.credited_rows`.
+    def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> dict[str, PolicyBatch]:
+        """Return trajectories with the advantage of each token, from the values of the critic; 0 without one.
+
+        With ``kl.placement: reward`` each token's reward is reduced by ``beta (log pi_old - log pi_ref)``. With a
+        critic ``return`` and ``explained_variance`` of the values are logged.
         """
-        temperature = dict.fromkeys(self.policies, sampling.temperature or 1.0)
-        return credited_rows(episodes, advantage, temperature, self.turn_bonus(sampling))
+        tables = rewarded_rows(episodes, self.temperatures(sampling), self.turn_bonus(sampling))
+        tables = {name: tables[name] for name in self.policies if name in tables and self.policy(name).trained}
+        own: dict[tuple[str, str], Moments] = {}
+        for name, table in tables.items():
+            table.to(self.device)
+            self._add_token_advantages(name, table, sampling, gae)
+            rows, advantages = table.batch, table.batch.advantages
+            assert advantages is not None
+            if rows.returns is not None and rows.values is not None:
+                own[name, "return"] = masked_moments(rows.returns, rows.action_mask)
+                own[name, "error"] = masked_moments(rows.returns - rows.values, rows.action_mask)
+            for label, places in gae.compared(table.agents).items():
+                own[name, f"whiten/{label}"] = masked_moments(advantages[places], rows.action_mask[places])
+        moments = merged(self.trainer, own)
+        found: dict[str, PolicyBatch] = {}
+        for name, table in tables.items():
+            rows, advantages = table.batch, table.batch.advantages
+            assert advantages is not None
+            for label, places in gae.compared(table.agents).items():
+                of_label = moments[name, f"whiten/{label}"]
+                advantages[places] = whiten(advantages[places], rows.action_mask[places], of_label)
+            found[name] = rows
+            if self.critic is not None and self.critic.learners:
+                found |= self.critic.rows(table)
+                rows.values = rows.returns = None
+        if self.critic is not None:
+            for name in self.policies:
+                if self.policy(name).trained:
+                    spread = moments.get((name, "return"), NO_MOMENTS)
+                    self.log_values(name, spread, moments.get((name, "error"), NO_MOMENTS))
+        return found
+
+    def _add_token_advantages(self, name: str, table: RewardedRows, sampling: Sampling, gae: TokenGAE) -> None:
+        rows, rewards = table.batch, table.rewards
+        mask = rows.action_mask
+        if self.reference.used and self.kl.placement == "reward":
+            self._add_logprobs(name, rows, sampling)
+            assert rows.ref_logp is not None
+            rewards = rewards - self.kl_controllers[name].coefficient * kl_k1(rows.old_logp, rows.ref_logp, mask)
+        discounts = discounts_of(mask, gae.gamma, gae.discount_unit)
+        if self.critic is None:
+            values = torch.zeros_like(rewards)
+            rows.advantages, _ = table.advantages(rewards, values, discounts, gae.lam, values[:, 0])
+        else:
+            values, end_values = self.critic.estimates(name, table)
+            rows.advantages, rows.returns = table.advantages(rewards, values, discounts, gae.lam, end_values)
+            rows.values = values
+
+    def log_values(self, learner: str, returns: Moments, errors: Moments) -> None:
+        """Log how good the values were: 1 is perfect, 0 as good as a constant."""
+        explained = 1.0 - (errors.std / returns.std) ** 2 if returns.std else 0.0
+        self.metrics.rollout[self.metrics.name("return", learner)] = returns.mean
+        self.metrics.rollout[self.metrics.name("explained_variance", learner)] = explained
+
+    def temperatures(self, sampling: Sampling) -> dict[str, float]:
+        """Return the temperature of each policy's log-probabilities."""
+        return dict.fromkeys(self.policies, sampling.temperature or 1.0)
+
+    @property
+    def turn_tree(self) -> Branching | None:
+        return None if self.tree is None else self.tree.branching
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        return super().without_signal(group) if self.tree is None else self.tree.without_signal(group)
 
     def whiten(self, rows: Mapping[str, PolicyBatch]) -> None:
         """Whiten each trained policy's advantages over its tokens on all ranks, in place; every rank must call this."""
@@ -175,20 +274,42 @@ class PolicyGradient(Algorithm):
     def prepare(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
     ) -> dict[str, PolicyBatch]:
+        self._over = False
         tables = self.credit(episodes, sampling, greedy)
         trained = {name: rows.to(self.device) for name, rows in tables.items() if self.learners[name].trained}
         if self.zero_variance == "exclude":
             self._exclude_without_advantage(trained)
         self._normalize_tasks(trained, episodes)
         for name, rows in trained.items():
-            if name not in self.policies:
-                continue  # a critic's rows come with all that its loss needs
-            policy = self.policy(name)
-            if self.reference.used and rows.ref_logp is None:
-                rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
-            if rows.proximal_logp is None and self.recomputes(sampling):
-                rows.proximal_logp = policy(**rows.inputs())
+            if name in self.policies:
+                self._add_logprobs(name, rows, sampling)
+        if self.reference.used:
+            self._steer(trained, episodes)
         return trained
+
+    def _add_logprobs(self, name: str, rows: PolicyBatch, sampling: Sampling) -> None:
+        """Add the log-probabilities of the old and the reference policy, where they are used and not there yet."""
+        policy = self.policy(name)
+        if self.reference.used and rows.ref_logp is None:
+            rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
+        if rows.proximal_logp is None and self.recomputes(sampling):
+            rows.proximal_logp = policy(**rows.inputs())
+
+    def _steer(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
+        """Log the divergence from the reference policy over all ranks, and update the controllers with it."""
+        own: dict[tuple[str, str], Any] = {}
+        for name, rows in tables.items():
+            if rows.ref_logp is not None and name in self.policies:
+                penalty = kl_k1(rows.old_logp, rows.ref_logp, rows.action_mask)
+                own[name, "kl"] = masked_moments(penalty, rows.action_mask)
+                own[name, "episodes"] = acted_episodes(episodes, name)
+        totals = merged(self.trainer, own)
+        for name, controller in self.kl_controllers.items():
+            if self.policy(name).trained:
+                kl = totals.get((name, "kl"), NO_MOMENTS).mean
+                self.metrics.rollout[self.metrics.name("reference_kl", name)] = kl
+                self.metrics.rollout[self.metrics.name("kl_coefficient", name)] = controller.coefficient
+                controller.update(kl, totals.get((name, "episodes"), 0))
 
     def _exclude_without_advantage(self, tables: Mapping[str, PolicyBatch]) -> None:
         """Take the (group, agent) pairs of which no row has an advantage out of the loss; every rank must call this."""
@@ -230,12 +351,12 @@ class PolicyGradient(Algorithm):
             for task, of_task in moments.items():
                 self.metrics.rollout[f"rollout/{names[task]}/{part}advantage_std"] = of_task.std
             flat = [names[task] for task in unnormalizable_tasks(moments)] if chosen != "none" else []
-            new = [name for name in flat if (policy, name) not in self._told_of]
+            new = [name for name in flat if (policy, name) not in self._warned_of]
             if new:
-                self._told_of |= {(policy, name) for name in new}
+                self._warned_of |= {(policy, name) for name in new}
                 logger.warning(
                     "the advantages of %s have no spread in this collection, so task_normalization leaves them as they "
-                    "are (told once for each; look at rollout/ENVIRONMENT/advantage_std)",
+                    "are (warned of once; see rollout/ENVIRONMENT/advantage_std)",
                     ", ".join(new),
                 )
 
@@ -251,21 +372,35 @@ class PolicyGradient(Algorithm):
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
-        if not self.reference.used and rows.advantages is not None:
+        whole = self.reference.used or self.entropy_coefficient or rows.values is not None
+        if not whole and rows.advantages is not None:
             counted &= (rows.advantages != 0).any(-1)
         return counted.nonzero().flatten()
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
-        assert rows.advantages is not None
+        if name not in self.policies:
+            assert self.critic is not None
+            loss, metrics = self.critic.loss(name, rows, batch.totals[name])
+            self.metrics.add_policy(name, metrics, rows.action_mask.sum())
+            return loss
         mask, old_logp = rows.action_mask, rows.old_logp
-        logp = self.policies[name](**rows.inputs())
+        logp, entropy, values = self._outputs(name, rows)
         losses, metrics = self.token_losses(logp, old_logp, rows)
         if self.correction.kind != "none":
             weights = self.correction.weights(old_logp, rows.behavior_logp, mask)
             losses = losses * weights
             metrics["correction_weight"] = masked_mean(weights, mask)
-        if rows.ref_logp is not None and self.kl_coefficient:
-            losses = losses + self._reference_losses(logp, rows)
+        if rows.values is not None:
+            assert self.critic is not None
+            value_losses = self.critic.value_losses(self.critic.model_for(name, ""), rows, values)
+            losses = losses + self.critic.coefficient * value_losses
+            metrics["value_loss"] = masked_mean(value_losses.detach(), mask)
+        if entropy is not None:
+            losses = losses - self.entropy_coefficient * entropy
+            metrics["entropy"] = masked_mean(entropy, mask)
+        if rows.ref_logp is not None and self.kl.placement == "loss":
+            estimate = ESTIMATORS[self.kl.estimator](logp, rows.ref_logp, mask)
+            losses = losses + self.kl_controllers[name].coefficient * estimate
         self.metrics.add_policy(name, metrics, mask.sum())
         self.metrics.add_divergences(name, logp, rows)
         return reduce_tokens(
@@ -276,6 +411,13 @@ class PolicyGradient(Algorithm):
             max_length=self.max_length,
             episode_tokens=rows.episode_tokens,
         )
+
+    def _outputs(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return log-probabilities, entropies if they have a weight, and values of a value head, all [B, T]."""
+        if not self.entropy_coefficient and rows.values is None:
+            return self.policies[name](**rows.inputs()), None, None
+        found = self.policy(name).outputs(**rows.inputs(), with_entropy=self.entropy_coefficient > 0)
+        return found.logp, found.entropy, found.values
 
     def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
         old_logp, mask = rows.old_logp, rows.action_mask
@@ -289,6 +431,71 @@ class PolicyGradient(Algorithm):
         elif rows.proximal_logp is not None:
             self.metrics.add_divergences(name, rows.proximal_logp, rows)
 
-    def _reference_losses(self, logp: Tensor, rows: PolicyBatch) -> Tensor:
-        assert rows.ref_logp is not None
-        return self.kl_coefficient * self.kl_estimator(logp, rows.ref_logp, rows.action_mask)
+    @property
+    def collection_over(self) -> bool:
+        return self._over
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        super().on_before_optimizer_step(optimizer)
+        if self.stop_at_kl is None:
+            return
+        moved = [self.metrics.update.get(self.metrics.name("approx_kl", name), 0.0) for name in self.policies]
+        before, self._over = self._over, self._over or max(moved) > self.stop_at_kl
+        self.log("train/early_stop", float(self._over and not before), batch_size=1)
+
+    def progress(self) -> dict[str, Any]:
+        coefficients = {name: controller.coefficient for name, controller in self.kl_controllers.items()}
+        return {"kl_coefficients": coefficients, "collection_over": self._over}
+
+    def load_progress(self, progress: Mapping[str, Any]) -> None:
+        for name, coefficient in progress.get("kl_coefficients", {}).items():
+            # A fixed coefficient is the configured one, also when that has changed.
+            if name in self.kl_controllers and self.kl.target is not None:
+                self.kl_controllers[name].coefficient = coefficient
+        self._over = progress.get("collection_over", False)
+
+    # The critic's part in what Algorithm does for the policies.
+
+    @property
+    def learners(self) -> dict[str, Policy]:
+        return super().learners | ({} if self.critic is None else self.critic.learners)
+
+    def check_agents(self, agents: Collection[str]) -> None:
+        super().check_agents(agents)
+        if self.critic is not None:
+            seats = {agent: self.seat(agent) for agent in agents}
+            self.critic.check_agents({agent: seat for agent, seat in seats.items() if self.policy(seat).trained})
+
+    def read_weights(self) -> None:
+        super().read_weights()
+        if self.critic is not None:
+            self.critic.read_weights()
+
+    def networks(self) -> list[nn.Module]:
+        return super().networks() + ([] if self.critic is None else self.critic.networks())
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return super().parameter_groups() + ([] if self.critic is None else self.critic.parameter_groups())
+
+    def idle_loss(self, name: str) -> Tensor:
+        idle = super().idle_loss(name)
+        return idle + self.critic.idle_values(name) if self.critic is not None and self.trainer.world_size > 1 else idle
+
+    def is_saved(self, weight: str) -> bool:
+        owner, _, inner = weight.partition(".")
+        return (
+            self.critic.is_saved(inner) if owner == "critic" and self.critic is not None else super().is_saved(weight)
+        )
+
+    def export(self, folder: str | Path, write: bool = True) -> None:
+        """Write every trained policy as ``folder/NAME``, with its value head, and critics as ``folder/NAME-critic``."""
+        super().export(folder, write)
+        if self.critic is not None:
+            self.critic.export(Path(folder), write)
+
+
+def clipped_losses(logp: Tensor, old_logp: Tensor, rows: PolicyBatch, clip: Clip) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return PPO's clipped loss [B, T] of each token, and ``clip_fraction``."""
+    assert rows.advantages is not None
+    inputs = (logp, old_logp, rows.advantages, rows.action_mask, clip)
+    return ppo_clip_loss(*inputs), {"clip_fraction": clip_fraction(*inputs)}

@@ -27,8 +27,8 @@ class ReferencePolicy:
     def __init__(self, used: bool = False, remote: Reference | None = None) -> None:
         if remote is not None and not used:
             raise ConfigurationError(
-                f"model.reference is {type(remote).__name__}, but without a kl_coefficient there is no reference "
-                "policy; set a coefficient above 0, or leave model.reference out"
+                f"model.reference is {type(remote).__name__}, but without a kl.coefficient there is no reference "
+                "policy; set one above 0, or leave model.reference out"
             )
         self.used, self.remote = used, remote
 

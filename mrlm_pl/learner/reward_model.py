@@ -7,9 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.algorithm import Algorithm, LearningRateSchedule
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.critics import value_group
+from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses.masking import last_token_mask
 from mrlm_pl.policy import Policy
 
@@ -19,7 +20,7 @@ class RewardModelAlgorithm(Algorithm):
 
     Args:
         policies: the weights; one policy.
-        schedule, warmup_steps, betas: see :class:`Algorithm`.
+        optimization: see :class:`Algorithm`.
         value_learning_rate: of the value head; None is the policy's own.
 
     Raises:
@@ -29,12 +30,10 @@ class RewardModelAlgorithm(Algorithm):
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,
-        schedule: LearningRateSchedule = "constant",
-        warmup_steps: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
+        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
         value_learning_rate: float | None = None,
     ) -> None:
-        super().__init__(policies, None, schedule, warmup_steps, betas)
+        super().__init__(policies, None, optimization)
         if len(self.policies) != 1:
             raise ConfigurationError(f"{type(self).__name__} trains one policy; `policies` has {sorted(self.policies)}")
         self.value_learning_rate = value_learning_rate

@@ -1,5 +1,6 @@
 """Losses of one policy as pure functions: one value per token (or pair), reduced over the global batch separately."""
 
+from mrlm_pl.losses.clip import Clip
 from mrlm_pl.losses.corrections import (
     Correction,
     RatioLevel,
@@ -41,6 +42,7 @@ from mrlm_pl.losses.value import value_loss
 
 __all__ = [
     "BatchTotals",
+    "Clip",
     "Correction",
     "PreferenceLoss",
     "RatioLevel",

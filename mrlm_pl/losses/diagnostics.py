@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from mrlm_pl.losses.clip import Clip
 from mrlm_pl.losses.kl import kl_k3
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
 
@@ -34,13 +35,11 @@ def clip_fraction(
     old_logp: Tensor,
     advantages: Tensor,
     action_mask: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip: Clip = Clip(),  # noqa: B008 (frozen)
 ) -> Tensor:
     """Share (0-dim) of action tokens whose gradient PPO's clip removes.
 
-    That is ``rho > 1 + clip_high`` with ``A > 0``, or ``rho < 1 - clip_low`` with ``A < 0``.
+    That is ``rho > 1 + high`` with ``A > 0``, or ``rho < 1 - low`` with ``A < 0``.
 
     >>> import torch
     >>> logp, old = torch.tensor([[-0.5, -0.5]]), torch.tensor([[-1.0, -1.0]])  # rho 1.65
@@ -49,7 +48,7 @@ def clip_fraction(
     """
     ratio = clamped_exp(masked_log_ratio(logp.detach(), old_logp, action_mask))
     advantages = masked_values(advantages.detach(), action_mask)
-    clipped = ((ratio > 1.0 + clip_high) & (advantages > 0)) | ((ratio < 1.0 - clip_low) & (advantages < 0))
+    clipped = ((ratio > 1.0 + clip.high) & (advantages > 0)) | ((ratio < 1.0 - clip.low) & (advantages < 0))
     return masked_mean(clipped, action_mask)
 
 

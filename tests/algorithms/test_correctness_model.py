@@ -254,7 +254,7 @@ def test_a_run_goes_on_bit_for_bit(model_folder: Path, quiet_trainer: Any, tmp_p
     source = write(tmp_path, ROWS)
 
     def fit(ckpt: Any = None, **options: Any) -> CorrectnessModel:
-        algorithm = model(model_folder, schedule="cosine")
+        algorithm = model(model_folder, optimization={"schedule": "cosine"})
         trainer = quiet_trainer(max_epochs=2, limit_val_batches=1.0, **options)
         trainer.fit(algorithm, AnswerDataModule(source, source, batch_size=4), ckpt_path=ckpt)
         return algorithm

@@ -12,7 +12,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.groups import credited_rows
+from mrlm_pl.learner.credit.returns import returns_of
 from mrlm_pl.losses import batch_totals
 from mrlm_pl.policy import Policy
 
@@ -52,7 +52,8 @@ def rows(algorithm: GRPO, advantages: list[float], lengths: list[int]) -> Policy
 def test_advantages_compare_an_agent_with_itself_in_the_groups_other_episodes() -> None:
     table = [(0, "g", 1.0, 5.0), (1, "g", 1.0, 5.0), (2, "g", 1.0, 5.0), (3, "g", 0.0, 5.0)]
     episodes = [episode(n, group, {"x": first, "y": second}) for n, group, first, second in table]
-    batches = credited_rows(episodes, group_normalized_advantages, {})
+    returns = returns_of(episodes)
+    batches = returns.rows(group_normalized_advantages(returns.reward, returns.comparison), {})
     assert set(batches) == {"x", "y"}
     # The reference values of [1, 1, 1, 0]; equal rewards give exactly 0.
     expected = [0.499999, 0.499999, 0.499999, -1.499997]
@@ -63,7 +64,8 @@ def test_advantages_compare_an_agent_with_itself_in_the_groups_other_episodes() 
 
 def test_a_failed_episode_shrinks_its_group() -> None:
     episodes = [episode(0, "g", {"x": 1.0}), episode(1, "g", {"x": 0.0}), episode(2, "g", {}, error="away")]
-    batch = credited_rows(episodes, group_normalized_advantages, {})["x"]
+    returns = returns_of(episodes)
+    batch = returns.rows(group_normalized_advantages(returns.reward, returns.comparison), {})["x"]
     # two episodes: (1 - .5) / sqrt(.5)
     assert batch.advantages[:, -1].tolist() == pytest.approx([0.7071, -0.7071], abs=1e-4)
 
@@ -99,7 +101,7 @@ def test_the_gradient_is_the_policy_gradient_at_ratio_one(model_folder: Path) ->
 
 
 def test_kl_to_the_reference_pulls_back(model_folder: Path) -> None:
-    algorithm = loaded(model_folder, kl_coefficient=0.5)
+    algorithm = loaded(model_folder, kl={"coefficient": 0.5})
     policy = algorithm.policy("main")
     batch = rows(algorithm, [0.0, 0.0], [3, 3])
     batch.ref_logp = policy.reference_logprobs(**batch.inputs())
@@ -127,8 +129,8 @@ def test_zero_variance_rows_need_no_forward_pass_and_may_leave_the_denominator(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip_low": 1.5}, "clip_low 1.5"),
-        ({"dual_clip": 0.5}, "dual_clip 0.5"),
+        ({"clip": {"low": 1.5}}, r"clip\.low is 1\.5"),
+        ({"clip": {"dual": 0.5}}, r"clip\.dual is 0\.5"),
         ({"advantage": "best"}, "advantage 'best'"),
         ({"reduction": "constant_length"}, "max_length is None"),
         ({"seats": {"a": "other"}}, "names policy 'other'"),

@@ -173,7 +173,7 @@ def test_agents_of_one_policy_have_critics_of_their_own(model_folder: Path, quie
     assert sorted(path.name for path in folder.iterdir()) == ["left-critic", "main", "right-critic"]
     again = Policy(str(folder / "right-critic"))
     again.load_critic("critic")
-    for name, weight in algorithm.agent_critic("right").state_dict().items():
+    for name, weight in algorithm.critic.model("right").state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
 
 
@@ -188,7 +188,7 @@ def test_the_result_does_not_depend_on_accumulation(model_folder: Path, quiet_tr
         torch.testing.assert_close(
             found[1][name], gradient, rtol=1e-4, atol=2e-6 * float(gradient.norm() + 1), msg=name
         )
-    assert float(found[0]["agent_critics.right.model.model.layers.0.mlp.up_proj.weight"].abs().sum()) > 0
+    assert float(found[0]["critic.models.right.model.model.layers.0.mlp.up_proj.weight"].abs().sum()) > 0
 
 
 def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(

@@ -476,7 +476,7 @@ def test_the_result_does_not_depend_on_accumulation(critic_reads: Any, model_fol
         trainer.fit(algorithm, rollouts(Discussion(), iterations=1))
         found.append(watch.first)
     assert found[0].keys() == found[1].keys()
-    assert {name.split(".")[0] for name in found[0]} == {"policies", "agent_critics"}
+    assert {name.split(".")[0] for name in found[0]} == {"policies", "critic"}
     for name, gradient in found[0].items():
         torch.testing.assert_close(
             found[1][name], gradient, rtol=1e-4, atol=2e-6 * float(gradient.norm() + 1), msg=name
@@ -551,8 +551,6 @@ def test_a_team_with_a_leader_is_trained_on_its_labels(policies_by: Any, quiet_t
         ({"turn_schedule": [[0]]}, r"turn_schedule has the entry \[0\]"),
         ({"turn_schedule": [[1, 1]]}, r"turn_schedule has the entry \[1, 1\]"),
         ({"turn_iterations": 0}, "turn_iterations is 0"),
-        ({"critics": {}}, "those of MAPoRL are by agent: use agent_critics"),
-        ({"discount_unit": "token"}, "discount_unit is 'token', but MAPoRL has no such setting"),
         ({"lam": 1.5}, r"lam is 1\.5"),
     ],
 )

@@ -265,8 +265,8 @@ def test_the_result_does_not_depend_on_accumulation(model_folder: Path, bytes_fo
         algorithm = MAPPO(two_policies(model_folder, bytes_folder), critic=Policy(str(bytes_folder), 1e-3))
         # A head that is not 0: at the first update the model below it has a gradient, too.
         algorithm.configure_model()
-        assert algorithm.critic.value_head is not None
-        torch.nn.init.constant_(algorithm.critic.value_head.linear.weight, 0.1)
+        assert algorithm.critic.reader.value_head is not None
+        torch.nn.init.constant_(algorithm.critic.reader.value_head.linear.weight, 0.1)
         trainer = quiet_trainer(callbacks=[watch], accumulate_grad_batches=pieces)
         trainer.fit(algorithm, relay(iterations=1, max_turns=2))
         found.append(watch.first)
@@ -274,7 +274,7 @@ def test_the_result_does_not_depend_on_accumulation(model_folder: Path, bytes_fo
     assert {name.split(".")[0] for name in found[0]} == {"policies", "critic"}
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
-    assert float(found[0]["critic.model.model.layers.0.mlp.up_proj.weight"].abs().sum()) > 0
+    assert float(found[0]["critic.models.critic.model.model.layers.0.mlp.up_proj.weight"].abs().sum()) > 0
 
 
 def test_two_tokenizers_learn_with_a_critic_that_is_exported(
@@ -298,7 +298,7 @@ def test_two_tokenizers_learn_with_a_critic_that_is_exported(
     assert last["train/critic/shortened_states"] > 0, "three turns do not fit into 96 bytes"
     again = Policy(str(Path(trainer.default_root_dir) / "policies" / "critic"))
     again.load_critic("critic")
-    for name, weight in algorithm.critic.state_dict().items():
+    for name, weight in algorithm.critic.reader.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
 
 
@@ -326,7 +326,7 @@ def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
 def test_a_frozen_partner_is_read_but_not_trained(model_folder: Path, quiet_trainer: Any) -> None:
     policies = {"left": Policy(str(model_folder), 1e-3), "right": Policy(str(model_folder), trained=False)}
     algorithm = MAPPO(policies)
-    assert algorithm.critic.name_or_path == str(model_folder)
+    assert algorithm.critic.reader.name_or_path == str(model_folder)
     quiet_trainer().fit(algorithm, relay(iterations=1))
     fresh = Policy(str(model_folder))
     fresh.load()
@@ -354,9 +354,9 @@ def test_it_learns_to_collaborate(quiet_trainer: Any) -> None:
         ({"lam": -0.1}, "lam is -0.1"),
         ({"targets": "gae"}, "targets is 'gae'; it must be one of lambda, td, monte_carlo"),
         ({"value_clip": 0.0}, "value_clip is 0.0"),
-        ({"dual_clip": 1.0}, "dual_clip is 1.0"),
-        ({"clip_low": 1.0}, "clip_low is 1.0"),
-        ({"kl_coefficient": -1.0}, "kl_coefficient -1.0"),
+        ({"clip": {"dual": 1.0}}, r"clip\.dual is 1\.0"),
+        ({"clip": {"low": 0.0}}, r"clip\.low is 0\.0"),
+        ({"kl": {"coefficient": -1.0}}, r"kl\.coefficient is -1\.0"),
     ],
 )
 def test_bad_settings_are_refused(model_folder: Path, options: dict[str, Any], message: str) -> None:

@@ -11,6 +11,26 @@ from jsonargparse import ArgumentParser
 from mrlm_pl import algorithms
 
 QUANTITIES = {
+    "clip": "clipping range",
+    "clip.dual": "bound of the clipped loss at negative advantages",
+    "clip.high": "upper end of the clipping range",
+    "clip.low": "lower end of the clipping range",
+    "correction.cap": "bound of a truncated correction",
+    "correction.high": "upper end of a masked correction's range",
+    "correction.kind": "form of the correction",
+    "correction.level": "unit of the correction's ratio",
+    "correction.low": "lower end of a masked correction's range",
+    "kl": "penalty for the divergence from the reference",
+    "kl.coefficient": "weight of the divergence from the reference",
+    "kl.estimator": "estimator of the divergence from the reference in the loss",
+    "kl.horizon": "episodes in which the KL coefficient changes by at most a fifth",
+    "kl.placement": "whether the divergence from the reference is in the reward or in the loss",
+    "kl.target": "divergence from the reference towards which its coefficient is steered",
+    "optimization": "optimizer and schedule",
+    "optimization.betas": "decay rates of AdamW",
+    "optimization.schedule": "course of the learning rates",
+    "optimization.warmup_steps": "steps over which the learning rates rise",
+    "stop_at_kl": "divergence from the old policy that ends the updates on a rollout",
     "advantage": "how the returns of a group become advantages",
     "agent_critics": "a critic for each agent",
     "alpha0": "incentive for an own change while the others were wrong",
@@ -20,25 +40,16 @@ QUANTITIES = {
     "beta": "strength of the pull to DPO's reference",
     "beta0": "incentive for a change of the others after a wrong answer",
     "beta1": "incentive for a change of the others after a right answer",
-    "betas": "decay rates of AdamW",
-    "clip_high": "upper end of the clipping range",
-    "clip_low": "lower end of the clipping range",
     "correction": "weights for the mismatch of sampler and learner",
     "critic": "the centralized critic",
     "critic_reads": "what a critic of a discussion reads",
     "critics": "a critic for each policy",
     "cross_reduction": "mean or sum of a decision's joint actions",
     "discount_unit": "what the discount factor is applied to",
-    "dual_clip": "bound of the clipped loss at negative advantages",
     "entropy_coefficient": "weight of the entropy bonus",
     "gamma": "discount factor",
     "horizon": "which later scores reward an answer",
     "joint_mode": "how decisions are combined to joint actions",
-    "kl_coefficient": "weight of the divergence from the reference",
-    "kl_estimator": "estimator of the divergence from the reference in the loss",
-    "kl_horizon": "episodes in which the KL coefficient changes by at most a fifth",
-    "kl_in": "whether the divergence from the reference is in the reward or in the loss",
-    "kl_target": "divergence from the reference towards which its coefficient is steered",
     "label_smoothing": "assumed rate of swapped labels",
     "lam": "GAE's lambda",
     "loss": "form of the preference loss",
@@ -53,11 +64,9 @@ QUANTITIES = {
     "reference": "what computes the reference's log-probabilities",
     "reference_free": "a preference loss without reference",
     "reward": "whose reward counts: the team's or the agent's own",
-    "schedule": "course of the learning rates",
     "score_tokens": "tokens at which a verifier is trained",
     "seats": "which policy plays each agent",
     "stop_above": "mean reward above which a turn tree ends",
-    "target_kl": "divergence from the old policy that ends the updates on a rollout",
     "targets": "what a centralized critic is trained towards",
     "task_normalization": "scale of the advantages of each environment",
     "turn_iterations": "rollouts for each entry of the turn schedule",
@@ -65,7 +74,6 @@ QUANTITIES = {
     "value_clip": "how far a value may move",
     "value_coefficient": "weight of the value loss",
     "value_learning_rate": "learning rate of value heads",
-    "warmup_steps": "steps over which the learning rates rise",
     "weighting": "weight of a state's decisions",
     "whiten_advantages": "whether advantages are whitened",
     "whiten_over": "whose advantages are whitened together",
@@ -84,7 +92,7 @@ def options() -> dict[str, dict[str, str]]:
         parser.add_class_arguments(getattr(algorithms, name), "model")
         for action in parser._actions:
             prefix, _, option = action.dest.partition(".")
-            if prefix == "model" and option and "." not in option:
+            if prefix == "model" and option and not option.endswith(".help"):
                 found[option][name] = str(getattr(action, "_typehint", action.type))
     return found
 

@@ -87,7 +87,7 @@ def test_the_value_of_the_end_is_that_of_the_last_hidden_state(model_folder: Pat
         policy.value_head.linear.weight.copy_(torch.linspace(-1, 1, 32))
         cut, done = trajectory([(2, 4)], [0.0], 6), trajectory([(2, 5)], [0.0], 5)
         table = rewarded_rows([episode((cut,), truncated=True), episode((done,))], {})["main"]
-        values, ends = algorithm._estimates("main", table)
+        values, ends = algorithm.critic.estimates("main", table)
         policy.model.eval()
         states = policy.model(torch.tensor([cut.token_ids]), output_hidden_states=True).hidden_states[-1]
         expected = policy.value_head(states)[0]
@@ -131,7 +131,7 @@ def test_an_episode_truncated_by_the_window_bootstraps_from_the_last_state_insid
     with torch.no_grad():
         policy.value_head.linear.weight.copy_(torch.linspace(-1, 1, 32))
         table = rewarded_rows([episode((row,), truncated=True)], {})["main"]
-        values, ends = algorithm._estimates("main", table)
+        values, ends = algorithm.critic.estimates("main", table)
         assert max(fed) <= 63, "a model of 64 tokens has the positions 0 to 63"
         policy.model.eval()
         ids, places = torch.tensor([row.token_ids[:64]]), torch.arange(64)[None, :length]
@@ -148,7 +148,7 @@ def test_a_critic_with_a_shorter_window_than_an_action_is_refused(model_folder: 
         table = rewarded_rows([episode((trajectory([(first, first + 4)], [1.0], 70),))], {})["main"]
         table.batch.token_ids.clamp_(max=40)
         with nullcontext() if fits else pytest.raises(ConfigurationError, match="reads 64 tokens, but token 65"):
-            algorithm._estimates("main", table)
+            algorithm.critic.estimates("main", table)
 
 
 class Watch(Callback):
@@ -189,12 +189,12 @@ def test_the_first_ratio_is_one_and_the_values_learn(model_folder: Path, echo: A
     assert last["train/entropy"] > 0
 
 
-def test_target_kl_ends_the_rest_of_a_collection_and_only_that(
+def test_stop_at_kl_ends_the_rest_of_a_collection_and_only_that(
     model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
     watch = Watch()
     trainer = quiet_trainer(callbacks=[watch])
-    run(model_folder, echo(), trainer, {"target_kl": 1e-9}, iterations=2)
+    run(model_folder, echo(), trainer, {"stop_at_kl": 1e-9}, iterations=2)
     assert trainer.global_step == 2 * 4, "the stream keeps its length"
     changed = [not torch.equal(before, after) for before, after in zip(watch.weights, watch.weights[1:], strict=False)]
     # The first update has ratio 1; the second moves beyond the target; the other two of each collection rest.
@@ -204,9 +204,7 @@ def test_target_kl_ends_the_rest_of_a_collection_and_only_that(
 def test_kl_in_the_reward_is_charged_to_every_token_and_steered(model_folder: Path, quiet_trainer: Any) -> None:
     algorithm = PPO(
         {"main": Policy(str(model_folder))},
-        kl_coefficient=0.5,
-        kl_target=0.1,
-        kl_horizon=10,
+        kl={"coefficient": 0.5, "target": 0.1, "horizon": 10},
         whiten_advantages=False,
         lam=1.0,
         recompute_old_logp=False,
@@ -223,7 +221,7 @@ def test_kl_in_the_reward_is_charged_to_every_token_and_steered(model_folder: Pa
     assert algorithm.kl_controllers["main"].coefficient == pytest.approx(
         0.5 * (1 + max(-0.2, min(0.2, kl / 0.1 - 1)) / 10)
     )
-    other = PPO({"main": Policy(str(model_folder))}, kl_coefficient=0.5, kl_target=0.1)
+    other = PPO({"main": Policy(str(model_folder))}, kl={"coefficient": 0.5, "target": 0.1})
     other.load_progress(algorithm.progress())
     assert other.kl_controllers["main"].coefficient == algorithm.kl_controllers["main"].coefficient
 
@@ -231,7 +229,7 @@ def test_kl_in_the_reward_is_charged_to_every_token_and_steered(model_folder: Pa
 def test_the_controller_counts_episodes_whatever_the_policy_plays_in_them(
     model_folder: Path, quiet_trainer: Any
 ) -> None:
-    options: dict[str, Any] = {"kl_coefficient": 0.5, "kl_target": 1e-6, "kl_horizon": 100}
+    options: dict[str, Any] = {"kl": {"coefficient": 0.5, "target": 1e-6, "horizon": 100}}
     algorithm = PPO({"main": Policy(str(model_folder))}, **options, recompute_old_logp=False)
     algorithm.configure_model()
     algorithm.trainer = quiet_trainer()
@@ -250,7 +248,7 @@ def test_the_controller_counts_episodes_whatever_the_policy_plays_in_them(
 def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
-    options = {"kl_coefficient": 0.05, "kl_target": 0.01, "target_kl": 1e-4, "entropy_coefficient": 0.01}
+    options = {"kl": {"coefficient": 0.05, "target": 0.01}, "stop_at_kl": 1e-4, "entropy_coefficient": 0.01}
     whole = run(model_folder, echo(turns=2), quiet_trainer(), options)
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     run(model_folder, echo(turns=2), quiet_trainer(enable_checkpointing=True, callbacks=[saver]), options)
@@ -322,10 +320,10 @@ def test_a_value_head_goes_on_from_the_exported_folder(model_folder: Path, echo:
         ({"gamma": 1.5}, "gamma is 1.5"),
         ({"lam": -0.1}, "lam is -0.1"),
         ({"value_clip": 0.0}, "value_clip is 0.0"),
-        ({"target_kl": 0.0}, "target_kl is 0.0"),
+        ({"stop_at_kl": 0.0}, "stop_at_kl is 0.0"),
         ({"discount_unit": "episode"}, "discount_unit is 'episode'"),
-        ({"kl_target": 0.1}, "kl_coefficient is 0"),
-        ({"kl_coefficient": -1.0}, "kl_coefficient -1.0"),
+        ({"kl": {"target": 0.1}}, r"kl\.coefficient is 0"),
+        ({"kl": {"coefficient": -1.0}}, r"kl\.coefficient is -1\.0"),
         ({"max_length": 5}, "constant_length"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -116,19 +117,24 @@ def test_reinforce_plus_plus_whitens_what_the_others_leave(model_folder: Path, q
 
 def test_reinforce_plus_plus_charges_the_divergence_to_each_token(model_folder: Path, quiet_trainer: Any) -> None:
     episodes = [episode(0, 1.0), episode(1, 0.0)]
-    algorithm = REINFORCEPlusPlus({"main": Policy(str(model_folder))}, kl_coefficient=0.5, gamma=0.5)
+    algorithm = REINFORCEPlusPlus({"main": Policy(str(model_folder))}, kl={"coefficient": 0.5}, gamma=0.5)
     algorithm.configure_model()
     algorithm.trainer = quiet_trainer()
-    raw: list[Tensor] = []
-    algorithm.whiten = lambda rows: raw.append(rows["main"].advantages)  # type: ignore[method-assign]
+    algorithm.gae = dataclasses.replace(algorithm.gae, whiten=None)
     with torch.no_grad():
         rows = algorithm.prepare(episodes, Sampling())["main"]
     assert rows.ref_logp is not None
+    assert rows.advantages is not None
     for row, reward in enumerate((1.0, 0.0)):
         first, second = [-0.5 * (-1.0 - value) for value in rows.ref_logp[row, 2:].tolist()]
-        assert raw[0][row, 2:].tolist() == pytest.approx([first + 0.5 * (second + reward), second + reward], abs=1e-5)
+        assert rows.advantages[row, 2:].tolist() == pytest.approx(
+            [first + 0.5 * (second + reward), second + reward], abs=1e-5
+        )
     # It is not charged a second time in the loss.
-    assert algorithm._reference_losses(rows.behavior_logp, rows).abs().sum() == 0
+    losses, _ = algorithm.token_losses(rows.behavior_logp, rows.behavior_logp, rows)
+    batch = Batch({"main": rows}, {"main": batch_totals(rows.action_mask)})
+    algorithm.policies["main"].forward = lambda **inputs: rows.behavior_logp.clone()
+    assert float(algorithm.policy_loss("main", rows, batch)) == pytest.approx(float(losses.sum()) / 4)
 
 
 def test_the_running_baseline_ends_with_the_collection_before(model_folder: Path, quiet_trainer: Any) -> None:
@@ -164,11 +170,11 @@ def test_the_losses_on_the_reference_numbers(model_folder: Path) -> None:
     assert losses_of(make(GRPO), [0.5], -1.0) == pytest.approx([1.648721])
     assert losses_of(make(REINFORCEPlusPlus), [0.5], 1.0) == pytest.approx([-1.2])
     # GSPO takes the geometric mean of the row: exp((.5 + .1) / 2).
-    wide = make(GSPO, clip_low=0.9, clip_high=1.0)
+    wide = make(GSPO, clip={"low": 0.9, "high": 1.0})
     assert losses_of(wide, [0.5, 0.1], 1.0) == pytest.approx([-1.349859] * 2)
     assert losses_of(make(GSPO), [0.5, 0.1], 1.0) == pytest.approx([-1.0004] * 2)
     # CISPO: the weight is clipped, the gradient is not: -min(rho, 1.2) A log pi with log pi = -.5.
-    assert losses_of(make(CISPO, clip_high=0.2), [0.5], 1.0) == pytest.approx([0.6])
+    assert losses_of(make(CISPO, clip={"high": 0.2}), [0.5], 1.0) == pytest.approx([0.6])
     for cls in (RLOO, REINFORCE, ReMax):
         assert losses_of(make(cls), [0.5], 2.0) == pytest.approx([1.0])  # -2 * -.5
 

@@ -49,7 +49,7 @@ def rows_of(log_ratios: list[list[float]], advantages: list[float], groups: list
 
 def rank(cls: type[Algorithm], model_folder: Path, moved: float) -> Any:
     """An algorithm whose policy gives every token ``-1 + moved``, where the old policy gave -1."""
-    algorithm: Any = cls({"main": Policy(str(model_folder))}, clip_high=0.05)  # type: ignore[call-arg]
+    algorithm: Any = cls({"main": Policy(str(model_folder))}, clip={"high": 0.05})  # type: ignore[call-arg]
 
     def forward(action_mask: Tensor, **_: Any) -> Tensor:
         return ((-1.0 + moved) * action_mask).requires_grad_()
@@ -167,7 +167,7 @@ def test_the_target_is_compared_with_the_logged_divergence(model_folder: Path, e
         echo(), groups=4, group_size=4, iterations=2, passes=4, sampling=Sampling(max_tokens=6, top_k=5)
     )
     target = 1e-3
-    trainer.fit(PPO({"main": Policy(str(model_folder), learning_rate=3e-3)}, target_kl=target), data)
+    trainer.fit(PPO({"main": Policy(str(model_folder), learning_rate=3e-3)}, stop_at_kl=target), data)
     assert logged.steps[0]["train/approx_kl"] < 1e-6, "the old policy is the learner's"
     assert logged.steps[0]["train/mismatch_k3"] > 10 * target
     # Updates after the one that ends a rollout have no rows and log nothing new of the divergence.

@@ -68,7 +68,7 @@ def test_a_run_ends_with_the_same_weights(
         policy = Policy(str(model_folder), learning_rate=1e-2, **options)
         coefficient = 0.0 if place == "without" else 0.5
         reference = make_reference() if place == "pool" else None
-        algorithm = cls({"main": policy}, kl_coefficient=coefficient, reference=reference)
+        algorithm = cls({"main": policy}, kl={"coefficient": coefficient}, reference=reference)
         quiet_trainer().fit(algorithm, rollouts(echo, 3))
         found[place] = weights(algorithm)
         if place == "pool":
@@ -84,7 +84,7 @@ def test_a_continued_run_compares_with_the_weights_before_the_first_update(
 ) -> None:
     def algorithm() -> GRPO:
         policy = Policy(str(model_folder), learning_rate=1e-2)
-        return GRPO({"main": policy}, kl_coefficient=0.5, reference=make_reference())
+        return GRPO({"main": policy}, kl={"coefficient": 0.5}, reference=make_reference())
 
     whole, again = algorithm(), algorithm()
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
@@ -98,7 +98,7 @@ def test_an_asynchronous_run_asks_its_reference(
 ) -> None:
     reference = make_reference()
     policy = Policy(str(model_folder), learning_rate=1e-2)
-    algorithm = GRPO({"main": policy}, kl_coefficient=0.5, reference=reference)
+    algorithm = GRPO({"main": policy}, kl={"coefficient": 0.5}, reference=reference)
     trainer = quiet_trainer()
     trainer.fit(algorithm, rollouts(echo, 3, mode="async", max_lag=1))
     assert float(trainer.callback_metrics["train/kl"]) > 1e-3, "the weights moved, the reference did not"
@@ -107,5 +107,5 @@ def test_an_asynchronous_run_asks_its_reference(
 
 @pytest.mark.parametrize("cls", [GRPO, PPO])
 def test_a_reference_that_nobody_asks_is_refused(cls: Any, model_folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"model.reference is RayReference, but without a kl_coefficient"):
+    with pytest.raises(ConfigurationError, match=r"model.reference is RayReference, but without a kl.coefficient"):
         cls({"main": Policy(str(model_folder))}, reference=RayReference())

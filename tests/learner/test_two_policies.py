@@ -130,7 +130,7 @@ def test_two_policies_of_almost_one_name_are_named_together(model_folder: Path) 
 
 def test_the_learning_rate_of_each_policy_is_logged(model_folder: Path, quiet_trainer: Any) -> None:
     policies = {name: Policy(str(model_folder), learning_rate=rate) for name, rate in (("left", 1e-3), ("right", 4e-3))}
-    algorithm = GRPO(policies, schedule="linear")
+    algorithm = GRPO(policies, optimization={"schedule": "linear"})
     trainer = quiet_trainer()
     trainer.fit(algorithm, RolloutDataModule(Pair(), groups=2, group_size=2, iterations=2))
     # Linear to 0 over two updates: the second is made at half the rate.

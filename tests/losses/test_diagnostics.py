@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mrlm_pl.losses import (
+    Clip,
     approx_kl,
     clip_fraction,
     masked_max,
@@ -35,8 +36,8 @@ def test_clip_fraction_counts_tokens_without_gradient() -> None:
     advantages = torch.tensor([[1.0, -1.0, NAN], [-1.0, 1.0, NAN]])
     old = torch.zeros(2, 3)
     assert clip_fraction(logp, old, advantages, MASK).item() == 0.5
-    assert clip_fraction(logp, old, advantages, MASK, clip_high=0.05).item() == 0.75
-    assert clip_fraction(logp, old, advantages, MASK, clip_low=0.4).item() == 0.25
+    assert clip_fraction(logp, old, advantages, MASK, Clip(high=0.05)).item() == 0.75
+    assert clip_fraction(logp, old, advantages, MASK, Clip(low=0.4)).item() == 0.25
 
 
 def test_approx_kl_is_unbiased_under_the_sampler() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import (
+    Clip,
     Correction,
     cispo_loss,
     cross_entropy_loss,
@@ -28,8 +29,8 @@ def one(x: float) -> Tensor:
     return torch.tensor([[x]])
 
 
-def ppo_at_ratio(ratio: float, advantage: float, **options: float) -> float:
-    return ppo_clip_loss(one(math.log(ratio)), one(0.0), one(advantage), ONE, **options).item()
+def ppo_at_ratio(ratio: float, advantage: float, clip: Clip = Clip()) -> float:  # noqa: B008 (frozen)
+    return ppo_clip_loss(one(math.log(ratio)), one(0.0), one(advantage), ONE, clip).item()
 
 
 @pytest.mark.parametrize(
@@ -45,16 +46,16 @@ def test_ppo_clip_from_log_probs() -> None:
 
 
 def test_ppo_asymmetric_clip_uses_each_side() -> None:
-    assert ppo_at_ratio(1.5, 1.0, clip_high=0.28) == pytest.approx(-1.28, abs=1e-6)
-    assert ppo_at_ratio(0.5, -1.0, clip_high=0.28) == pytest.approx(0.8, abs=1e-6)
-    assert ppo_at_ratio(0.5, -1.0, clip_low=0.3) == pytest.approx(0.7, abs=1e-6)
+    assert ppo_at_ratio(1.5, 1.0, Clip(high=0.28)) == pytest.approx(-1.28, abs=1e-6)
+    assert ppo_at_ratio(0.5, -1.0, Clip(high=0.28)) == pytest.approx(0.8, abs=1e-6)
+    assert ppo_at_ratio(0.5, -1.0, Clip(low=0.3)) == pytest.approx(0.7, abs=1e-6)
 
 
 def test_dual_clip_caps_only_negative_advantages() -> None:
     assert ppo_at_ratio(4.481689, -1.0) == pytest.approx(4.481689, abs=1e-5)
-    assert ppo_at_ratio(4.481689, -1.0, dual_clip=3.0) == 3.0
-    assert ppo_at_ratio(4.481689, 1.0, dual_clip=3.0) == pytest.approx(-1.2)
-    assert ppo_at_ratio(0.5, -1.0, dual_clip=3.0) == pytest.approx(0.8)
+    assert ppo_at_ratio(4.481689, -1.0, Clip(dual=3.0)) == 3.0
+    assert ppo_at_ratio(4.481689, 1.0, Clip(dual=3.0)) == pytest.approx(-1.2)
+    assert ppo_at_ratio(0.5, -1.0, Clip(dual=3.0)) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +111,10 @@ def test_gspo_value_is_the_clipped_sequence_ratio() -> None:
     logp = torch.tensor([[-1.0, -1.0, -9.0], [-2.0, -2.0, -2.0]])
     old = torch.tensor([[-1.2, -1.0, 0.0], [-2.0, -2.0, -2.3]])
     mask = torch.tensor([[True, True, False], [True, True, True]])
-    loss = gspo_loss(logp, old, torch.ones(2, 3), mask, clip_low=0.2, clip_high=0.102)
+    loss = gspo_loss(logp, old, torch.ones(2, 3), mask, Clip(0.2, 0.102))
     # mean log ratios .2 / 2 and .3 / 3, e^.1 = 1.105171 > 1.102
     torch.testing.assert_close(loss, torch.tensor([[-1.102, -1.102, 0.0], [-1.102, -1.102, -1.102]]))
-    unclipped = gspo_loss(logp, old, -torch.ones(2, 3), mask, clip_low=0.2, clip_high=0.102)
+    unclipped = gspo_loss(logp, old, -torch.ones(2, 3), mask, Clip(0.2, 0.102))
     torch.testing.assert_close(unclipped[1], torch.full((3,), math.exp(0.1)))
 
 
@@ -124,7 +125,7 @@ def test_gspo_gradient_is_that_of_the_sequence_objective() -> None:
     old = logp.detach() + 0.1 * torch.randn(3, 4, generator=generator, dtype=torch.float64)
     mask = torch.tensor([[True] * 4, [True, True, False, False], [False, True, True, True]])
     row_advantages = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-    losses = gspo_loss(logp, old, row_advantages[:, None].expand(3, 4), mask, clip_low=5.0, clip_high=5.0)
+    losses = gspo_loss(logp, old, row_advantages[:, None].expand(3, 4), mask, Clip(1.0, 5.0))
     (gradient,) = torch.autograd.grad((losses.sum(1) / mask.sum(1)).mean(), logp)
     objective = torch.stack(
         [-row_advantages[i] * (logp[i][mask[i]] - old[i][mask[i]]).mean().exp() for i in range(3)]
@@ -143,7 +144,7 @@ def test_gspo_default_clip_is_the_papers() -> None:
 
 def test_cispo_keeps_a_gradient_where_ppo_has_none() -> None:
     logp = one(-0.5).requires_grad_()
-    loss = cispo_loss(logp, one(-1.0), one(1.0), ONE, clip_high=0.2)
+    loss = cispo_loss(logp, one(-1.0), one(1.0), ONE, Clip(1.0, 0.2))
     assert loss.item() == pytest.approx(1.2 * 0.5)
     (gradient,) = torch.autograd.grad(loss.sum(), logp)
     assert gradient.item() == pytest.approx(-1.2)  # the clipped weight, without a gradient of its own
@@ -157,22 +158,22 @@ def test_cispo_weight_has_no_gradient_inside_the_clip_range_either() -> None:
 
 def test_cispo_default_has_no_lower_bound() -> None:
     assert cispo_loss(one(-3.0), one(-1.0), one(1.0), ONE).item() == pytest.approx(3.0 * math.exp(-2))
-    assert cispo_loss(one(-3.0), one(-1.0), one(1.0), ONE, clip_low=0.2).item() == pytest.approx(3.0 * 0.8)
+    assert cispo_loss(one(-3.0), one(-1.0), one(1.0), ONE, Clip(low=0.2)).item() == pytest.approx(3.0 * 0.8)
 
 
 def test_rejected_options() -> None:
-    with pytest.raises(ConfigurationError, match="dual_clip is 1"):
-        ppo_at_ratio(1.0, 1.0, dual_clip=1.0)
-    with pytest.raises(ConfigurationError, match=r"clip_low=-0\.1"):
-        ppo_at_ratio(1.0, 1.0, clip_low=-0.1)
-    with pytest.raises(ConfigurationError, match="clip_high=-1"):
-        cispo_loss(one(0.0), one(0.0), one(1.0), ONE, clip_high=-1.0)
+    with pytest.raises(ConfigurationError, match=r"clip\.dual is 1"):
+        ppo_at_ratio(1.0, 1.0, Clip(dual=1.0))
+    with pytest.raises(ConfigurationError, match=r"clip\.low is -0\.1"):
+        ppo_at_ratio(1.0, 1.0, Clip(low=-0.1))
+    with pytest.raises(ConfigurationError, match=r"clip\.high is -1"):
+        cispo_loss(one(0.0), one(0.0), one(1.0), ONE, Clip(high=-1.0))
 
 
 TOKEN_LOSSES = {
-    "ppo": lambda x, a, b, c, m: ppo_clip_loss(x, a, b, m, dual_clip=3.0),
+    "ppo": lambda x, a, b, c, m: ppo_clip_loss(x, a, b, m, Clip(dual=3.0)),
     "policy_gradient": lambda x, a, b, c, m: policy_gradient_loss(x, a, m),
-    "gspo": lambda x, a, b, c, m: gspo_loss(x, a, b, m, clip_low=0.2, clip_high=0.2),
+    "gspo": lambda x, a, b, c, m: gspo_loss(x, a, b, m, Clip(low=0.2, high=0.2)),
     "cispo": lambda x, a, b, c, m: cispo_loss(x, a, b, m),
     "decoupled": lambda x, a, b, c, m: Correction("plain").weights(a, b, m) * ppo_clip_loss(x, a, c, m),
     "k1": lambda x, a, b, c, m: kl_k1(x, a, m),

@@ -40,7 +40,7 @@ def test_only_adapters_change_and_checkpoints_hold_no_more(
 ) -> None:
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     trainer = quiet_trainer(enable_checkpointing=True, callbacks=[saver])
-    algorithm = run(GRPO({"main": policy(model_folder)}, kl_coefficient=0.05), echo(), trainer)
+    algorithm = run(GRPO({"main": policy(model_folder)}, kl={"coefficient": 0.05}), echo(), trainer)
     plain = AutoModelForCausalLM.from_pretrained(model_folder).state_dict()
     changed = 0
     for name, weight in algorithm.policy("main").network.state_dict().items():
@@ -59,11 +59,11 @@ def test_only_adapters_change_and_checkpoints_hold_no_more(
 def test_a_resumed_run_equals_an_uninterrupted_one(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
-    whole = run(PPO({"main": policy(model_folder)}, kl_coefficient=0.05), echo(), quiet_trainer())
+    whole = run(PPO({"main": policy(model_folder)}, kl={"coefficient": 0.05}), echo(), quiet_trainer())
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
     trainer = quiet_trainer(enable_checkpointing=True, callbacks=[saver])
-    run(PPO({"main": policy(model_folder)}, kl_coefficient=0.05), echo(), trainer)
-    again = PPO({"main": policy(model_folder)}, kl_coefficient=0.05)
+    run(PPO({"main": policy(model_folder)}, kl={"coefficient": 0.05}), echo(), trainer)
+    again = PPO({"main": policy(model_folder)}, kl={"coefficient": 0.05})
     data = RolloutDataModule(echo(), groups=4, group_size=4, iterations=3, sampling=Sampling(max_tokens=6))
     quiet_trainer().fit(again, data, ckpt_path=tmp_path / "step=2.ckpt")
     for name, weight in whole.state_dict().items():

@@ -63,7 +63,7 @@ def coding(context: str, careful: bool) -> str:
 
 
 def fit(environment: Any, engine: Engine | None, trainer: Any, **options: Any) -> tuple[GRPO, list[Episode]]:
-    algorithm = GRPO({"main": Policy("builtin:tiny", learning_rate=1e-3)}, kl_coefficient=0.01)
+    algorithm = GRPO({"main": Policy("builtin:tiny", learning_rate=1e-3)}, kl={"coefficient": 0.01})
     settings: dict[str, Any] = {"groups": 2, "group_size": 4, "iterations": 2, "sampling": Sampling(max_tokens=96)}
     data = RolloutDataModule(environment, engine=engine, **{**settings, **options})
     trainer.fit(algorithm, data)

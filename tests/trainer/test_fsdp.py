@@ -108,13 +108,13 @@ def check_like_one(two: Path, one: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"algorithm": "ppo", "model": {"kl_coefficient": 0.05, "kl_target": 0.1, "entropy_coefficient": 0.01}},
+        {"algorithm": "ppo", "model": {"kl": {"coefficient": 0.05, "target": 0.1}, "entropy_coefficient": 0.01}},
         {"algorithm": "rae"},
         {"algorithm": "dr_mas", "model": {"zero_variance": "exclude"}},
         {"accumulate": 2, "data": {"groups": 4, "minibatches": 1}},
         {"max_forward_tokens": 40, "max_tokens": 30},
         {"data": {"groups": 2, "resample_rounds": 2}},
-        {"lora": True, "model": {"kl_coefficient": 0.1}},
+        {"lora": True, "model": {"kl": {"coefficient": 0.1}}},
         {"gradient_checkpointing": True, "max_forward_tokens": 40, "max_tokens": 30},
     ],
     ids=["ppo", "rae", "dr_mas", "accumulation", "chunks", "resampling", "lora", "recomputation"],
@@ -381,7 +381,7 @@ def test_a_checkpoint_of_two_processes_goes_on_in_one_and_in_the_other_strategy(
 @pytest.mark.slow
 def test_a_sharded_checkpoint_goes_on_sharded_and_as_a_whole_file(launch: Any, tmp_path: Path) -> None:
     saved, file = tmp_path / "sharded.ckpt", tmp_path / "whole.ckpt"
-    options: dict[str, Any] = {"data": {"iterations": 2}, "model": {"kl_coefficient": 0.1}}
+    options: dict[str, Any] = {"data": {"iterations": 2}, "model": {"kl": {"coefficient": 0.1}}}
     launch("first", strategy="fsdp", devices=2, sharded=True, save=str(saved), **options)
     assert saved.is_dir()
     consolidate(saved, file)

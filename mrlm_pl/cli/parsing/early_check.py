@@ -28,7 +28,12 @@ BASES = (PACKAGE / "learner", PACKAGE / "data")
 KINDS = {"model": "algorithm", "data": "data module"}
 OWN_PLUGINS = ("mrlm_environments", "mrlm_callbacks")
 POLICY = PACKAGE / "policy" / "policy.py"
+LEARNER = PACKAGE / "learner"
 NESTED = {
+    "clip": ("Clip", PACKAGE / "losses" / "clip.py", 2),
+    "correction": ("Correction", PACKAGE / "losses" / "corrections.py", 2),
+    "kl": ("KL", LEARNER / "kl.py", 2),
+    "optimization": ("Optimization", LEARNER / "optimization.py", 2),
     "policies": ("Policy", POLICY, 3),
     "sampling": ("Sampling", PACKAGE / "engines" / "base.py", 2),
     "validation_sampling": ("Sampling", PACKAGE / "engines" / "base.py", 2),

@@ -42,7 +42,7 @@ class SaveConfig(SaveConfigCallback):
             return
         now = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         changed = changed_settings(yaml.safe_load(before.read_text(encoding="utf-8")) or {}, now)
-        check_resumable(changed, adaptive_kl=bool(now["model"].get("init_args", {}).get("kl_target")))
+        check_resumable(changed, adaptive_kl=bool((now["model"].get("init_args", {}).get("kl") or {}).get("target")))
         if changed and is_first_process():
             listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
             print(f"mrlm: changed since {before}: {listed}", file=sys.stderr)
@@ -65,10 +65,10 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     """Return the old and the new value of each setting that differs, by its name as in ``--NAME``.
 
     >>> changed_settings(
-    ...     {"model": {"class_path": "GRPO", "init_args": {"clip": 0.2}}, "ckpt_path": None},
-    ...     {"model": {"class_path": "GRPO", "init_args": {"clip": 0.3}}, "ckpt_path": "last.ckpt"},
+    ...     {"model": {"class_path": "GRPO", "init_args": {"gamma": 0.2}}, "ckpt_path": None},
+    ...     {"model": {"class_path": "GRPO", "init_args": {"gamma": 0.3}}, "ckpt_path": "last.ckpt"},
     ... )
-    {'model.clip': (0.2, 0.3)}
+    {'model.gamma': (0.2, 0.3)}
     """
     old, new = _flat(before), _flat(now)
     return {
@@ -90,8 +90,8 @@ def check_resumable(changed: Mapping[str, tuple[Any, Any]], *, adaptive_kl: bool
     """
     for name, (old, new) in changed.items():
         reason = next((reason for pattern, reason in _REFUSED.items() if pattern.fullmatch(name)), None)
-        if adaptive_kl and name == "model.kl_coefficient":
-            reason = "`kl_target` has steered it since"
+        if adaptive_kl and name == "model.kl.coefficient":
+            reason = "`kl.target` has steered it since"
         if reason is not None and not _same_path(old, new):
             raise ConfigurationError(
                 f"{name} is {new!r}, but the run that is resumed has {old!r}, and {reason}; resume with {old!r}, or "

@@ -127,7 +127,7 @@ class VerifierWatch:
                     f"{environment}: the verifier's score has risen from {before[0] / before[1]:.3f} to "
                     f"{after[0] / after[1]:.3f} while the accuracy has fallen from {before[2] / before[3]:.3f} to "
                     f"{after[2] / after[3]:.3f}: the policy learns to please the verifier. Stop the run at its best "
-                    "accuracy; train the verifier on answers of this policy, or raise model.kl_coefficient"
+                    "accuracy; train the verifier on answers of this policy, or raise model.kl.coefficient"
                 )
         return "\n".join(found) or None
 

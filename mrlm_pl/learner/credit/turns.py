@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.advantages import token_gae, turn_discounts
 from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.groups import group_numbers
 
@@ -28,6 +29,44 @@ def discounts_of(action_mask: Tensor, gamma: float, unit: DiscountUnit) -> Tenso
     [[0.0, 0.5, 0.5, 0.0, 0.5]]
     """
     return turn_discounts(action_mask, gamma) if unit == "turn" else gamma * action_mask.float()
+
+
+@dataclass(frozen=True)
+class TokenGAE:
+    """Generalized advantage estimation over the tokens of an agent (arXiv 1506.02438).
+
+    Args:
+        gamma: discount factor.
+        lam: GAE's lambda per token; 0 trusts the values, 1 the returns.
+        discount_unit: ``turn`` discounts from turn to turn, ``token`` from token to token.
+        whiten: over whose action tokens on all ranks the advantages are whitened: those of each ``policy`` or of each
+            ``agent`` of a policy; None leaves them.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    gamma: float = 1.0
+    lam: float = 1.0
+    discount_unit: DiscountUnit = "turn"
+    whiten: Literal["policy", "agent"] | None = "policy"
+
+    def __post_init__(self) -> None:
+        ranges = (
+            ("gamma", self.gamma, 0 <= self.gamma <= 1, "between 0 and 1"),
+            ("lam", self.lam, 0 <= self.lam <= 1, "between 0 and 1"),
+            ("discount_unit", self.discount_unit, self.discount_unit in get_args(DiscountUnit), "turn or token"),
+            ("whiten_over", self.whiten, self.whiten in (None, "policy", "agent"), "agent or policy"),
+        )
+        for key, value, holds, remedy in ranges:
+            if not holds:
+                raise ConfigurationError(f"{key} is {value!r}; it must be {remedy}")
+
+    def compared(self, agents: Sequence[str]) -> dict[str, Tensor]:
+        """Return the numbers of the rows that are whitened together, by a name that all ranks share."""
+        if self.whiten == "agent":
+            return agent_places(agents)
+        return {} if self.whiten is None else {"": torch.arange(len(agents))}
 
 
 @dataclass
@@ -49,6 +88,10 @@ class RewardedRows:
     agents: list[str]
     origins: list[tuple[Episode, Trajectory]]
     unfinished: Tensor
+
+    def to(self, device: torch.device) -> None:
+        """Move the tensors to a device, in place."""
+        self.batch, self.rewards = self.batch.to(device), self.rewards.to(device)
 
     def advantages(
         self, rewards: Tensor, values: Tensor, discounts: Tensor, lam: float, end_values: Tensor
@@ -86,6 +129,14 @@ class RewardedRows:
                 rows[row, mask[row]] = numbers[start : start + count]
                 start += count
         return rows
+
+
+def agent_places(agents: Sequence[str]) -> dict[str, Tensor]:
+    """Return the numbers of the rows of each agent, given the agent of each row."""
+    return {
+        agent: torch.tensor([place for place, name in enumerate(agents) if name == agent], dtype=torch.int64)
+        for agent in dict.fromkeys(agents)
+    }
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 CONFIG = """
-model: {class_path: MAGRPO, init_args: {gamma: 0.9, max_length: 77, schedule: linear}}
+model: {class_path: MAGRPO, init_args: {gamma: 0.9, max_length: 77, optimization: {schedule: linear}}}
 data:
   class_path: RolloutDataModule
   init_args:
@@ -78,7 +78,7 @@ def test_settings_of_both_classes_are_kept(fit):
     status, out, err = fit("--model", "MAREINFORCE")
     assert status == 0, err
     arguments = yaml.safe_load(out)["model"]["init_args"]
-    assert (arguments["gamma"], arguments["max_length"], arguments["schedule"]) == (0.9, 77, "linear")
+    assert (arguments["gamma"], arguments["max_length"], arguments["optimization"]["schedule"]) == (0.9, 77, "linear")
 
 
 def test_the_advised_option_drops_what_does_not_fit(fit):

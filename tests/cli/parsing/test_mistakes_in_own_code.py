@@ -173,7 +173,7 @@ FILES = {
         "model:\n  class_path: GRPO\n  init_args:\n    policies:\n      main:\n        lerning_rate: 1.0e-3\n",
         "(wrong.yaml, line 6)",
     ),
-    "algorithm key": ("model:\n  class_path: GRPO\n  init_args:\n    clip_loww: 3\n", "(wrong.yaml, line 4)"),
+    "algorithm key": ("model:\n  class_path: GRPO\n  init_args:\n    advantagee: 3\n", "(wrong.yaml, line 4)"),
     "policy as text": (
         "model:\n  class_path: GRPO\n  init_args:\n    policies:\n      main: gpt2\n",
         "write `{model: gpt2}` for 'gpt2' (wrong.yaml, line 4)",

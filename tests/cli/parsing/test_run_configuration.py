@@ -16,7 +16,7 @@ BEFORE = {
     "seed_everything": 0,
     "model": {
         "class_path": "GRPO",
-        "init_args": {"policies": {"main": {"model": "a", "learning_rate": 1e-5}}, "kl_coefficient": 0.1},
+        "init_args": {"policies": {"main": {"model": "a", "learning_rate": 1e-5}}, "kl": {"coefficient": 0.1}},
     },
     "data": {"class_path": "RolloutDataModule", "init_args": {"groups": 8}},
     "trainer": {"default_root_dir": "x", "max_epochs": 1},
@@ -47,7 +47,7 @@ def test_each_change_is_named_as_an_option_is() -> None:
     [
         ("data__class_path", "Other", r"data\.class_path is 'Other', .* has 'RolloutDataModule'"),
         ("model__init_args__policies__main__model", "b", r"model\.policies\.main\.model is 'b', .* has 'a'"),
-        ("model__init_args__kl_coefficient", 0.2, r"model\.kl_coefficient is 0\.2"),
+        ("model__init_args__kl__coefficient", 0.2, r"model\.kl\.coefficient is 0\.2"),
     ],
 )
 def test_what_the_checkpoint_decides_is_refused(path: str, value: object, told: str) -> None:
@@ -82,8 +82,9 @@ def test_the_configured_rates_are_used_after_a_resume(
 
     def fit(rate: float, decay: float, checkpoint: Path | None = None, schedule: str = schedule) -> tuple[float, ...]:
         policy = Policy(str(model_folder), learning_rate=rate, weight_decay=decay)
-        options: Any = {"schedule": schedule}
-        algorithm = SFT({"main": policy}, **options, betas=(0.9, 0.95) if checkpoint else (0.9, 0.999))
+        betas = (0.9, 0.95) if checkpoint else (0.9, 0.999)
+        options: Any = {"schedule": schedule, "betas": betas}
+        algorithm = SFT({"main": policy}, optimization=options)
         trainer = quiet_trainer(max_epochs=1 if checkpoint is None else 2)  # type: ignore[operator]
         data = TrajectoryDataModule(str(rows), batch_size=4)
         seen: list[tuple[float, ...]] = []

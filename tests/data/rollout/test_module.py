@@ -139,7 +139,7 @@ def test_accumulation_and_micro_batches_do_not_change_the_update(
 ) -> None:
     weights = []
     for accumulation in (1, 2, 4):
-        algorithm, data = make(model_folder, echo(), {"kl_coefficient": 0.1}, iterations=1)
+        algorithm, data = make(model_folder, echo(), {"kl": {"coefficient": 0.1}}, iterations=1)
         trainer = quiet_trainer(accumulate_grad_batches=accumulation)
         trainer.fit(algorithm, data)
         assert trainer.global_step == 1

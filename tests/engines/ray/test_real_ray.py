@@ -301,7 +301,7 @@ def test_two_ranks_have_a_pool_each(fit: Any, tmp_path: Path) -> None:
     assert weights(tmp_path / "pool") == weights(tmp_path / "plain")
 
 
-REFERENCE = ("--model.kl_coefficient", "0.1", "--model.reference", "RayReference", "--model.reference.workers", "2")
+REFERENCE = ("--model.kl.coefficient", "0.1", "--model.reference", "RayReference", "--model.reference.workers", "2")
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.team import has_constant_sum
-from mrlm_pl.learner.tree_policy_gradient import JointPolicyGradient
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import batch_totals
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward import row_tree
@@ -71,7 +71,7 @@ def made(cls: Callable[..., Any], model_folder: Path, trainer: Any, **options: A
     return algorithm
 
 
-def credited(algorithm: JointPolicyGradient, episodes: list[Episode], greedy: Sequence[Episode] = ()) -> Any:
+def credited(algorithm: PolicyGradient, episodes: list[Episode], greedy: Sequence[Episode] = ()) -> Any:
     """The advantage of each decision by its token, and the rows."""
     rows = algorithm.credit(episodes, Sampling(max_tokens=8), greedy)["main"]
     assert rows.advantages is not None
@@ -386,15 +386,6 @@ def test_scaled_baselines_become_alike_and_are_off_by_default(model_folder: Path
     trainer = quiet_trainer()
     centred, others = (gradient(cls, model_folder, trainer, normalize=True) for cls in (MAGRPO, MARLOO))
     torch.testing.assert_close(others, centred * 4 / 3, rtol=1e-4, atol=1e-7)
-    for cls in (MAREINFORCE, MAREMAX):
-        with pytest.raises(ConfigurationError, match=f"normalize is true.*{cls.__name__}"):
-            cls({"main": Policy(str(model_folder))}, normalize=True)
-
-
-@pytest.mark.parametrize(("cls", "setting"), [(COMA, "normalize"), (ATGRPO, "gamma"), (ATGRPO, "stop_above")])
-def test_settings_that_a_class_makes_itself_are_refused(cls: Any, setting: str, model_folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match=f"{setting} is set by {cls.__name__}"):
-        cls({"main": Policy(str(model_folder))}, **{setting: 0.5})
 
 
 @pytest.mark.parametrize(

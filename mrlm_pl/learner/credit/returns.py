@@ -1,0 +1,106 @@
+"""Returns of a rollout, and the trajectories that are credited with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages import finite_rewards
+from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.learner.batch import PolicyBatch, collate_rows
+from mrlm_pl.learner.credit.groups import agent_return, group_numbers
+
+
+@dataclass(frozen=True)
+class Returns:
+    """What each agent earned in each episode that did not fail: N returns, in the order of the episodes.
+
+    Attributes:
+        reward: [N] fp64, the return, bonuses of turns included.
+        comparison: [N] int64, equal for the returns of one agent in the episodes of one task group.
+        group: [N] int64, number of the task group in the rollout.
+        environment: [N] names.
+        agent: [N] names.
+        turns: [N] int64, how many turns the agent took.
+        greedy: [N] fp64, the agent's return in the greedy episode of the group; NaN without one.
+        episode: [N] the record.
+    """
+
+    reward: Tensor
+    comparison: Tensor
+    group: Tensor
+    environment: tuple[str, ...]
+    agent: tuple[str, ...]
+    turns: Tensor
+    greedy: Tensor
+    episode: tuple[Episode, ...]
+
+    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
+        """Return the trajectories of every policy, each with its advantage on all its action tokens.
+
+        An agent with several trajectories in an episode (a template that rewrites history) has one advantage on all.
+
+        Args:
+            advantages: [N].
+            temperature: of the sampling, by policy.
+        """
+        places: dict[str, list[int]] = {}
+        trajectories: list[tuple[int, Trajectory]] = []
+        for place, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True)):
+            for trajectory in episode.trajectories[agent]:
+                if trajectory.num_actions:
+                    places.setdefault(trajectory.policy, []).append(len(trajectories))
+                    trajectories.append((place, trajectory))
+        numbers = {id(episode): number for number, episode in enumerate(self.episode)}
+        return {
+            policy: collate_rows(
+                [trajectories[row][1] for row in rows],
+                self.group[of_rows].tolist(),
+                self.comparison[of_rows].tolist(),
+                [numbers[id(self.episode[place])] for place in of_rows],
+                temperature=temperature.get(policy, 1.0),
+                advantages=advantages[of_rows].tolist(),
+            )
+            for policy, rows in places.items()
+            for of_rows in [[trajectories[row][0] for row in rows]]
+        }
+
+
+def returns_of(
+    episodes: Sequence[Episode],
+    turn_bonus: Callable[[Turn], float] | None = None,
+    greedy: Sequence[Episode] = (),
+) -> Returns:
+    """Return the returns of a rollout; failed episodes are left out, and their group shrinks.
+
+    Args:
+        episodes: one rollout.
+        turn_bonus: added to the environment's reward of a turn; None adds nothing.
+        greedy: one greedy episode for each group, where they are played.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
+    """
+    plays = [(e, agent) for e in episodes if not e.failed for agent in e.trajectories]
+    groups = group_numbers(episodes)
+    labels: dict[tuple[str, str], int] = {}
+    baselines = {
+        (episode.group, agent): agent_return(episode, agent, turn_bonus)
+        for episode in greedy
+        if not episode.failed
+        for agent in episode.trajectories
+    }
+    rewards = [agent_return(episode, agent, turn_bonus) for episode, agent in plays]
+    return Returns(
+        reward=finite_rewards(torch.tensor(rewards, dtype=torch.float64)),
+        comparison=torch.tensor([labels.setdefault((e.group, agent), len(labels)) for e, agent in plays]).long(),
+        group=torch.tensor([groups[episode.group] for episode, _ in plays]).long(),
+        environment=tuple(episode.task.environment for episode, _ in plays),
+        agent=tuple(agent for _, agent in plays),
+        turns=torch.tensor([sum(len(row.turns) for row in e.trajectories[agent]) for e, agent in plays]).long(),
+        greedy=torch.tensor([baselines.get((e.group, agent), torch.nan) for e, agent in plays], dtype=torch.float64),
+        episode=tuple(episode for episode, _ in plays),
+    )

@@ -1,0 +1,87 @@
+"""The penalty for the KL divergence from the reference policy, and the controller of its coefficient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import kl_k3, kl_k3_straight_through
+
+Estimator = Literal["k3", "k3_straight_through"]
+Placement = Literal["loss", "reward"]
+ESTIMATORS = {"k3": kl_k3, "k3_straight_through": kl_k3_straight_through}
+
+
+@dataclass(frozen=True)
+class KL:
+    """How the KL divergence from the reference policy is penalized.
+
+    Args:
+        coefficient: weight ``beta`` of the penalty; 0 needs no reference policy.
+        estimator: in the loss: ``k3``, or ``k3_straight_through`` with k2's (unbiased) gradient. In the reward: k1.
+        placement: ``loss`` adds the estimate to each token's loss; ``reward`` subtracts it from each token's reward.
+        target: divergence in nats per token towards which ``beta`` is steered; None keeps ``beta``; see
+            :class:`KLController`.
+        horizon: episodes in which ``beta`` changes by at most a fifth.
+
+    Raises:
+        ConfigurationError: an unknown name or a value out of range, or a target for a coefficient of 0.
+    """
+
+    coefficient: float = 0.0
+    estimator: Estimator = "k3"
+    placement: Placement = "loss"
+    target: float | None = None
+    horizon: int = 10_000
+
+    def __post_init__(self) -> None:
+        ranges = (
+            ("coefficient", self.coefficient >= 0, "0 or above"),
+            ("estimator", self.estimator in ESTIMATORS, " or ".join(ESTIMATORS)),
+            ("placement", self.placement in get_args(Placement), " or ".join(get_args(Placement))),
+            ("target", self.target is None or self.target > 0, "above 0, or null"),
+            ("horizon", self.horizon >= 1, "1 or above"),
+        )
+        for key, holds, remedy in ranges:
+            if not holds:
+                raise ConfigurationError(f"kl.{key} is {getattr(self, key)!r}; it must be {remedy}")
+        if self.target is not None and not self.coefficient:
+            raise ConfigurationError(
+                f"kl.target is {self.target}, but kl.coefficient is 0, which no factor changes; start with 0.05, say"
+            )
+
+
+IN_REWARD = KL(placement="reward")
+"""The default of algorithms with a reward for each token."""
+
+
+class KLController:
+    """Keeps the divergence from the reference policy near a target.
+
+    After each rollout of n episodes with divergence ``KL`` in nats per token (arXiv 1909.08593, section 2.2)::
+
+        beta <- beta (1 + clip(KL / target - 1, -.2, .2) n / horizon)
+
+    Args:
+        kl: the first ``beta``, the target (None keeps ``beta``) and the horizon.
+
+    >>> controller = KLController(KL(0.1, target=0.5, horizon=100))
+    >>> controller.update(1.0, episodes=50)    # twice the target: the factor is 1 + .2 * 50 / 100
+    >>> round(controller.coefficient, 6)
+    0.11
+    """
+
+    def __init__(self, kl: KL) -> None:
+        self.kl, self.coefficient = kl, kl.coefficient
+
+    def update(self, kl: float, episodes: int) -> None:
+        """Adapt the coefficient to a rollout.
+
+        Args:
+            kl: mean divergence from the reference policy, in nats per token, over all ranks.
+            episodes: number of episodes in this mean.
+        """
+        if self.kl.target is not None:
+            error = min(max(kl / self.kl.target - 1.0, -0.2), 0.2)
+            self.coefficient *= 1.0 + error * episodes / self.kl.horizon

@@ -1,0 +1,58 @@
+"""The optimizer and the schedule of its learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from mrlm_pl.errors import ConfigurationError
+
+LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """Settings of AdamW that hold for all policies; learning rate and weight decay are each policy's own.
+
+    Args:
+        schedule: course of the learning rates over the run.
+        warmup_steps: optimizer steps over which they rise from 0.
+        betas: decay rates of AdamW's moments.
+
+    Raises:
+        ConfigurationError: an unknown schedule or a value out of range.
+    """
+
+    schedule: LearningRateSchedule = "constant"
+    warmup_steps: int = 0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def __post_init__(self) -> None:
+        if self.schedule not in get_args(LearningRateSchedule):
+            known = ", ".join(get_args(LearningRateSchedule))
+            raise ConfigurationError(f"optimization.schedule is {self.schedule!r}; choose from {known}")
+        if self.warmup_steps < 0:
+            raise ConfigurationError(f"optimization.warmup_steps is {self.warmup_steps}; it must be 0 or above")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigurationError(f"optimization.betas is {self.betas}; give two numbers of at least 0 and below 1")
+
+    def configured(self, groups: Sequence[dict[str, Any]], on_cpu: bool, steps: Callable[[], int]) -> Any:
+        """Return the optimizer, and its schedule where there is one, as Lightning takes them.
+
+        Args:
+            groups: parameter groups.
+            on_cpu: whether the weights are on a CPU.
+            steps: number of optimizer steps of the run; asked for a schedule alone.
+        """
+        # On a CPU torch's own choice makes a dozen passes over the weights and allocates temporaries of their size.
+        fused = True if on_cpu else None
+        optimizer = torch.optim.AdamW(list(groups), betas=self.betas, fused=fused)
+        if self.schedule == "constant":
+            return optimizer
+        from transformers import get_scheduler
+
+        scheduler = get_scheduler(self.schedule, optimizer, self.warmup_steps, steps())
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
