@@ -23,7 +23,7 @@ class Call:
 
 @dataclass(frozen=True)
 class CallResult:
-    """What a call returned or raised, and the seconds it took."""
+    """The value or the error of a call, and its seconds."""
 
     value: Any
     error: Exception | None
@@ -51,7 +51,7 @@ class EnvironmentCaller:
         self._workers = Workers(workers)
 
     async def run(self, calls: Sequence[Call]) -> list[CallResult]:
-        """Return one result per call, in order; never raises what a call raised."""
+        """Return one result per call, in order; the error of a call is in its result."""
         return list(await asyncio.gather(*map(self._result, calls)))
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class EnvironmentCaller:
         started = time.perf_counter()
         task = asyncio.ensure_future(call.method(*call.arguments))
         try:
-            # Not wait_for: its TimeoutError cannot be told from one that the environment raises.
+            # Not wait_for: its TimeoutError looks like one that the environment raises.
             done, _ = await asyncio.wait([task], timeout=self.timeout)
             if not done:
                 task.cancel()

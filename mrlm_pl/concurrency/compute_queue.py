@@ -39,7 +39,7 @@ class ComputeQueue:
         self._soon: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """What the function returns; it runs in the calling thread, after the one that is running now."""
+        """Run a function in the calling thread, after the one that is running now, and return its value."""
         try:
             with self._running:
                 return function(*arguments)
@@ -52,7 +52,7 @@ class ComputeQueue:
         self._run_waiting()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """The future of what the function returns or raises; functions run in the order of their submission."""
+        """Submit a function and return its future; functions run in the order of their submission."""
         item = _Item(Future(), function, arguments)
         with self._routing:
             if self._served is not None:
@@ -62,7 +62,7 @@ class ComputeQueue:
         return item.future
 
     def serve_during(self, start: Callable[[], Future[T]]) -> T:
-        """The result of the future that ``start`` gives; until then the calling thread runs what is submitted.
+        """Run submitted functions in the calling thread until the future of ``start`` is done; return its result.
 
         It is on duty before ``start`` is called. A second thread that calls this meanwhile only waits.
         """
@@ -87,7 +87,7 @@ class ComputeQueue:
         return waited.result()
 
     def close(self) -> None:
-        """Wait for what was submitted, then end the queue's own thread; may be called twice."""
+        """Run all submitted functions, then end the queue's own thread; may be called twice."""
         with self._routing:
             worker, self._worker = self._worker, None
         if worker is not None:
@@ -106,14 +106,14 @@ class ComputeQueue:
         except Exception as error:
             item.future.set_exception(error)
         except BaseException as stop:
-            # An interrupt belongs to the thread that it hit; whoever waits for the item learns that it will not come.
+            # An interrupt belongs to the thread that it hit; the future of the item fails.
             item.future.set_exception(RuntimeError(f"the computing thread was stopped by {type(stop).__name__}"))
             raise
         else:
             item.future.set_result(result)
 
     def _run_waiting(self) -> None:
-        # Whoever holds the lock comes through here after letting it go, so nothing that was appended is left behind.
+        # Every holder of the lock comes through here after releasing it, so no appended function is left behind.
         while self._soon and self._running.acquire(blocking=False):
             try:
                 while self._soon:

@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _STALL_SECONDS = 5.0
-"""A loop that has not turned for so long is told of: whatever runs there waits for one that blocks."""
+"""A loop that does not turn for this long is a warning: one coroutine blocks all others."""
 
 END_SECONDS = 10.0
-"""What was cancelled has to end; who waits for it at the end of a run waits no longer than this."""
+"""Longest wait, at the end of a run, for cancelled coroutines to end."""
 
 
 class EventLoopThread:
@@ -34,14 +34,13 @@ class EventLoopThread:
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """The future of a coroutine that now runs on the loop; cancelling it cancels the coroutine."""
+        """Run a coroutine on the loop and return its future; cancelling it cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def submit_watched(self, coroutine: Coroutine[Any, Any, T], seconds: float, advice: str) -> Future[T]:
-        """Like :meth:`submit`; the future fails with a ``RolloutError`` when something blocks the loop for so long.
+        """Like :meth:`submit`; the future fails with a ``RolloutError`` when the loop stands still for ``seconds``.
 
-        Nothing that runs on the loop could tell: whatever calls a function that waits, instead of awaiting it, stops
-        all deadlines there.
+        A thread watches the loop, because a call that blocks it stops all deadlines on it.
 
         Args:
             seconds: in which the loop has to turn.
@@ -87,7 +86,7 @@ class EventLoopThread:
             )
 
     def _place(self) -> str:
-        """Where the loop's thread is."""
+        """Return the place in the code that the loop's thread runs."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         if frame is None:
             return "(its thread has ended)"
@@ -99,7 +98,7 @@ class EventLoopThread:
         return self._closed
 
     def cancel_all(self) -> None:
-        """Cancel what runs, and wait for a while until it has ended; a warning says what has not."""
+        """Cancel all coroutines and wait until they end; a warning names those that do not."""
         ending = self.submit(_cancel_others())
         try:
             left = ending.result(2 * END_SECONDS)
@@ -110,7 +109,7 @@ class EventLoopThread:
             logger.warning("cancelled, but not ended within %g s: %s", END_SECONDS, ", ".join(left))
 
     def close(self) -> None:
-        """Cancel what still runs, then end the thread, which is left where it does not end; may be called twice."""
+        """Cancel all coroutines, then end the thread, or abandon it if it does not end; may be called twice."""
         if self.closed:
             return
         self._closed = True
@@ -122,7 +121,7 @@ class EventLoopThread:
 
 
 async def _cancel_others() -> list[str]:
-    """Names of the coroutines that do not end."""
+    """Cancel all coroutines and return the names of those that do not end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -131,5 +130,5 @@ async def _cancel_others() -> list[str]:
     ended, running = await asyncio.wait(others, timeout=END_SECONDS)
     for task in ended:
         if not task.cancelled():
-            task.exception()  # whoever waited for it has been told, or has gone
+            task.exception()  # marks the error as read
     return sorted(str(getattr(task.get_coro(), "__qualname__", task)) for task in running)

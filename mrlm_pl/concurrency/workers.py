@@ -63,7 +63,7 @@ class Workers:
         self._closed = False
 
     async def run(self, client: str, function: Callable[[], Any], timeout: float, must: bool = False) -> Any:
-        """Return what the function returns, or raise what it raises.
+        """Run a function on a thread; return its value or raise its error.
 
         A call that is cancelled before a thread has taken it is not made.
 
@@ -193,7 +193,7 @@ class Workers:
 
 
 def as_error(raised: BaseException) -> Exception:
-    """Return what a call raised as an error that ends neither a thread nor the process, as ``SystemExit`` would."""
+    """Return an exception that ends neither a thread nor the process, as ``SystemExit`` would."""
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
         return raised
     return RuntimeError(f"{type(raised).__name__}: {raised}")
@@ -201,7 +201,7 @@ def as_error(raised: BaseException) -> Exception:
 
 def _tell(job: _Job, function: Callable[[], Any]) -> None:
     """Call a function on the loop that waits for a job."""
-    with suppress(RuntimeError):  # the loop is closed: nobody waits
+    with suppress(RuntimeError):  # the loop is closed
         job.loop.call_soon_threadsafe(function)
 
 
@@ -210,6 +210,6 @@ def _settle(job: _Job, value: Any, error: Exception | None) -> None:
         return  # cancelled meanwhile
     if error is not None:
         job.result.set_exception(error)
-        job.result.exception()  # asyncio reports errors that nobody has read
+        job.result.exception()  # marks the error as read: asyncio reports unread ones
     else:
         job.result.set_result(value)

@@ -1,4 +1,4 @@
-"""What each agent and each policy earned, how much it said and when it acted: for the log and for reports."""
+"""Rewards, lengths and turns by agent and by policy: for the log and for reports."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def stop_reasons(episodes: Sequence[Episode], weights: Sequence[float]) -> Compo
 def means_by_agent(
     episodes: Sequence[Episode], weights: Sequence[float], turns: Iterable[tuple[Turn, Trajectory]]
 ) -> Means:
-    """Return what is measured of each agent and of each policy.
+    """Return the metrics of each agent and of each policy.
 
     For an agent, as ``agent/NAME/...``, of the episodes that have it: ``reward`` (its return), ``turns`` and
     ``first_turn`` (the step, from 0, at which it first acts, where it does). For a policy, as ``policy/NAME/...``:

@@ -12,7 +12,7 @@ from mrlm_pl.seeding import keyed_random
 
 @dataclass(frozen=True)
 class CrossPolicy:
-    """How turns are shared out between a policy and its stale snapshots (AgentRL, arXiv 2510.04206).
+    """The division of turns between a policy and its stale snapshots (AgentRL, arXiv 2510.04206).
 
     Snapshots begin with the weights that the run begins with. At the beginning of every ``refresh``-th iteration the
     oldest of them is replaced by the weights of that moment.
@@ -68,7 +68,7 @@ class CrossPolicy:
 
 
 def slot_name(policy: str, number: int) -> str:
-    """What engines call the snapshot with this number of a policy, whatever weights it holds at the moment.
+    """Return the name, for engines, of a policy's snapshot by its number, whatever its weights.
 
     >>> slot_name("main", 0)
     'main@snapshot-0'
@@ -77,7 +77,7 @@ def slot_name(policy: str, number: int) -> str:
 
 
 def snapshot_name(policy: str, version: int) -> str:
-    """What records call a policy's snapshot that was taken after so many optimizer steps.
+    """Return the name, in records, of a policy's snapshot after ``version`` optimizer steps.
 
     >>> snapshot_name("main", 120)
     'main@120'
@@ -86,5 +86,5 @@ def snapshot_name(policy: str, version: int) -> str:
 
 
 def stale_turns(episode: Episode) -> list[Turn]:
-    """The turns of an episode that a snapshot sampled, and not the policy of the agent's seat."""
+    """Return the turns of an episode that a snapshot sampled in place of the policy in the agent's seat."""
     return [turn for row in episode.rows() for turn in row.turns if turn.policy != row.policy]

@@ -1,4 +1,4 @@
-"""One episode under way: who decides, what was said and decided so far, and the record that it becomes."""
+"""An unfinished episode: its seats, conversations and decisions, and the record that it becomes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Seat:
     cross_policy: CrossPolicy | None = None
 
     def sampler(self, seed: int, agent: str, step: int, *branch: int | str) -> str:
-        """Name of the weights that sample a decision; see :meth:`CrossPolicy.drawn`."""
+        """Return the name of the weights that sample a decision; see :meth:`CrossPolicy.drawn`."""
         number = None if self.cross_policy is None else self.cross_policy.drawn(seed, agent, step, *branch)
         return self.policy if number is None else slot_name(self.policy, number)
 
     def recorded(self, sampler: str, version: int) -> str:
-        """What records call the weights that :meth:`sampler` named."""
+        """Return the name, in records, of the weights from :meth:`sampler`."""
         return self.policy if sampler == self.policy else snapshot_name(self.policy, version)
 
 
@@ -83,7 +83,7 @@ class TurnDraft:
 
 
 class Play:
-    """One episode under way.
+    """An unfinished episode.
 
     Args:
         spec: which episode.
@@ -124,7 +124,7 @@ class Play:
             self.conversations[agent].observe(messages)
 
     def record(self, agent: str, decision: Decision) -> None:
-        """Take down what an agent has decided."""
+        """Record the decision of an agent."""
         conversation = self.conversations[agent]
         start = len(conversation.row.token_ids)
         self.actions[agent] = conversation.act(decision.sample.token_ids, decision.sample.logprobs)
@@ -154,11 +154,11 @@ class Play:
             self.observe(step.observations, seats)
 
     def cut(self, reason: str, truncated: bool = True) -> None:
-        """End it although the environment would go on."""
+        """End it before the environment does."""
         self.stop_reason, self.truncated, self.was_cut = reason, truncated, True
 
     def fork(self, id: str, environment: Environment) -> Play:
-        """The same episode so far, to go on by itself in an environment that is in the same state."""
+        """Return a copy of the episode up to here, with its own environment in the same state."""
         child = Play(self.spec, environment, self.attempt)
         child.id = id
         child.order = copy.copy(self.order)
@@ -170,7 +170,7 @@ class Play:
         return child
 
     def episode(self, seats: Mapping[str, Seat]) -> Episode:
-        """The record of what happened."""
+        """Return the record of the episode."""
         trajectories: dict[str, tuple[Trajectory, ...]] = {}
         for agent in self.environment.agents:
             if agent in self.conversations and any(turn.agent == agent for turn in self.turns):

@@ -47,7 +47,7 @@ class EpisodePlayer:
         environments: a template of each environment by name; episodes play on copies.
         seats: who decides for each agent.
         engine: where decisions are sampled.
-        max_turns: decisions of the environment after which an episode is cut short; by environment where they differ.
+        max_turns: decisions of the environment after which an episode is truncated; by environment where they differ.
         step_timeout: seconds that one ``reset`` or ``step`` may take.
         retries: how many times a failed episode is started again.
         workers: threads that step environments side by side.
@@ -128,7 +128,7 @@ class EpisodePlayer:
             raise
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
-        """One finished record per spec, in order; failures are records with ``error`` set."""
+        """Return one finished record per spec, in order; failures are records with ``error`` set."""
         plays = [self.start(spec, attempt=1) for spec in specs]
         fresh = list(range(len(plays)))
         while fresh or any(not play.over for play in plays):
@@ -197,11 +197,11 @@ class EpisodePlayer:
         return environment
 
     def finish(self, play: Play, *, keep: bool = True) -> None:
-        """Take back what a play that is over has held; without ``keep`` its environment is not used again."""
+        """Release the environment and the engine's cache of a finished play; without ``keep`` it is not used again."""
         self.playing.pop(play.id, None)
         self.engine.release(f"{play.id}/")
         self._lent.pop(id(play.environment), None)
-        # An instance that failed may be in any state (or still be held by a stuck call). One that was cut short may
+        # An instance that failed may be in any state (or still be held by a stuck call). A truncated one may
         # hold what its next episode would only let go of at its beginning.
         if keep and play.error is None and not play.was_cut:
             self._idle[play.spec.task.environment].append(play.environment)
@@ -271,7 +271,7 @@ class EpisodePlayer:
         return self.max_turns if isinstance(self.max_turns, int) else self.max_turns[play.spec.task.environment]
 
     def request(self, play: Play, agent: str, *branch: int | str, session: str = "") -> SampleRequest:
-        """What the engine is asked for an agent's next decision; ``branch`` is part of what its seed depends on."""
+        """Return the request for an agent's next decision; ``branch`` is part of the key of its seed."""
         seat = self.seats[agent]
         return SampleRequest(
             token_ids=tuple(play.conversations[agent].row.token_ids),
@@ -283,7 +283,7 @@ class EpisodePlayer:
         )
 
     def decision(self, agent: str, request: SampleRequest, sample: Sample, node: str = "", number: int = 0) -> Decision:
-        """What came of a request for an agent's decision."""
+        """Return an agent's decision from the sample of its request."""
         return Decision(sample, self.seats[agent].recorded(request.policy, sample.version), node, number)
 
     async def _decide(self, plays: Sequence[Play]) -> None:

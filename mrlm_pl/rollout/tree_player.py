@@ -31,14 +31,14 @@ JointMode = Literal["align", "cross", "counterfactual"]
 
 @dataclass(frozen=True)
 class Branching:
-    """How the decisions of a state are combined, and where the tree goes on.
+    """The combination of decisions in a state, and the expansion of the tree.
 
     Args:
         joint_mode: ``align`` combines the g-th decisions of all agents, G joint actions; ``cross`` combines each with
             each, G^N of N agents; ``counterfactual`` is ``align``, and for each of its joint actions those in which one
             agent's decision is replaced by another of its own.
-        expand: play ``all`` joint actions of a state on, or the ``best`` alone: of those that the environment goes on
-            with, the one whose reward is highest in the mean over the agents.
+        expand: continue with ``all`` joint actions of a state, or with the ``best``: of those that do not end the
+            episode, the one with the highest mean reward over the agents.
         stop_above: end all paths of a state when the mean reward of its joint actions is above this; None never does.
 
     Raises:
@@ -78,7 +78,7 @@ class Branching:
         return aligned + sorted(replaced.difference(aligned))
 
     def count(self, agents: int, branches: int) -> int:
-        """How many joint actions a state has, without making them."""
+        """Return the number of joint actions of a state, without making them."""
         if self.joint_mode == "align" or agents == 1:
             return branches
         if self.joint_mode == "cross":
@@ -88,7 +88,7 @@ class Branching:
 
 @dataclass
 class _Branch:
-    """A joint action under judgement: its play, and what is needed to begin it again."""
+    """A joint action before its step is done: its play, and the parts to begin it again."""
 
     node: Play
     name: str
@@ -196,7 +196,7 @@ class TreePlayer:
                 self.player.decision(agent, *next(answers), node.id, number) for number in range(self.branches_of(node))
             ]
         branches = [self._joint_actions(node, decided[node.id], share) for node in nodes]
-        # The last child of a node goes on in its environment, which nobody else needs any more.
+        # The last child of a node takes over its environment.
         await self._restore(
             [branch.play for found in branches for branch in found[:-1] if not branch.node.environment.forks]
         )
@@ -262,7 +262,7 @@ class TreePlayer:
             await self.player.close_unwanted()
 
     def _prune(self, children: Sequence[Play]) -> None:
-        """End the paths that the tree does not go on with."""
+        """End the paths that the tree does not expand."""
         judged = [child for child in children if child.error is None]
         if not judged:
             return
@@ -289,5 +289,5 @@ def _child(node: Play, name: str, decided: Mapping[str, Decision], seconds: floa
 
 
 def mean_reward(rewards: Mapping[str, float], agents: Sequence[str]) -> float:
-    """Mean over all agents of what a step paid; who is left out was paid 0."""
+    """Return the mean over all agents of the rewards of a step; a missing agent has 0."""
     return math.fsum(rewards.values()) / len(agents)

@@ -136,7 +136,7 @@ class VerifierWatch:
         return {"first": self._first, "latest": self._latest, "warned": self._warned}
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what :meth:`state` returned; None, of a checkpoint without it, begins anew."""
+        """Restore what :meth:`state` returned; None is a checkpoint without it."""
         if state is not None:
             self._first, self._latest, self._warned = state["first"], state["latest"], state["warned"]
 

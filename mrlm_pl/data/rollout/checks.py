@@ -1,4 +1,4 @@
-"""Checks of a rollout data module's options against the algorithm, and of what was collected."""
+"""Checks of a rollout data module's options against the algorithm, and of the collected episodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_groups(
         resample_rounds: how many other tasks may replace that of a group without a signal.
 
     Raises:
-        ConfigurationError: the algorithm cannot compare so few episodes, or does not compare any.
+        ConfigurationError: the groups are too small for the algorithm, or it compares no episodes.
     """
     name = type(learner).__name__
     for environment, size in group_sizes.items():

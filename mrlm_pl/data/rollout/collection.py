@@ -222,7 +222,7 @@ class Collection:
 
     def state(self) -> dict[str, Any]:
         """Return the part of a checkpoint that is not the rows and the position; all ranks call it."""
-        self._writer.finish()  # a resumed run does not collect again what the checkpoint holds
+        self._writer.finish()  # a resumed run does not collect these again
         ahead = self.collector.state() if isinstance(self.collector, AsyncCollector) else self._ahead
         return {
             "ahead": at_first_rank(ahead),

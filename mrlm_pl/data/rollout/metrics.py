@@ -1,4 +1,4 @@
-"""What is measured of a collection of episodes, on one rank and over all of them."""
+"""The metrics of a rollout, on one rank and over all ranks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reward_sums(episodes: Sequence[Episode]) -> tuple[float, float]:
 
 
 def token_count(episodes: Sequence[Episode]) -> float:
-    """How many tokens were sampled for these episodes; paths of a turn tree share some."""
+    """Return the number of tokens sampled for these episodes; paths of a turn tree share some."""
     return float(sum(turn.stop - turn.start for turn, _ in distinct_turns(episodes)))
 
 
@@ -62,8 +62,8 @@ class CollectionSums:
     """Sums behind the numbers that are logged of a collection; see :class:`RolloutDataModule`.
 
     Attributes:
-        means: (sum, count) of what is logged as a mean, by name.
-        sums: what is logged as a sum.
+        means: (sum, count) of the logged means, by name.
+        sums: logged sums.
         successes: (successes, episodes) by environment that judges.
         components: reward components and stop reasons, by the prefix of their names.
         played: episodes, decisions and generated tokens, with those that are not trained on.
@@ -87,14 +87,14 @@ class CollectionSums:
         by_task: bool = False,
         earlier_tokens: float = 0.0,
     ) -> CollectionSums:
-        """The sums of the episodes that one rank played in so many seconds.
+        """Return the sums of the episodes that one rank played.
 
         Args:
-            episodes: those that are learnt from.
-            seconds: that the collection took.
-            silent: whether the episodes of a group teach nothing.
+            episodes: those that train.
+            seconds: of the collection.
+            silent: whether a group carries no learning signal.
             unused: others that were played in that time; they are throughput, and may have failed.
-            by_task: whether reward and success are also told of each environment.
+            by_task: whether reward and success are also measured by environment.
             earlier_tokens: that were sampled in these seconds for other collections.
         """
         played = [episode for episode in episodes if not episode.failed]
@@ -132,7 +132,7 @@ class CollectionSums:
         by_agent = components_by_agent(played, weights)
         components |= {f"rollout/agent/{agent}/components/": found for agent, found in by_agent.items()}
         components["rollout/"] = stop_reasons(played, weights)
-        # What a stale snapshot sampled tells nothing of the policy's own entropy.
+        # The turns of a stale snapshot do not count in the policy's entropy.
         own = [(turn, row) for turn, row in turns if turn.policy == row.policy]
         if own or not turns:
             surprise = -math.fsum(sum(row.logprobs[turn.start : turn.stop]) for turn, row in own)
@@ -177,7 +177,7 @@ _COUNTED = ("episodes", "decisions", "generated_tokens")
 
 
 class RunTotals:
-    """Adds up what each iteration played, and goes on from a checkpoint.
+    """Totals of a run over its iterations, continued from a checkpoint.
 
     Logged as ``progress/iteration``, ``progress/episodes``, ``progress/decisions``, ``progress/generated_tokens`` and
     ``progress/seconds``: what runs are compared at. Episodes that failed or were replaced count, as they were played.
@@ -205,11 +205,11 @@ class RunTotals:
         return {f"progress/{name}": total for name, total in totals.items()}
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds."""
+        """Return the state for a checkpoint."""
         return {**self._counts, "seconds": self._elapsed()}
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from what :meth:`state` returned; None is a checkpoint without totals."""
+        """Restore the value of :meth:`state`; None is a checkpoint without totals."""
         found = dict(state or {})
         self._seconds, self._since = float(found.pop("seconds", 0.0)), time.monotonic()
         self._counts = {name: float(found.get(name, 0.0)) for name in _COUNTED}

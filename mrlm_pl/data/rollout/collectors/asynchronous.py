@@ -67,7 +67,7 @@ class AsyncOptions:
 
 @dataclass
 class _Group:
-    """A group that was admitted: the task that plays it, or what a checkpoint held of it."""
+    """An admitted group: the task that plays it, or its episodes from a checkpoint."""
 
     playing: asyncio.Task[None] | None = None
     collected: Collected | None = None
@@ -155,7 +155,7 @@ class AsyncCollector:
             "async/dropped_groups": (float(self._dropped), 1.0),
             "async/reweighted_groups": (float(self._reweighted), 1.0),
         }
-        # An iteration that was played while others were learnt from is there at once: its own rate says nothing.
+        # An iteration that was played during earlier updates is complete at once: its own rate means nothing.
         collected.seconds, collected.earlier_tokens = now - self._begun, self._tokens - restored
         self._tokens += token_count(collected.played) - restored
         if self._pieces is not None:
@@ -171,7 +171,7 @@ class AsyncCollector:
         if self._engine.takes_pieces:
             self._engine = self._pieces = ContinuousEngine(self._engine, options.piece, options.rows)
         elif isinstance(self._engine, RoutingEngine) and self._engine.default.takes_pieces:
-            # What a server samples, it batches by itself.
+            # A server batches its requests itself.
             self._pieces = ContinuousEngine(self._engine.default, options.piece, options.rows)
             self._engine = RoutingEngine(self._pieces, self._engine.elsewhere)
         return self.players.of_groups(
@@ -192,9 +192,9 @@ class AsyncCollector:
         return {"published": self.lags.state(), "complete": found, "made_with": self._made_with()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state` returned; groups that were under way begin anew.
+        """Restore what :meth:`state` returned; unfinished groups start again.
 
-        All begin anew, with a warning, when they were played with other options.
+        All start again, with a warning, when they were played with other options.
         """
         self.lags.load(state["published"])
         now = self._made_with()
@@ -232,7 +232,7 @@ class AsyncCollector:
         }
 
     def close(self) -> None:
-        """Stop all episodes and give back what they hold; may be called twice."""
+        """Stop all episodes and release their environments; may be called twice."""
         if self._loop.closed:
             return
         with contextlib.ExitStack() as stack:
@@ -251,7 +251,7 @@ class AsyncCollector:
     # On the event loop.
 
     async def _admit(self, iteration: int) -> None:
-        """Begin all groups that may: those of iterations up to ``max_lag`` ahead."""
+        """Begin the groups of all iterations up to ``max_lag`` ahead."""
         last = max(iteration, min(iteration + self.max_lag, self.iterations - 1))
         for ahead in range(iteration, last + 1):
             for number in self.groups:
@@ -276,7 +276,7 @@ class AsyncCollector:
         group.collected, group.completed = collected, time.monotonic()
 
     async def _complete(self, iteration: int, numbers: Sequence[int]) -> list[_Group]:
-        """The groups of an iteration when all are done; what fails anywhere is raised at once."""
+        """Return the groups of an iteration when all are done; a failure in any group is raised at once."""
         groups = [self._admitted[iteration, number] for number in numbers]
         moves, moved = self._moves(), time.monotonic()
         while True:
@@ -298,7 +298,7 @@ class AsyncCollector:
                 )
 
     def _moves(self) -> tuple[int, int]:
-        """What grows as long as anything goes on: what episodes have done, and pieces of turns."""
+        """Return counters that grow while there is progress: moves of episodes, and segments of turns."""
         played = sum(player.moves for player in self._players())
         return played, 0 if self._pieces is None else self._pieces.batches
 
@@ -306,7 +306,7 @@ class AsyncCollector:
         return [] if self._player is None else self._player.players
 
     def _waiting(self) -> str:
-        """What the episodes wait for that have waited longest."""
+        """Return the longest waiting episodes and their reasons, as text."""
         plays = [play for player in self._players() for play in player.playing.values()]
         plays.sort(key=lambda play: play.waits_since)
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""The groups of an iteration: which episodes each one plays, which of them train, and what was collected."""
+"""The groups of an iteration: the episodes that each one plays, and those that train."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Players:
         self._players: dict[tuple[Sampling, bool], EpisodePlayer] = {}
 
     def engine(self, learner: RolloutLearner) -> Engine:
-        """The engine of all policies; made when it is first asked for."""
+        """Return the engine of all policies; the first call makes it."""
         if self._routed is None:
             engine = self.given
             if engine is None:
@@ -90,7 +90,7 @@ class Players:
             self.stale.begin(learner, iteration, version)
 
     def with_current_weights(self, learner: RolloutLearner, version: int, play: Callable[[], T]) -> T:
-        """What ``play`` gives while the weights are whole and the engine has them; all ranks must ask together."""
+        """Return the value of ``play`` with whole weights in the engine; all ranks must call it together."""
         was_training = learner.training
         learner.train(False)
         try:
@@ -101,7 +101,7 @@ class Players:
             learner.train(was_training)
 
     def publish(self, learner: RolloutLearner, version: int) -> None:
-        """Give the engine the current weights; all ranks must ask together."""
+        """Give the engine the current weights; all ranks must call it together."""
         with torch.no_grad(), learner.gathered():
             self._load(learner, version)
 
@@ -117,7 +117,7 @@ class Players:
             check(engine)
 
     def player(self, learner: RolloutLearner, sampling: Sampling, crossed: bool = False) -> EpisodePlayer:
-        """The player whose calling thread computes for the engine; ``crossed``: snapshots sample some turns."""
+        """Return the player for a way of sampling; ``crossed``: snapshots sample some turns."""
         key = (sampling, crossed and self.stale is not None)
         if key not in self._players:
             self._players[key] = self._make(learner, sampling, self.engine(learner), crossed=crossed)
@@ -186,7 +186,7 @@ class Players:
 
 
 class GroupPlayer:
-    """Plays what is due of groups.
+    """Plays the episodes that are due in groups.
 
     Args:
         plan: which episodes there are.
@@ -214,7 +214,7 @@ class GroupPlayer:
         return [player for player in (self.training, self.greedy) if player is not None]
 
     async def play_due(self, drafts: Sequence[GroupDraft]) -> None:
-        """Play what is due of these groups once, and add it to them."""
+        """Play the episodes that are due in these groups once, and add them."""
         if self.trees is not None:
             found = await self._trees([draft.root() for draft in drafts])
         else:

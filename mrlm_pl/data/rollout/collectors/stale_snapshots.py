@@ -1,4 +1,4 @@
-"""The snapshots that sample some of a run's turns: when they are taken, and what is told about them."""
+"""The snapshots that sample some of a run's turns: when they are taken, their weights and their metrics."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class StaleSnapshots:
         self._loaded: dict[str, int] = {}
 
     def check(self, learner: RolloutLearner, trainer: Trainer, sampling: Sampling) -> None:
-        """Nothing when a run can learn from stale turns.
+        """Validate that a run can train on stale turns.
 
         Raises:
-            ConfigurationError: it cannot; the message says why and what to change.
+            ConfigurationError: it cannot; the message has the reason and the remedy.
         """
         if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
             raise ConfigurationError(
@@ -57,7 +57,7 @@ class StaleSnapshots:
             )
 
     def covers(self, learner: RolloutLearner, policy: str) -> bool:
-        """Whether a policy has snapshots: those that are trained do."""
+        """Whether a policy has snapshots; trained ones do."""
         return learner.policy(policy).trained
 
     def begin(self, learner: RolloutLearner, iteration: int, version: int) -> None:
@@ -107,7 +107,7 @@ class StaleSnapshots:
         self._slots, self._restored = {}, state
 
     def close(self) -> None:
-        """Let go of the networks and of the engine that had them; what they hold is made anew when it is needed."""
+        """Release the networks, keeping their state; they are built again on demand."""
         self._restored, self._slots, self._loaded = self.state(), {}, {}
 
     def _make(self, learner: RolloutLearner, version: int) -> None:

@@ -1,4 +1,4 @@
-"""How old the weights were that sampled what is learnt from."""
+"""The lag of tokens: versions between the weights that sampled them and those that train on them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Lags:
         self._iterations, self._versions = self._iterations[-keep:], self._versions[-keep:]
 
     def of(self, iteration: int, version: int) -> int:
-        """The lag of a token that weights of this optimizer step sampled, learnt from in an iteration."""
+        """Return the lag, in an iteration, of a token that weights of an optimizer step sampled."""
         place = bisect.bisect_right(self._versions, version) - 1
-        # What is older than all that is remembered is at least as old as the oldest of them, and one more.
+        # A version before the oldest one remembered is at least one older.
         sampled_in = self._iterations[place] if place >= 0 else self._iterations[0] - 1
         return iteration - sampled_in
 
@@ -65,11 +65,11 @@ class Lags:
         return found
 
     def state(self) -> list[list[int]]:
-        """What was published, as plain values."""
+        """Return the published versions as plain values."""
         return [self._iterations, self._versions]
 
     def load(self, state: Sequence[Sequence[int]]) -> None:
-        """Take over what :meth:`state` gave."""
+        """Restore the value of :meth:`state`."""
         self._iterations, self._versions = list(state[0]), list(state[1])
 
     def _turns(self, episodes: Sequence[Episode]) -> Iterator[Turn]:

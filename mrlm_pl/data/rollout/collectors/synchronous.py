@@ -25,7 +25,7 @@ class SyncCollector:
         learner: whose policies decide.
         player: plays the groups.
         over_ranks: the sum of a number over all ranks.
-        leaving: a context in which SIGTERM interrupts what this rank plays.
+        leaving: a context in which SIGTERM interrupts the episodes of this rank.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SyncCollector:
         return collected
 
     def _play(self, version: int, play: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what a coroutine plays with the current weights, which SIGTERM may interrupt.
+        """Play a coroutine with the current weights; SIGTERM may interrupt it.
 
         It interrupts the playing alone: all ranks gather the weights together, so that none may leave in between.
         """

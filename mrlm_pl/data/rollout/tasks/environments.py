@@ -115,7 +115,7 @@ class RunTasks:
             return
         assert self.curriculum is not None
         while self.stream.planned < iteration * groups:
-            self.stream.plan(groups, self.base)  # a run that went on from a checkpoint without a curriculum
+            self.stream.plan(groups, self.base)  # a run resumed from a checkpoint without a curriculum
         self.stream.forget(iteration * groups)
         while self.stream.planned < (last + 1) * groups:
             self.stream.plan(groups, self.curriculum.shares(self.base, self.rates))

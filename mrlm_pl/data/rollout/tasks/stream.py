@@ -16,7 +16,7 @@ class TaskStream:
     """Endless stream over weighted task sources; position ``n`` always gives the same task.
 
     Sources take turns so that after any number of tasks each one's count is within 1 of its share. A sized source is
-    shuffled anew in each of its epochs; an endless one is read in order.
+    shuffled in each of its epochs; an endless one is read in order.
 
     Args:
         sources: task source by environment name.
@@ -74,7 +74,7 @@ class TaskStream:
         return self._picks[position]
 
     def forget(self, before: int) -> None:
-        """Drop what is kept of the positions before this one, which are not read again."""
+        """Drop the positions before this one, which are not read again."""
         # A new mapping would be one that another thread does not see.
         for position in [position for position in self._picks if position < before]:
             del self._picks[position]
@@ -102,9 +102,8 @@ class TaskStream:
 class PlannedStream(TaskStream):
     """A task stream whose positions are planned in blocks (iterations), each with shares of its own.
 
-    What a source should have had so far is the sum over the blocks of its share times the block's length. After every
-    block each source's count is within 1 of that: what a block owes or has given too much is carried over. Within a
-    block the sources take turns.
+    The target of a source is the sum over the blocks of its share times the block's length. After every block each
+    source's count is within 1 of its target: the difference is carried over. Within a block the sources take turns.
 
     Args: see :class:`TaskStream`.
 
@@ -122,7 +121,7 @@ class PlannedStream(TaskStream):
         self._owed = dict.fromkeys(self.sources, 0.0)
 
     def plan(self, positions: int, shares: Mapping[str, float]) -> None:
-        """Decide the next so many positions; the shares sum to 1."""
+        """Decide the next ``positions`` by shares that sum to 1."""
         wanted = {name: self._owed[name] + shares[name] * positions for name in self.sources}
         counts = apportioned(wanted, positions)
         self._owed = {name: wanted[name] - counts[name] for name in self.sources}
@@ -140,7 +139,7 @@ class PlannedStream(TaskStream):
         return self._picks[position]
 
     def state(self) -> dict[str, Any]:
-        """What is planned and what is owed, as plain values."""
+        """Return the plan and the carried differences, as plain values."""
         return {
             "planned": self.planned,
             "plan": [[position, *pick] for position, pick in sorted(self._picks.items())],
@@ -149,7 +148,7 @@ class PlannedStream(TaskStream):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state` gave.
+        """Restore the value of :meth:`state`.
 
         Raises:
             ConfigurationError: it is of other sources.
