@@ -41,13 +41,13 @@ class RolloutLearner(Protocol):
         """Take note of the environments, in one order on all ranks."""
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
-        """Whether the loss weighs each token by the probability that its sampler gave it."""
+        """Return True if the loss weighs each token by its sampler's probability."""
 
     def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
-        """Whether training uses the sampler's log-probabilities."""
+        """Return True if training uses the sampler's log-probabilities."""
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
-        """What the algorithm adds to the reward of a turn, or None."""
+        """Return the function that adds to the reward of a turn, or None."""
 
     # Playing.
 
@@ -63,14 +63,14 @@ class RolloutLearner(Protocol):
 
     @property
     def turn_tree(self) -> Branching | None:
-        """How the decisions of each state branch; None plays separate episodes."""
+        """The branching of turn trees; None plays separate episodes."""
 
     @property
     def uses_greedy_baseline(self) -> bool:
         """Whether each group comes with one greedy episode of its task."""
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        """Whether a group has zero advantage everywhere."""
+        """Return True if a group has zero advantage everywhere."""
 
     def gathered(self) -> AbstractContextManager[None]:
         """Return a context in which all weights are whole; all ranks enter together."""

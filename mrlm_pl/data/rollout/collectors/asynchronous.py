@@ -298,7 +298,7 @@ class AsyncCollector:
                 )
 
     def _moves(self) -> tuple[int, int]:
-        """Return counters that grow while there is progress: moves of episodes, and segments of turns."""
+        """Return counters that grow while there is progress: moves of episodes, and chunks of turns."""
         played = sum(player.moves for player in self._players())
         return played, 0 if self._pieces is None else self._pieces.batches
 
