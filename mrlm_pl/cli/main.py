@@ -85,9 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if command not in COMMANDS:
         return _tell(_unknown_command(command), 2)
+    from mrlm_pl.cli.parsing.config_files import with_underscores
     from mrlm_pl.runs.plugins import use_working_folder
 
     use_working_folder()
+    arguments[1:] = with_underscores(arguments[1:])
     module, function = COMMANDS[command][0].split(":")
     try:
         if command in TRAINING:

@@ -68,13 +68,13 @@ def balance_parser() -> CommandParser:
     text = "JSON-lines file, .jsonl or .jsonl.gz; what is held out goes beside it, to NAME.validation.jsonl."
     parser.add_argument("--output", type=str, required=True, help=text)
     text = "Most right, and most wrong, answers to a question; all that have a counterpart by default."
-    parser.add_argument("--per-question", type=PositiveInt | None, default=None, help=text)
+    parser.add_argument("--per_question", type=PositiveInt | None, default=None, help=text)
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of what is dropped, made and held out.")
     text = "Make plausible wrong answers of right ones where there are too few; they are marked as generated."
-    parser.add_argument("--fill-wrong", action="store_true", help=text)
+    parser.add_argument("--fill_wrong", action="store_true", help=text)
     text = "Files with {question, answer}: right answers to the questions that were answered, as GSM8K's solutions."
     parser.add_argument("--references", type=str, nargs="+", default=[], help=text)
-    parser.add_argument("--validation-share", type=float, default=0.2, help="Share of the questions held out; 0: none.")
+    parser.add_argument("--validation_share", type=float, default=0.2, help="Share of the questions held out; 0: none.")
     text = "Write the answers as pairs {prompt, chosen, rejected} too, to this file and NAME.validation.jsonl."
     parser.add_argument("--pairs", type=str | None, default=None, help=text)
     parser.add_argument(

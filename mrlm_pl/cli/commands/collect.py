@@ -57,15 +57,15 @@ def collect_parser() -> CommandParser:
     text = "Play episodes with a run or a model and keep them in a file; in the run's own environment by default."
     parser = environment_parser("collect", text, required=False)
     add_model_options(parser)
-    parser.add_argument("-n", "--num-episodes", type=PositiveInt, default=100, help="Episodes to play.")
+    parser.add_argument("-n", "--num_episodes", type=PositiveInt, default=100, help="Episodes to play.")
     parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl or .jsonl.gz.")
     parser.add_argument(
-        "--filter-reward", type=float | None, default=None, help="Keep episodes with this reward or more only."
+        "--filter_reward", type=float | None, default=None, help="Keep episodes with this reward or more only."
     )
     parser.add_argument("--split", choices=SPLITS, default="train", help="Split of the tasks.")
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
     text = "Episodes of each task, at each temperature."
-    parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help=text)
+    parser.add_argument("--samples_per_task", type=PositiveInt, default=1, help=text)
     add_sampling_options(parser, "the run's training")
     text = "Several temperatures, in place of --temperature: each task is played at each of them."
     parser.add_argument("--temperatures", type=NonNegativeFloat, nargs="+", default=[], help=text)

@@ -83,10 +83,10 @@ def eval_parser() -> CommandParser:
     text = "Score a run or a model on an environment: the run's own with its settings, unless another is named."
     parser = environment_parser("eval", text, required=False)
     add_model_options(parser)
-    parser.add_argument("-n", "--num-episodes", type=PositiveInt, default=200, help="Episodes in all.")
+    parser.add_argument("-n", "--num_episodes", type=PositiveInt, default=200, help="Episodes in all.")
     parser.add_argument("--split", choices=SPLITS, default="test", help="Split of the tasks.")
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
-    parser.add_argument("--samples-per-task", type=PositiveInt, default=1, help="Episodes of each task, for pass@k.")
+    parser.add_argument("--samples_per_task", type=PositiveInt, default=1, help="Episodes of each task, for pass@k.")
     add_sampling_options(parser, "the run's validation")
     parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report with transcripts.")
     parser.add_argument(
@@ -114,9 +114,9 @@ def add_sampling_options(parser: CommandParser, source: str) -> None:
         ("max_tokens", PositiveInt | None, "Tokens in a turn"),
     ):
         text = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name)}."
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=None, help=text)
+        parser.add_argument(f"--{name}", type=kind, default=None, help=text)
     text = f"Decisions after which an episode is truncated; default is that of the run, else {MAX_TURNS}."
-    parser.add_argument("--max-turns", type=PositiveInt | None, default=None, help=text)
+    parser.add_argument("--max_turns", type=PositiveInt | None, default=None, help=text)
 
 
 def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import yaml
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
+from mrlm_pl.cli.parsing.environment_option import environment_parser, read
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
@@ -37,8 +38,6 @@ from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
 
 logger = logging.getLogger(__name__)
 _parsing = threading.Lock()  # parsing short names changes the parser library for a while
-_OPTION = re.compile(r"(?<=^--)[a-z_-]+")
-"""The name of an option, which may be written with dashes, as in other commands."""
 
 YOUNG_OBJECTS, YOUNG_COLLECTIONS = 20_000, 20
 """Garbage is looked for so rarely that what a step makes is gone by then: else it is taken for lasting, and all the
@@ -51,8 +50,8 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a mistake in the options, the settings of an environment, or the port is taken.
     """
-    words = [_OPTION.sub(lambda name: name[0].replace("-", "_"), word) for word in arguments]
-    options = serve_parser().parse_args(words)
+    named = any(re.match(r"--(environment\b|config)", word) for word in arguments)
+    options = read(serve_parser(), arguments) if named else serve_parser().parse_args(list(arguments))
     logging.basicConfig(level=logging.INFO, format="mrlm: %(message)s", stream=sys.stderr)
     identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
     endpoint = Endpoint(options.host, int(options.port), read_token(options.token_file), identity)
@@ -69,12 +68,12 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _check_roles(options: Any) -> None:
-    """Nothing when the options of controllers and workers go together.
+    """Validate the options of controllers and workers.
 
     Raises:
         ConfigurationError: they do not, or an address is wrong.
     """
-    hosted = (options.environments, options.settings, options.policies, options.verifier)
+    hosted = (options.environment, options.environments, options.settings, options.policies, options.verifier)
     if options.controller and (options.join or any(hosted)):
         raise ConfigurationError(
             "controller: it hosts nothing; leave out environments, settings, policies, verifier and join, and start "
@@ -116,6 +115,9 @@ def _check_port(endpoint: Endpoint) -> None:
 
 def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:
     settings = read_settings(options.settings)
+    if options.environment is not None:
+        config = options.environment.as_dict()
+        settings[config["class_path"]] = config.get("init_args") or {}
     names = _names(options.environments)
     if not (names or settings) and not options.policies and not options.verifier:
         raise ConfigurationError("environments: name at least one, as in `--environments math,code`")
@@ -162,7 +164,7 @@ def _verifier_service(options: Any) -> VerifierService:
 def serve_parser() -> CommandParser:
     """The options of the command."""
     text = "Host environments, policies and a verifier over gRPC."
-    parser = CommandParser(prog="mrlm serve", description=text, allow_abbrev=False)
+    parser = environment_parser("serve", text, required=False)
     add = parser.add_argument
     add("--environments", type=str, default="", help="Names or paths, with commas between them.")
     add("--settings", type=str, help="YAML file with arguments of environments by name; its names are hosted as well.")

@@ -11,6 +11,25 @@ from mrlm_pl.errors import ConfigurationError, nearest
 
 _OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")
+_NAMED = ("policies", "critics", "agent_critics", "seats", "task_settings", "weights")
+"""Settings whose keys are names that the user chooses."""
+
+
+def with_underscores(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with underscores for dashes in the names of options; names of policies and agents stay.
+
+    >>> with_underscores(["--num-episodes", "-3", "--model.policies.the-critic.learning-rate=1e-5"])
+    ['--num_episodes', '-3', '--model.policies.the-critic.learning_rate=1e-5']
+    """
+    return [_with_underscores(word) if word.startswith("--") else word for word in arguments]
+
+
+def _with_underscores(word: str) -> str:
+    option, equals, value = word[2:].partition("=")
+    parts = option.split(".")
+    kept = [number > 0 and parts[number - 1] in _NAMED for number in range(len(parts))]
+    spelled = (part if keep else part.replace("-", "_") for part, keep in zip(parts, kept, strict=True))
+    return f"--{'.'.join(spelled)}{equals}{value}"
 
 
 def config_files(arguments: Sequence[str]) -> list[Path]:

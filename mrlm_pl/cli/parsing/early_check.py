@@ -94,18 +94,12 @@ def _check_policies(options: Sequence[_Given], spelt: Sequence[_Given]) -> None:
     """Refuse an option for a policy whose name looks like that of a configured one, and that no seat names."""
     known = {key[2] for key, _ in spelt if key[:2] == ("model", "policies") and len(key) > 2}
     seated = {str(value) for key, value in (*spelt, *options) if key[:2] == ("model", "seats")}
-    for key, _ in options:
-        if (
-            key[:2] != ("model", "policies")
-            or len(key) < 3
-            or key[2] in known
-            or any(key[2] in item for item in seated)
-        ):
-            continue
-        if near := nearest(key[2], known):
+    for name in [key[2] for key, _ in options if key[:2] == ("model", "policies") and len(key) > 2]:
+        near = nearest(name, known) if name not in known else None
+        if near and not any(name in item for item in seated):
             raise ConfigurationError(
-                f"model.policies.{key[2]}: there is no policy {key[2]!r}; did you mean {near!r}? Another policy is "
-                "named in `--model.seats` too"
+                f"model.policies.{name}: there is no policy {name!r}; did you mean {near!r}? A new policy needs a "
+                "seat: name it in `--model.seats` too"
             )
 
 

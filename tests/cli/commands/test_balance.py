@@ -86,7 +86,7 @@ def test_references_are_right_answers_of_the_questions_that_were_answered(mrlm: 
         (("answers.jsonl", "--output", "b.jsonl", "--pairs", "b.jsonl"), "name one file twice"),
         (("answers.jsonl", "--output", "b.jsonl", "--validation-share", "2"), "validation_share is 2.0"),
         (("answers.jsonl", "--output", "b.jsonl", "--per-question", "0"), "per_question"),
-        (("answers.jsonl", "--output", "b.jsonl", "--per-questions", "1"), "did you mean '--per-question'?"),
+        (("answers.jsonl", "--output", "b.jsonl", "--per-questions", "1"), "did you mean '--per_question'?"),
         (("bad.jsonl", "--output", "b.jsonl"), "bad.jsonl, row 2: 'correct' is 'yes'; it must be true or false"),
         (("away.jsonl", "--output", "b.jsonl"), "away.jsonl does not exist"),
         (("half.jsonl", "--output", "b.jsonl"), "'half.jsonl' is half of a collection"),

@@ -136,7 +136,7 @@ def test_agents_find_their_policy():
     ("options", "words"),
     [
         (("--num-episodes", "3", "--samples-per-task", "2"), "multiple of samples_per_task"),
-        (("--num-episode", "3"), "did you mean '--num-episodes'"),
+        (("--num-episode", "3"), "did you mean '--num_episodes'"),
         (
             ("--split", "trai"),
             "--split: expected one of 'train', 'validation', 'test', but the value is trai; did you mean",

@@ -243,6 +243,30 @@ def test_every_option_is_read(monkeypatch, tmp_path):
     assert {action.dest for action in serve_parser()._actions} >= set(values)
 
 
+@pytest.mark.parametrize("dashed", [False, True])
+def test_one_environment_is_given_as_in_the_other_commands(monkeypatch, dashed):
+    seen = {}
+
+    class StoppedError(BaseException):
+        pass
+
+    class Server:
+        def __init__(self, offer, endpoint, limits, *_):
+            seen.update(factories=offer.factories, lease=limits.lease_seconds)
+            raise StoppedError
+
+    monkeypatch.setattr(command, "EnvironmentServer", Server)
+    monkeypatch.setattr(command, "_check_port", lambda endpoint: None)
+    from mrlm_pl.cli.main import main
+
+    lease = "--lease-seconds" if dashed else "--lease_seconds"
+    with pytest.raises(StoppedError):
+        main(["serve", "--environment", "math", "--environment.difficulty", "[2, 2]", lease, "7"])
+    assert seen["lease"] == 7.0
+    assert list(seen["factories"]) == ["math"]
+    assert tuple(seen["factories"]["math"]({}).difficulty) == (2, 2)
+
+
 def test_sessions_of_a_server_that_is_not_there(mrlm, monkeypatch):
     monkeypatch.setattr("mrlm_pl.cli.commands.sessions.ANSWER_SECONDS", 0.3)
     status, out, err = mrlm("sessions", f"127.0.0.1:{free_port()}")
