@@ -5,14 +5,13 @@ python examples/number_guessing.py
 
 from __future__ import annotations
 
-import lightning
-
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Outcome, SeededTasks, SingleAgentEnvironment
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.policy import Policy
+from mrlm_pl.runs import Trainer
 
 
 class NumberGuessing(SingleAgentEnvironment):
@@ -53,15 +52,7 @@ def main(iterations: int = 20, folder: str = "runs/number-guessing") -> None:
     """Train the built-in tiny model for a few iterations."""
     algorithm = GRPO({"main": Policy("builtin:tiny", learning_rate=1e-3)})
     data = RolloutDataModule(NumberGuessing(), groups=8, iterations=iterations, sampling=Sampling(max_tokens=8))
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        default_root_dir=folder,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-    )
+    trainer = Trainer(accelerator="cpu", default_root_dir=folder, limit_val_batches=0)
     trainer.fit(algorithm, data)
     print("reward of the last collection:", round(float(trainer.callback_metrics["rollout/reward"]), 3))
 
