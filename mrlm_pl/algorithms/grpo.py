@@ -46,7 +46,8 @@ class GRPO(PolicyGradient):
 
     Args:
         policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
-        advantage: how returns of a group become advantages.
+        advantage: how the returns of a group become advantages: a name, or a function of returns [N] and group numbers
+            [N] that returns advantages [N], in a configuration by its import path.
         clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
@@ -60,14 +61,15 @@ class GRPO(PolicyGradient):
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
-        advantage: Literal["group_normalized", "group_centered", "leave_one_out"] = "group_normalized",
+        advantage: Literal["group_normalized", "group_centered", "leave_one_out"]
+        | Callable[[Tensor, Tensor], Tensor] = "group_normalized",
         clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        if advantage not in ADVANTAGES:
-            raise ConfigurationError(f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)}")
-        self.advantage = ADVANTAGES[advantage]
+        if isinstance(advantage, str) and advantage not in ADVANTAGES:
+            raise ConfigurationError(f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)}, or a function")
+        self.advantage = ADVANTAGES[advantage] if isinstance(advantage, str) else advantage
         self.clip = as_settings(Clip, clip, "clip")
 
     def credit(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
@@ -63,6 +64,28 @@ def test_a_goal_out_of_reach_stops_nothing(mrlm) -> None:
     status, _, errors = mrlm("fit", "--config", config, "--trainer.default_root_dir", "run")
     assert status == 0, errors
     assert iterations_of("run") == SMALL["iterations"]
+
+
+@pytest.mark.parametrize("by", ["path", "name"])
+def test_the_algorithm_and_its_rule_are_used_from_yaml(by: str, mrlm) -> None:
+    package = "my_lab." if by == "path" else ""
+    config = configuration("backwards", "PlainEngine", "RewardGoal", reward=2.0)
+    small = ("--data.iterations", "1", "--trainer.default_root_dir")
+    status, _, errors = mrlm("fit", "--config", config, "--model", f"{package}MedianGRPO", *small, "own")
+    assert status == 0, errors
+    rule = ("--model.advantage", "my_lab.median_advantages")
+    status, _, errors = mrlm("fit", "--config", config, *rule, *small, "rule")
+    assert status == 0, errors
+    weights = [Path(run, "policies", "main", "model.safetensors").read_bytes() for run in ("own", "rule")]
+    assert weights[0] == weights[1], "the same rule in two ways"
+
+
+def test_the_rule_subtracts_the_median_of_each_group() -> None:
+    from my_lab import median_advantages
+
+    rewards, groups = torch.tensor([0.0, 1.0, 5.0, 2.0, 2.0]), torch.tensor([0, 0, 0, 1, 1])
+    # Deviations from 1 are -1, 0, 4, of mean size 5 / 3.
+    assert median_advantages(rewards, groups).tolist() == pytest.approx([-0.6, 0.0, 2.4, 0.0, 0.0], abs=1e-5)
 
 
 def test_the_environment_keeps_the_contract() -> None:

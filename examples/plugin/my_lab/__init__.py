@@ -1,4 +1,4 @@
-"""A package of extensions: an environment, an engine, a callback."""
+"""A package of extensions: an environment, an algorithm, an engine, a callback."""
 
 import lazy_loader
 
