@@ -220,13 +220,13 @@ class Case:
         """Run, or go on from the last checkpoint of the folder, to the end."""
         algorithm, data = self.parts(self.model, self.below)
         served = Served()
-        callbacks = [served, LastCheckpoint(**self.saved), EndTogether()]
-        place_checkpoints(callbacks, str(self.folder))
+        checkpoint = LastCheckpoint(**self.saved)
+        place_checkpoints([checkpoint], str(self.folder))
         trainer = lightning.Trainer(
             accelerator="cpu",
             logger=MetricsFile(self.folder),
             log_every_n_steps=1,
-            callbacks=callbacks,
+            callbacks=[served, checkpoint, EndTogether()],
             plugins=[DurableCheckpointIO()],
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -237,11 +237,11 @@ class Case:
         last = self.folder / LAST_CHECKPOINT
         with at_each_moment(self.folder, look or (lambda moment: None)):
             trainer.fit(algorithm, data, ckpt_path=last if last.exists() else None)
-        position = (data.iteration if isinstance(data, RolloutDataModule) else data.epoch, data.position)
+        rollouts = isinstance(data, RolloutDataModule)
         return Outcome(
             fingerprint(algorithm),
             trainer.global_step,
-            position,
+            (data.stream.iteration, data.stream.position) if rollouts else (data.epoch, data.position),
             trainer.current_epoch,
             self._files(),
             self._steps(),
