@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.task_types import TaskNormalization
 from mrlm_pl.learner.credit.team import paid_as_a_team, warn_of_constant_sum
@@ -20,7 +19,7 @@ from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.settings import as_settings
+from mrlm_pl.settings import as_settings, one_of
 
 
 class IPPO(PolicyGradient):
@@ -77,8 +76,7 @@ class IPPO(PolicyGradient):
     ) -> None:
         kl = as_settings(KL, kl, "kl", IN_REWARD)
         super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
-        if reward not in ("own", "team"):
-            raise ConfigurationError(f"reward is {reward!r}; it must be own or team")
+        one_of(get_args(RewardShare), "", reward=reward)
         self.reward = reward
         self.clip = as_settings(Clip, clip, "clip")
         self.gae = TokenGAE(gamma, lam, discount_unit, whiten_over if whiten_advantages else None)

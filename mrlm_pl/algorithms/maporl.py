@@ -50,7 +50,7 @@ class MAPoRL(PolicyGradient):
     after the others is in the same turn. An environment with an agent ``NAME@K`` for each turn of a person gives every
     turn a policy, an adapter or a critic of its own by ``seats`` and ``agent_critics``; the person is one in ``V``.
 
-    Logged once a collection beside the numbers of IPPO, over all ranks: ``train/ties`` (how many incentives
+    Logged once a rollout beside the numbers of IPPO, over all ranks: ``train/ties`` (how many incentives
     compared with exactly .5), ``train/incentive_KIND`` (mean per answer), ``train/influence/turn_K`` (mean ``R``) and
     ``train/trained/turn_K`` (1 for a trained turn). A decision without a ``score`` keeps
     its reward.
@@ -71,7 +71,7 @@ class MAPoRL(PolicyGradient):
         turn_schedule: turns, counted from 1, that are trained together, one list after the other and then from the
             beginning again; None learns from all turns. The actions of other turns are no part of the loss, and a
             policy that has no others keeps its weights.
-        turn_iterations: collections for each list.
+        turn_iterations: rollouts for each list.
         whiten_over: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
         value_learning_rate, value_clip, value_coefficient: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
         lam, whiten_advantages, clip, kl, task_normalization: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
@@ -168,11 +168,11 @@ class MAPoRL(PolicyGradient):
                 found, told = self.pay.paid(episode if turns is None else learnt_in(episode, turns))
                 paid.append(found)
                 sums.append(told)
-        self._tell_of_pay(sums, turns)
+        self._log_rewards(sums, turns)
         return super().prepare(paid, sampling, greedy)
 
-    def _tell_of_pay(self, sums: Sequence[Sums], turns: Collection[int] | None) -> None:
-        """Log what the episodes of all ranks were paid; all ranks must ask."""
+    def _log_rewards(self, sums: Sequence[Sums], turns: Collection[int] | None) -> None:
+        """Log the rewards of the episodes of all ranks; every rank must call this."""
         totals: Sums = {}
         for own in each_share(self.trainer, list(sums)):
             for of_episode in own:
@@ -188,8 +188,8 @@ class MAPoRL(PolicyGradient):
                 self.metrics.rollout[f"train/trained/turn_{turn}"] = float(turns is None or int(turn) in turns)
         if played and turns is not None and played.isdisjoint(turns):
             logger.warning(
-                "turn_schedule names the turns %s, but no episode went beyond turn %d: nothing is learnt from this "
-                "collection; name turns that are played",
+                "turn_schedule names the turns %s, but no episode went beyond turn %d: this rollout trains nothing; "
+                "name turns that are played",
                 sorted(turns),
                 max(played),
             )

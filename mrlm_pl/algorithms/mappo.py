@@ -10,7 +10,6 @@ from torch import Tensor
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.joint_states import CriticTargets, JointReader, JointStates, acting_batches, joint_states
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
@@ -19,7 +18,7 @@ from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import as_settings
+from mrlm_pl.settings import as_settings, between, one_of
 
 
 class MAPPO(PolicyGradient):
@@ -36,9 +35,9 @@ class MAPPO(PolicyGradient):
     with ``y_t`` the ``lambda``-return ``A_t + V(s_t)``, the one-step ``td`` target ``r_t + gamma V(s_{t+1})``, or the
     ``monte_carlo`` return. Truncated episodes bootstrap from the value of their last joint state;
     terminated ones do not. Advantages are whitened over each policy's tokens on all ranks, targets never.
-    ``data.passes`` and ``data.minibatches`` say how often a collection is used.
+    ``data.passes`` and ``data.minibatches`` say how often a rollout is used.
 
-    Logged under ``train/critic/``: ``value_loss``, ``grad_norm`` and ``grad_norm_value``, and once a collection
+    Logged under ``train/critic/``: ``value_loss``, ``grad_norm`` and ``grad_norm_value``, and once a rollout
     ``return`` (mean target), ``explained_variance`` (1 is perfect, 0 as good as a constant) and ``shortened_states``
     (how many were cut on the left to the critic's window). For each policy ``clip_fraction``, and the numbers of
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
@@ -75,14 +74,8 @@ class MAPPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        ranges = (
-            ("gamma", gamma, 0 <= gamma <= 1, "between 0 and 1"),
-            ("lam", lam, 0 <= lam <= 1, "between 0 and 1"),
-            ("targets", targets, targets in get_args(CriticTargets), f"one of {', '.join(get_args(CriticTargets))}"),
-        )
-        for key, value, holds, remedy in ranges:
-            if not holds:
-                raise ConfigurationError(f"{key} is {value!r}; it must be {remedy}")
+        between(0, 1, "", gamma=gamma, lam=lam)
+        one_of(get_args(CriticTargets), "", targets=targets)
         self.critic: CentralizedCritic = CentralizedCritic(
             self._copy_of_a_policy() if critic is None else critic,
             {name: self.policy(name) for name in self.policies},

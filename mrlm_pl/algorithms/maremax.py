@@ -40,7 +40,7 @@ class MAREMAX(PolicyGradient):
 
     ``n`` is 1, or with ``cross_reduction: sum`` the number of joint actions that ``R`` is the sum over.
 
-    Groups whose greedy episode failed are left out, and counted once a collection as ``train/missing_baselines``.
+    Groups whose greedy episode failed are left out, and counted once a rollout as ``train/missing_baselines``.
 
     Args:
         policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.

@@ -30,8 +30,8 @@ class RAE(PolicyGradient):
 
     Baselines begin at 0. Every episode that did not fail moves those of its roles once, in the order of the groups and
     of the episodes in a group, over all ranks; so they do not depend on the number of ranks, and all ranks have the
-    same. They are part of the checkpoint. There is no ratio and no clip, so use a collection once (``data.passes`` and
-    ``data.minibatches`` 1). Logged once a collection: ``train/baseline/GAME/ROLE``, after it; the rest is described at
+    same. They are part of the checkpoint. There is no ratio and no clip, so use a rollout once (``data.passes`` and
+    ``data.minibatches`` 1). Logged once a rollout: ``train/baseline/GAME/ROLE``, after it; the rest is described at
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:

@@ -27,14 +27,14 @@ class REINFORCE(PolicyGradient):
         A_i  = r_i - b
         loss = reduce_t( -A_i log pi(token_t) + beta KL_t )
 
-    There is no ratio and no clip, so use a collection once (``data.passes`` and ``data.minibatches`` 1). Logged once a
-    collection under ``train/``: ``baseline``, by policy; the rest is described at
+    There is no ratio and no clip, so use a rollout once (``data.passes`` and ``data.minibatches`` 1). Logged once a
+    rollout under ``train/``: ``baseline``, by policy; the rest is described at
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
         policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
-        baseline: ``mean`` of the policy's returns in the collection, over all ranks; ``running``, an exponential
-            average of these means that ends with the collection before; or ``none``.
+        baseline: ``mean`` of the policy's returns in the rollout, over all ranks; ``running``, an exponential
+            average of these means that ends with the rollout before; or ``none``.
         baseline_decay: weight of the past in ``running``.
         settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
@@ -76,7 +76,7 @@ class REINFORCE(PolicyGradient):
         return returns.rows(returns.reward - baselines, self.temperatures(sampling))
 
     def _level(self, name: str, mean: float, observed: bool) -> float:
-        """The baseline of this collection; the running average takes the collection in afterwards."""
+        """Return the baseline of this rollout, which then enters the running average."""
         if self.baseline == "none" or not observed:
             return 0.0
         if self.baseline == "mean":

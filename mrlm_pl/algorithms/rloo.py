@@ -22,7 +22,7 @@ class RLOO(PolicyGradient):
         A_i  = r_i - mean of the other G - 1
         loss = reduce_t( -A_i log pi(token_t) + beta KL_t )
 
-    There is no ratio and no clip, so use a collection once (``data.passes`` and ``data.minibatches`` 1); GRPO with
+    There is no ratio and no clip, so use a rollout once (``data.passes`` and ``data.minibatches`` 1); GRPO with
     ``advantage: leave_one_out`` is the clipped form. What is logged is described at
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 

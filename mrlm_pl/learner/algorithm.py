@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mrlm_pl.advantages import Moments, masked_moments
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, nearest
@@ -26,7 +25,6 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.groups import equal_returns
 from mrlm_pl.learner.metrics import Metrics, on_evaluation_bar, on_rollout_bar, on_update_bar
 from mrlm_pl.learner.optimization import Optimization
-from mrlm_pl.learner.ranks import merged
 from mrlm_pl.learner.reference import ReferencePolicy
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import bounded_together
@@ -48,7 +46,7 @@ class Algorithm(LightningModule, ABC):
         optimization: schedule of the learning rates and AdamW's moments.
 
     Attributes:
-        metrics: what is logged of rollouts, updates and evaluations.
+        metrics: sums of the metrics of rollouts, updates and evaluations.
         reference: the policies' initial weights, where the algorithm compares with them.
 
     Raises:
@@ -98,7 +96,7 @@ class Algorithm(LightningModule, ABC):
 
     @property
     def collection_over(self) -> bool:
-        """Whether the remaining updates on the current collection are to be left out; the same on every rank."""
+        """Whether the remaining updates on the current rollout are skipped; the same on every rank."""
         return False
 
     @property
@@ -113,13 +111,13 @@ class Algorithm(LightningModule, ABC):
 
     @abstractmethod
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
-        """This piece's share (0-dim) of the update's loss of one policy; see :mod:`mrlm_pl.losses.reduction`.
+        """Return a micro-batch's part (0-dim) of the update's loss of one policy; see :mod:`mrlm_pl.losses.reduction`.
 
         Where the policies have one loss together: the policy's part of what :meth:`combined` makes that loss of.
         """
 
     def combined(self, losses: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """This piece's share (0-dim) of the update's loss: the sum of what :meth:`policy_loss` gave for each policy."""
+        """Return a micro-batch's part (0-dim) of the update's loss: the sum of the policies' :meth:`policy_loss`."""
         return torch.stack([loss.float() for loss in losses.values()]).sum()
 
     def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
@@ -128,13 +126,13 @@ class Algorithm(LightningModule, ABC):
     def prepare(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
     ) -> dict[str, PolicyBatch]:
-        """The learner's rows of a collection, by policy, with advantages; called once, without gradient.
+        """Return the trajectories of a rollout, by learner, with advantages; called once a rollout, without gradient.
 
         Args:
-            episodes: one collection; failed ones are left out.
+            episodes: one rollout; failed episodes are left out.
             sampling: the distribution that its turns were drawn from.
-            greedy: one greedy episode for each group, when :attr:`uses_greedy_baseline` asks for them; never learnt
-                from.
+            greedy: one greedy episode for each group, when :attr:`uses_greedy_baseline` asks for them; not
+                trained on.
 
         Raises:
             ConfigurationError: the algorithm does not learn from episodes.
@@ -144,10 +142,10 @@ class Algorithm(LightningModule, ABC):
         )
 
     def check_demonstrations(self, rows: Mapping[str, Sequence[Trajectory]]) -> None:
-        """Nothing when the algorithm can learn from these rows, given by split.
+        """Validate that the algorithm can be trained on these trajectories, given by split.
 
         Raises:
-            DataError: they lack what it learns from.
+            DataError: they lack the tokens that it trains.
         """
 
     @property
@@ -190,7 +188,7 @@ class Algorithm(LightningModule, ABC):
         self.tasks_of_run = tuple(names)
 
     def idle_loss(self, name: str) -> Tensor:
-        """0 (0-dim) with a gradient of 0: what a learner without rows adds to the loss."""
+        """Return 0 (0-dim) with a gradient of 0, the part of a learner without trajectories in the loss."""
         learner = self.learners[name]
         if self.trainer.world_size > 1:  # the ranks that have rows wait for every layer of this one
             return learner.idle_loss() if name in self.policies else learner.idle_values()
@@ -216,11 +214,11 @@ class Algorithm(LightningModule, ABC):
         return False
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
-        """Indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""
+        """Return the indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""
         return torch.arange(len(rows))
 
     def take_prepared_metrics(self) -> dict[str, float]:
-        """Numbers that :meth:`prepare` left to be logged with the collection, handed out once."""
+        """Return the metrics of :meth:`prepare`, once."""
         return self.metrics.take_rollout()
 
     def progress(self) -> dict[str, Any]:
@@ -290,7 +288,7 @@ class Algorithm(LightningModule, ABC):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups: one for each trained policy.
 
-        A group's ``name`` is what its numbers are logged under; it rests when its ``policy`` has no rows in an update.
+        A group's ``name`` is the name of its metrics; the group is skipped in updates without data for its ``policy``.
         """
         trained = {name: self.policy(name) for name in self.policies if self.policy(name).trained}
         return [
@@ -417,7 +415,7 @@ class Algorithm(LightningModule, ABC):
         self.load_progress(checkpoint.get("progress", {}))
 
     def _check_weights(self, saved: Mapping[str, Tensor]) -> None:
-        """Nothing when a checkpoint has the weights that this run's checkpoints have: others would be passed over."""
+        """Validate that a checkpoint has the weights of this run's checkpoints: others would be ignored."""
         own = self.state_dict()
         wrong = [name for name, weight in saved.items() if name not in own or own[name].shape != weight.shape]
         wrong += [name for name in own if self.is_saved(name) and name not in saved]
@@ -479,7 +477,7 @@ class Algorithm(LightningModule, ABC):
                 ) from error
 
     def refuse_dropout(self) -> None:
-        """Nothing when no trained policy has dropout.
+        """Validate that no trained policy has dropout.
 
         Raises:
             ConfigurationError: one has: the learner's log-probabilities would not be the sampler's.
@@ -509,10 +507,6 @@ class Algorithm(LightningModule, ABC):
     def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
         """Whether training uses the log-probabilities that the sampler reported."""
         return True
-
-    def global_moments(self, values: Tensor, mask: Tensor) -> Moments:
-        """Return moments of ``values`` [B, T] where ``mask`` is True over all ranks; every rank must call this."""
-        return merged(self.trainer, {"all": masked_moments(values, mask)})["all"]
 
     def take_part(self, batch: Batch) -> None:
         """Forward passes without a result for the policies that have rows on other ranks, which wait for this one."""

@@ -139,15 +139,16 @@ class PolicyBatch:
 
 
 class Batch:
-    """What one training step receives: rows by policy, a piece of one optimizer update.
+    """The input of a training step: rows by policy, a micro-batch of one optimizer update.
 
     Attributes:
-        policies: the rows of each policy, or critic with rows of its own, in this piece; one without rows is left out.
-        totals: size of the whole update by policy, over all pieces and ranks; it names all that have rows in it.
-        pieces: how many pieces (accumulation steps times ranks) make up the update.
-        metrics: numbers about the collection, on its first piece only.
-        without_gradient: the other rows of this piece with action tokens, whose loss has no gradient: they count in the
-            metrics alone. It names all policies that have such rows on any rank; those of this rank may be None.
+        policies: the rows of each policy, or critic with rows of its own, in this micro-batch, if there are any.
+        totals: size of the whole update by policy, over all micro-batches and ranks; it names all with rows in it.
+        pieces: number of micro-batches (accumulation steps times ranks) of the update.
+        metrics: metrics of the rollout, on its first micro-batch only.
+        without_gradient: the other rows of this micro-batch with action tokens, whose loss has no gradient: they
+            count in the metrics alone. It names all policies that have such rows on any rank; None where this rank has
+            none.
         on_policy: whether the current weights are those that sampled, as in the first update on a synchronous rollout.
     """
 

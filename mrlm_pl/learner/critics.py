@@ -14,6 +14,7 @@ from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.turns import RewardedRows, agent_places
 from mrlm_pl.losses import BatchTotals, masked_mean, reduce_tokens, value_loss
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import at_least, positive
 
 
 class Critic(nn.Module):
@@ -41,10 +42,8 @@ class Critic(nn.Module):
         coefficient: float = 0.5,
     ) -> None:
         super().__init__()
-        if value_clip is not None and value_clip <= 0:
-            raise ConfigurationError(f"value_clip is {value_clip!r}; it must be above 0, or null")
-        if coefficient < 0:
-            raise ConfigurationError(f"value_coefficient is {coefficient!r}; it must be 0 or above")
+        positive("", value_clip=value_clip)
+        at_least(0, "", value_coefficient=coefficient)
         for key, model in models.items():
             if not model.trained:
                 where = option if key == option else f"{option}.{key}"

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import kl_k3, kl_k3_straight_through
+from mrlm_pl.settings import at_least, one_of, positive
 
 Estimator = Literal["k3", "k3_straight_through"]
 Placement = Literal["loss", "reward"]
@@ -36,16 +37,11 @@ class KL:
     horizon: int = 10_000
 
     def __post_init__(self) -> None:
-        ranges = (
-            ("coefficient", self.coefficient >= 0, "0 or above"),
-            ("estimator", self.estimator in ESTIMATORS, " or ".join(ESTIMATORS)),
-            ("placement", self.placement in get_args(Placement), " or ".join(get_args(Placement))),
-            ("target", self.target is None or self.target > 0, "above 0, or null"),
-            ("horizon", self.horizon >= 1, "1 or above"),
-        )
-        for key, holds, remedy in ranges:
-            if not holds:
-                raise ConfigurationError(f"kl.{key} is {getattr(self, key)!r}; it must be {remedy}")
+        at_least(0, "kl.", coefficient=self.coefficient)
+        at_least(1, "kl.", horizon=self.horizon)
+        positive("kl.", target=self.target)
+        one_of(ESTIMATORS, "kl.", estimator=self.estimator)
+        one_of(get_args(Placement), "kl.", placement=self.placement)
         if self.target is not None and not self.coefficient:
             raise ConfigurationError(
                 f"kl.target is {self.target}, but kl.coefficient is 0, which no factor changes; start with 0.05, say"

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import at_least, one_of
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
@@ -31,11 +32,8 @@ class Optimization:
     betas: tuple[float, float] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
-        if self.schedule not in get_args(LearningRateSchedule):
-            known = ", ".join(get_args(LearningRateSchedule))
-            raise ConfigurationError(f"optimization.schedule is {self.schedule!r}; choose from {known}")
-        if self.warmup_steps < 0:
-            raise ConfigurationError(f"optimization.warmup_steps is {self.warmup_steps}; it must be 0 or above")
+        one_of(get_args(LearningRateSchedule), "optimization.", schedule=self.schedule)
+        at_least(0, "optimization.", warmup_steps=self.warmup_steps)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigurationError(f"optimization.betas is {self.betas}; give two numbers of at least 0 and below 1")
 

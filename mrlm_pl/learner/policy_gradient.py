@@ -42,7 +42,7 @@ from mrlm_pl.losses import (
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import overlong_penalty
 from mrlm_pl.rollout.tree_player import Branching
-from mrlm_pl.settings import as_settings
+from mrlm_pl.settings import as_settings, at_least, one_of, positive
 
 logger = logging.getLogger(__name__)
 
@@ -122,21 +122,10 @@ class PolicyGradient(Algorithm):
     ) -> None:
         super().__init__(policies, seats, optimization)
         self.refuse_dropout()
-        ranges = (
-            ("entropy_coefficient", entropy_coefficient, entropy_coefficient >= 0, "0 or above"),
-            ("stop_at_kl", stop_at_kl, stop_at_kl is None or stop_at_kl > 0, "above 0, or null"),
-            ("zero_variance", zero_variance, zero_variance in ("keep", "exclude"), "keep or exclude"),
-            ("overlong_buffer", overlong_buffer, overlong_buffer >= 0, "0 or above"),
-            (
-                "task_normalization",
-                task_normalization,
-                task_normalization is None or task_normalization in NORMALIZATIONS,
-                f"one of {', '.join(NORMALIZATIONS)}, or null",
-            ),
-        )
-        for key, value, holds, remedy in ranges:
-            if not holds:
-                raise ConfigurationError(f"{key} is {value!r}; it must be {remedy}")
+        at_least(0, "", entropy_coefficient=entropy_coefficient, overlong_buffer=overlong_buffer)
+        positive("", stop_at_kl=stop_at_kl)
+        one_of(("keep", "exclude"), "", zero_variance=zero_variance)
+        one_of(NORMALIZATIONS, "", task_normalization=task_normalization)
         if (reduction == "constant_length") != (max_length is not None):
             raise ConfigurationError(
                 f"max_length is {max_length} with reduction {reduction!r}; it belongs to `reduction: constant_length`"
@@ -268,7 +257,7 @@ class PolicyGradient(Algorithm):
         if not self.overlong_buffer:
             return None
         limit, buffer = sampling.max_tokens, self.overlong_buffer
-        overlong_penalty(0, limit, buffer)  # a buffer that does not fit is told now, not after a collection
+        overlong_penalty(0, limit, buffer)  # a buffer that does not fit is an error now, not after a rollout
         return lambda turn: overlong_penalty(turn.stop - turn.start, limit, buffer)
 
     def prepare(
@@ -355,7 +344,7 @@ class PolicyGradient(Algorithm):
             if new:
                 self._warned_of |= {(policy, name) for name in new}
                 logger.warning(
-                    "the advantages of %s have no spread in this collection, so task_normalization leaves them as they "
+                    "the advantages of %s have no spread in this rollout, so task_normalization leaves them as they "
                     "are (warned of once; see rollout/ENVIRONMENT/advantage_std)",
                     ", ".join(new),
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import positive
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,8 @@ class Clip:
     dual: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.low <= 1:
-            raise ConfigurationError(f"clip.low is {self.low}; it must be above 0 and at most 1")
-        if not self.high > 0:
-            raise ConfigurationError(f"clip.high is {self.high}; it must be above 0")
+        positive("clip.", low=self.low, high=self.high)
+        if self.low > 1:
+            raise ConfigurationError(f"clip.low is {self.low}; it must be at most 1, which is no lower end")
         if self.dual is not None and not self.dual > 1:
             raise ConfigurationError(f"clip.dual is {self.dual}; it must be above 1 (3 is usual), or null")

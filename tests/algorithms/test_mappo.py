@@ -352,7 +352,7 @@ def test_it_learns_to_collaborate(quiet_trainer: Any) -> None:
     [
         ({"gamma": 1.5}, "gamma is 1.5"),
         ({"lam": -0.1}, "lam is -0.1"),
-        ({"targets": "gae"}, "targets is 'gae'; it must be one of lambda, td, monte_carlo"),
+        ({"targets": "gae"}, "targets is 'gae'; choose from lambda, td, monte_carlo"),
         ({"value_clip": 0.0}, "value_clip is 0.0"),
         ({"clip": {"dual": 1.0}}, r"clip\.dual is 1\.0"),
         ({"clip": {"low": 0.0}}, r"clip\.low is 0\.0"),

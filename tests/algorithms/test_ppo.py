@@ -297,7 +297,7 @@ def test_a_checkpoint_holds_of_a_critic_with_adapters_these_and_its_head(
     run(model_folder, echo(), trainer, {"critics": {"main": Policy(str(model_folder), lora=LoRA(2))}}, iterations=1)
     trainer.save_checkpoint(tmp_path / "c.ckpt")
     saved = torch.load(tmp_path / "c.ckpt", weights_only=False)["state_dict"]
-    critic = [name for name in saved if name.startswith("critics.")]
+    critic = [name for name in saved if name.startswith("critic.")]
     assert critic
     assert all("lora_" in name or "value_head" in name for name in critic)
 

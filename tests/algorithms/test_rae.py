@@ -53,7 +53,7 @@ def test_an_advantage_is_measured_from_the_baseline_before_it(model_folder: Path
     # first: b is 0, .25, .4375; second the negative; chess has a baseline of its own.
     assert advantages(algorithm, episodes) == [1.0, -1.0, 0.75, -0.75, 2.0]
     after = {"poker/first": 0.4375, "poker/second": -0.4375, "chess/first": 0.5}
-    assert algorithm.progress() == {"role_baselines": after}
+    assert algorithm.progress()["role_baselines"] == after
     assert algorithm.take_prepared_metrics() == {f"train/baseline/{role}": level for role, level in after.items()}
     assert advantages(algorithm, [episode(4, "chess", {"first": 2.0})]) == [1.5]
 
@@ -79,7 +79,7 @@ def test_ranks_have_the_baselines_of_one_process(
     monkeypatch.setattr(rae, "data_parallel_rank", lambda trainer: (1, 2))
     algorithm = ready(model_folder, quiet_trainer(), baseline_decay=0.5)
     assert advantages(algorithm, [episode(2, "g", {"a": 4.0}), episode(3, "g", {"a": 0.0})]) == [1.0, -3.5]
-    assert algorithm.progress() == {"role_baselines": {"g/a": 1.75}}
+    assert algorithm.progress()["role_baselines"] == {"g/a": 1.75}
 
 
 class Higher(Environment):

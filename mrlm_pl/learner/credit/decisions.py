@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from mrlm_pl.learner.ranks import merged
 from mrlm_pl.rewards import RewardShare
 from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.rollout.turn_tree import TurnTree, turn_trees
+from mrlm_pl.settings import between, one_of
 
 Weighting = Literal["reach", "equal"]
 
@@ -125,14 +126,9 @@ class TreeCredit:
     _warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        for name, word, known in (
-            ("weighting", self.weighting, ("reach", "equal")),
-            ("reward", self.reward, ("team", "own")),
-        ):
-            if word not in known:
-                raise ConfigurationError(f"{name} is {word!r}; choose from {', '.join(known)}")
-        if not 0 <= self.gamma <= 1:
-            raise ConfigurationError(f"gamma is {self.gamma}; it must be between 0 and 1")
+        one_of(get_args(Weighting), "", weighting=self.weighting)
+        one_of(get_args(RewardShare), "", reward=self.reward)
+        between(0, 1, "", gamma=self.gamma)
         if self.reduction == "episode_mean":
             raise ConfigurationError(
                 "reduction is 'episode_mean', but the decisions of a turn tree are no episodes; use sequence_mean"
@@ -247,12 +243,8 @@ def joint_mode_judge(joint_mode: Literal["align", "cross"], cross_reduction: Cro
     Raises:
         ConfigurationError: an unknown name.
     """
-    for name, word, known in (
-        ("joint_mode", joint_mode, ("align", "cross")),
-        ("cross_reduction", cross_reduction, ("mean", "sum")),
-    ):
-        if word not in known:
-            raise ConfigurationError(f"{name} is {word!r}; choose from {', '.join(known)}")
+    one_of(("align", "cross"), "", joint_mode=joint_mode)
+    one_of(get_args(CrossReduction), "", cross_reduction=cross_reduction)
 
     def judge(
         decisions: Mapping[int, Decision],

@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.advantages import token_gae, turn_discounts
 from mrlm_pl.episode import Episode, Trajectory, Turn
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.groups import group_numbers
+from mrlm_pl.settings import between, one_of
 
 DiscountUnit = Literal["turn", "token"]
 """What the discount factor is applied to: each turn of the agent, or each token."""
@@ -52,15 +52,9 @@ class TokenGAE:
     whiten: Literal["policy", "agent"] | None = "policy"
 
     def __post_init__(self) -> None:
-        ranges = (
-            ("gamma", self.gamma, 0 <= self.gamma <= 1, "between 0 and 1"),
-            ("lam", self.lam, 0 <= self.lam <= 1, "between 0 and 1"),
-            ("discount_unit", self.discount_unit, self.discount_unit in get_args(DiscountUnit), "turn or token"),
-            ("whiten_over", self.whiten, self.whiten in (None, "policy", "agent"), "agent or policy"),
-        )
-        for key, value, holds, remedy in ranges:
-            if not holds:
-                raise ConfigurationError(f"{key} is {value!r}; it must be {remedy}")
+        between(0, 1, "", gamma=self.gamma, lam=self.lam)
+        one_of(get_args(DiscountUnit), "", discount_unit=self.discount_unit)
+        one_of(("policy", "agent"), "", whiten_over=self.whiten)
 
     def compared(self, agents: Sequence[str]) -> dict[str, Tensor]:
         """Return the numbers of the rows that are whitened together, by a name that all ranks share."""

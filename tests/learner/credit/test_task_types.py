@@ -129,5 +129,5 @@ def test_moments_of_a_task_type_are_over_its_action_tokens() -> None:
 
 
 def test_an_unknown_word_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="task_normalization 'scale'"):
+    with pytest.raises(ConfigurationError, match="task_normalization is 'scale'"):
         GRPO(task_normalization="scale")
