@@ -20,13 +20,20 @@ class JointAction:
         node: the state, which is its parent in the tree.
         depth: steps of the environment that led to the state.
         decisions: number of each agent's decision.
-        rewards: of the step, by agent; None when it failed.
+        path: the first episode that has it.
+        failed: whether its step failed.
     """
 
     node: str
     depth: int
     decisions: Mapping[str, int]
-    rewards: Mapping[str, float] | None
+    path: Episode
+    failed: bool
+
+    @property
+    def rewards(self) -> Mapping[str, float] | None:
+        """The rewards of the step by agent; None when it failed."""
+        return None if self.failed else self.path.step_rewards[self.depth]
 
 
 @dataclass(frozen=True)
@@ -55,11 +62,10 @@ class TurnTree:
             for (step, made), node, leads_to in zip(steps.items(), states, [*states[1:], path.id], strict=True):
                 if leads_to in actions:
                     continue
-                # The last step of a path that failed was not judged to its end, whatever was booked of it.
-                judged = leads_to != path.id or not path.failed
-                rewards = path.step_rewards[step] if judged else None
                 numbers = {agent: turn.sample for agent, (turn, _) in made.items()}
-                actions[leads_to] = JointAction(node, step, numbers, rewards)
+                # The last step of a failed path has no outcome, whatever rewards it has.
+                failed = leads_to == path.id and path.failed
+                actions[leads_to] = JointAction(node, step, numbers, path, failed)
                 for agent, (turn, row) in made.items():
                     decisions.setdefault((node, agent, turn.sample), (turn, row))
         return cls(tuple(paths), actions, decisions)
