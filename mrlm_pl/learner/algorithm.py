@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, nearest
 from mrlm_pl.learner.batch import Batch, PolicyBatch
@@ -90,6 +90,7 @@ class Algorithm(LightningModule, ABC):
         # A frozen policy is part of the model but not of the checkpoint, and the reference is read again.
         self.strict_loading = False
         self.tasks_of_run: tuple[str, ...] = ()
+        self._engine: Engine | None = None
         self._absent: set[str] = set()
         self.metrics = Metrics(policies)
         self.reference = ReferencePolicy()
@@ -183,9 +184,9 @@ class Algorithm(LightningModule, ABC):
                 f"it out; the policies in seats are {sorted(used)}"
             )
 
-    def meet_tasks(self, names: Sequence[str]) -> None:
-        """Take note of the run's environments, in one order on all ranks."""
-        self.tasks_of_run = tuple(names)
+    def meet_rollouts(self, environments: Sequence[str], engine: Engine | None) -> None:
+        """Take note of the run's environments, in one order on all ranks, and of its engine; None is in process."""
+        self.tasks_of_run, self._engine = tuple(environments), engine
 
     def idle_loss(self, name: str) -> Tensor:
         """Return 0 (0-dim) with a gradient of 0, the part of a learner without trajectories in the loss."""
@@ -498,11 +499,10 @@ class Algorithm(LightningModule, ABC):
         learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(self.trainer.precision))
         if sampling.truncated or learner is None:
             return True
-        players = getattr(getattr(self.trainer, "datamodule", None), "players", None)
-        if players is None or players.given is None:  # an in-process engine with the learner's precision
+        if self._engine is None:  # an in-process engine with the learner's precision
             return False
         trained = [name for name in self.policies if self.policy(name).trained]
-        return any(players.given.precision(name) not in (None, learner) for name in trained)
+        return any(self._engine.precision(name) not in (None, learner) for name in trained)
 
     def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
         """Whether training uses the log-probabilities that the sampler reported."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import Policy
@@ -37,8 +37,8 @@ class RolloutLearner(Protocol):
     def check_agents(self, agents: Collection[str]) -> None:
         """Validate the seats against the agents of the environments."""
 
-    def meet_tasks(self, names: Sequence[str]) -> None:
-        """Take note of the environments, in one order on all ranks."""
+    def meet_rollouts(self, environments: Sequence[str], engine: Engine | None) -> None:
+        """Take note of the environments, in one order on all ranks, and of the engine; None is in process."""
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
         """Return True if the loss weighs each token by its sampler's probability."""

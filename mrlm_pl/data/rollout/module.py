@@ -166,7 +166,7 @@ class RolloutDataModule(LightningDataModule):
         trainer, learner = self._attached()
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
         learner.check_agents(dict.fromkeys(agents))
-        learner.meet_tasks(list(self.environments))
+        learner.meet_rollouts(list(self.environments), self.players.given)
         if stage == "fit":
             checks.check_learns(learner)
             self.check(learner, data_parallel_rank(trainer)[1], int(trainer.accumulate_grad_batches))
