@@ -23,6 +23,9 @@ from mrlm_pl.runs.models import MAX_TURNS, sampling_from
 if TYPE_CHECKING:
     from mrlm_pl.evaluation.comparison import Comparison
 
+PLAYED = ("num_episodes", "split", "seed", "samples_per_task", "max_turns", "seats", "device")
+"""Options that are arguments of ``evaluate`` and ``collect`` alike."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Exit status after the report is printed, and written where ``--output`` says: 1 if every episode failed, else 0.
@@ -48,15 +51,9 @@ def run(arguments: Sequence[str]) -> int:
     report = evaluate(
         options.model,
         environment,
-        num_episodes=options.num_episodes,
-        split=options.split,
-        seed=options.seed,
-        samples_per_task=options.samples_per_task,
         sampling=sampling,
-        max_turns=options.max_turns,
-        seats=options.seats,
-        device=options.device,
         name=name,
+        **{key: options[key] for key in PLAYED},
     )
     written = {**report.to_dict(), "settings": read.environment_settings(), "sampling": asdict(sampling)}
     print(report_table(report, sampling, shown_settings(read.config.environment)))
@@ -81,13 +78,7 @@ def run(arguments: Sequence[str]) -> int:
 def eval_parser() -> CommandParser:
     """The parser of ``mrlm eval``."""
     text = "Score a run or a model on an environment: the run's own with its settings, unless another is named."
-    parser = environment_parser("eval", text, required=False)
-    add_model_options(parser)
-    parser.add_argument("-n", "--num_episodes", type=PositiveInt, default=200, help="Episodes in all.")
-    parser.add_argument("--split", choices=SPLITS, default="test", help="Split of the tasks.")
-    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
-    parser.add_argument("--samples_per_task", type=PositiveInt, default=1, help="Episodes of each task, for pass@k.")
-    add_sampling_options(parser, "the run's validation")
+    parser = playing_parser("eval", text, episodes=200, split="test", source="the run's validation")
     parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report with transcripts.")
     parser.add_argument(
         "--compare",
@@ -98,25 +89,28 @@ def eval_parser() -> CommandParser:
     return parser
 
 
-def add_model_options(parser: CommandParser) -> None:
-    """Add which model decides, for which agents and where."""
+def playing_parser(command: str, text: str, *, episodes: int, split: str, source: str) -> CommandParser:
+    """Return a parser with what ``eval`` and ``collect`` share: the model, the tasks and the sampling of ``source``."""
+    parser = environment_parser(command, text, required=False)
     parser.add_argument("--model", type=str, required=True, help="Run folder, model folder, hub id or builtin:tiny.")
     parser.add_argument("--seats", type=dict[str, str], default={}, help="Policy of each agent; a run has its own.")
     parser.add_argument("--device", type=str, default="auto", help="As torch names it; auto prefers an accelerator.")
-
-
-def add_sampling_options(parser: CommandParser, source: str) -> None:
-    """Add how turns are sampled and how many an episode has at most; what is left out is as in ``source``."""
+    parser.add_argument("-n", "--num_episodes", type=PositiveInt, default=episodes, help="Episodes in all.")
+    parser.add_argument("--split", choices=SPLITS, default=split, help="Split of the tasks.")
+    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
+    each = "Episodes of each task, at each temperature."
+    parser.add_argument("--samples_per_task", type=PositiveInt, default=1, help=each)
     for name, kind, meaning in (
         ("temperature", float | None, "0 is greedy"),
         ("top_p", float | None, "Probability mass that is kept"),
         ("top_k", int | None, "Tokens that are kept; 0 keeps all"),
         ("max_tokens", PositiveInt | None, "Tokens in a turn"),
     ):
-        text = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name)}."
-        parser.add_argument(f"--{name}", type=kind, default=None, help=text)
-    text = f"Decisions after which an episode is truncated; default is that of the run, else {MAX_TURNS}."
-    parser.add_argument("--max_turns", type=PositiveInt | None, default=None, help=text)
+        meaning = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name)}."
+        parser.add_argument(f"--{name}", type=kind, default=None, help=meaning)
+    limit = f"Decisions after which an episode is truncated; default is that of the run, else {MAX_TURNS}."
+    parser.add_argument("--max_turns", type=PositiveInt | None, default=None, help=limit)
+    return parser
 
 
 def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
