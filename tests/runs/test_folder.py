@@ -169,3 +169,31 @@ def test_sharded_checkpoint_must_have_all_its_tables_and_leaves_the_former_one_u
     former = path.rename(path.with_name("last.ckpt.old"))
     assert agree(checkpoint="last") == RunFolder("runs/toy", str(former))
     assert agree(root="runs/toy", resume=True) == RunFolder("runs/toy", str(former))
+
+
+def test_processes_that_exchange_tensors_already_agree_in_their_group(monkeypatch):
+    """As in the second run of a script: what the launcher told them is of the first."""
+    from torch import distributed
+
+    sent, rank = [], [0]
+
+    def broadcast(values, src):
+        if rank[0] == src:
+            sent[:] = values
+        values[:] = sent
+
+    fakes = {"is_initialized": lambda: True, "get_world_size": lambda: 2, "broadcast_object_list": broadcast}
+    for name, fake in {**fakes, "get_rank": lambda: rank[0]}.items():
+        monkeypatch.setattr(distributed, name, fake)
+    monkeypatch.setenv(RUN_VARIABLE, json.dumps({"path": "runs/first", "checkpoint": None, "notice": None}))
+    hold_run("runs/toy")
+    first = agree_on_run_folder(request())
+    rank[0] = 1
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert first == agree_on_run_folder(request()) == RunFolder("runs/toy-2")
+    rank[0] = 0
+    with pytest.raises(ConfigurationError, match="runs/toy holds a run"):
+        agree_on_run_folder(request(root="runs/toy", resume=False))
+    rank[0] = 1
+    with pytest.raises(ConfigurationError, match="runs/toy holds a run"):
+        agree_on_run_folder(request(root="runs/toy", resume=False))

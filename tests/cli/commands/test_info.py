@@ -36,6 +36,7 @@ def test_engines_are_listed_and_whether_ray_is_installed(mrlm, monkeypatch):
     facts = json.loads(out)
     engines = {item["name"]: item["class"] for item in facts["engines"]}
     assert engines["RayPool"] == "mrlm_pl.RayPool"
+    assert "EngineWrapper" not in engines, "a base of engines is none to choose"
     assert {"InProcessEngine", "OpenAICompatible"} <= set(engines)
     assert facts["packages"]["ray"] == "2.0.1"
     del versions["ray"]
