@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mrlm_pl.cli.main import COMMANDS, main
+from mrlm_pl.cli.parsing.config_files import with_underscores
 from tests.support.documents import CONFIGS, ROOT, blocks, inline, parse, shown_commands
 
 SHOWN = shown_commands()
@@ -156,7 +157,7 @@ def _output(*arguments: str) -> str:
 
 def test_commands_in_running_text_have_the_options_that_they_name(help_of: Callable[[str], str]) -> None:
     for place, code in inline("mrlm "):
-        command, *words = shlex.split(code)[1:]
+        command, *words = with_underscores(shlex.split(code)[1:])
         assert command in COMMANDS, place
         for word in words:
             if word.startswith("--") and "." not in word and not word.endswith("help"):
@@ -168,7 +169,8 @@ def test_plain_options_in_running_text_belong_to_some_command(help_of: Callable[
     scripts = "\n".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))
     for place, code in inline("--"):
         for option in re.findall(r"(?<!\S)(--[a-z][\w-]*)(?![\w.-])", code):
-            assert option in OTHER_OPTIONS or re.search(rf"{option}\b", f"{helps}\n{scripts}"), f"{place}: {code}"
+            forms = "|".join((option, *with_underscores([option])))
+            assert option in OTHER_OPTIONS or re.search(rf"({forms})\b", f"{helps}\n{scripts}"), f"{place}: {code}"
 
 
 @pytest.mark.parametrize("code", sorted({code for _, code in inline("--") if re.match(r"--[a-z_]+\.[a-z]", code)}))
