@@ -65,7 +65,7 @@ def test_a_run_takes_it_by_flags_in_place_of_its_own(mrlm, target):
     )
     assert status == 0, err
     assert Path("run/policies/main/model.safetensors").is_file()
-    assert "class_path: mrlm_pl.serving.RemoteEnvironment" in Path("run/config.yaml").read_text()
+    assert "class_path: mrlm_pl.RemoteEnvironment" in Path("run/config.yaml").read_text()
 
 
 def test_a_file_names_it_with_several_addresses(mrlm, capsys):
