@@ -50,7 +50,7 @@ def collect(
     name: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> CollectionFile:
-    """Play episodes and write them to a file; return what it holds. Called again after a kill, it continues the file.
+    """Play episodes and write them to a file. Called again after a kill, it continues the file.
 
     Args:
         model: a run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
@@ -126,11 +126,11 @@ class CollectionFile:
     """A file of episodes that a killed collection continues.
 
     ``FILE.progress`` lies beside the file while it is written: how many episodes were played, and how long the file was
-    then. What a kill left beyond that is cut off, so that no episode is lost or written twice.
+    then. The rest, which a kill has left, is cut off, so that no episode is lost or written twice.
 
     Args:
         path: the file.
-        fingerprint: what the episodes depend on.
+        fingerprint: of all that the episodes depend on.
 
     Attributes:
         played: episodes that were played.
@@ -158,9 +158,9 @@ class CollectionFile:
             if self.size > (path.stat().st_size if path.is_file() else 0):
                 raise ConfigurationError(
                     f"output: {str(path)!r} is shorter than when {str(self._note)!r} was written; put it back, or "
-                    "remove both to begin anew"
+                    "remove both to start again"
                 )
-            print(f"mrlm: going on with {path} after {self.played} episodes", file=sys.stderr)
+            print(f"mrlm: continuing {path} after {self.played} episodes", file=sys.stderr)
         elif path.exists():
             raise ConfigurationError(f"output: {str(path)!r} exists; name another file, or remove it")
 

@@ -41,7 +41,7 @@ class FolderRequest:
         stem: name for a derived folder, ``runs/STEM``.
         checkpoint: ``last``, a path, a name that the trainer resolves, or None.
         resume: None gives a new run the next free folder. True continues at the last checkpoint if there is one, else
-            starts afresh in the folder; False refuses a folder that holds a run.
+            starts a run in the folder; False refuses a folder that holds a run.
     """
 
     stage: str

@@ -15,9 +15,9 @@ from mrlm_pl.runs.folder import TENSORBOARD
 
 
 class MetricsFile(Logger):
-    """Writes all numbers to ``RUN/metrics.csv``, one row for each call, and goes on with the file of a resumed run.
+    """Write all numbers to ``RUN/metrics.csv``, one row for each call; a resumed run continues the file.
 
-    Rows of the earlier part at steps that the resumed run repeats are dropped, so that every step is told once.
+    Rows of the earlier part at steps that the resumed run repeats are dropped, so that every step is logged once.
 
     Args:
         folder: the run folder.

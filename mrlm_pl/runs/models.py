@@ -115,7 +115,7 @@ def player_of(
 
     Args:
         run: the policies and seats.
-        environment: what is played.
+        environment: to play.
         sampling: how turns are sampled.
         name: of the environment in the run.
         model: name of the model, for messages.

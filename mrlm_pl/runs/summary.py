@@ -31,7 +31,7 @@ class BatchCount(Callback):
 
 
 def run_summary(folder: str | Path, played: bool = True) -> str:
-    """Return a few lines on the files of a run folder and the commands that go on from there.
+    """Return a few lines on the files of a run folder and the commands that continue from there.
 
     Args:
         folder: the run folder.

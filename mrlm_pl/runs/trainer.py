@@ -199,7 +199,7 @@ class Trainer(lightning.pytorch.Trainer):
             return super().predict(model, dataloaders, datamodule, return_predictions, checkpoint, weights_only)
 
     def _print_evaluation(self, metrics: Sequence[Mapping[str, float]], verbose: bool) -> None:
-        """Print what was played and the metrics."""
+        """Print the reports of the played episodes, and the metrics."""
         data: Any = self.datamodule  # type: ignore[attr-defined]
         if not (verbose and self.is_global_zero):
             return

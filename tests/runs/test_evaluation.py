@@ -30,7 +30,7 @@ def test_a_model_and_an_environment_may_be_given_in_every_form(model_folder: Pat
     assert [report.episodes for report in reports] == [6] * 8
     assert len({report.mean_reward for report in reports}) == 1
     assert {report.environment for report in reports} == {"math"}
-    assert policy.network.training, "it goes on training"
+    assert policy.network.training, "its mode is restored"
     by_name = mrlm_pl.evaluate(policy, "math", **SHORT)
     assert by_name.to_dict() == mrlm_pl.evaluate(policy, MathEnvironment(), **SHORT).to_dict()
 

@@ -169,10 +169,10 @@ def own_strategies(arguments: Sequence[str]) -> list[str]:
     """
     if not arguments or not any(argument.startswith("--trainer.strategy.") for argument in arguments):
         return list(arguments)
-    spelt = {"--trainer.strategy=fsdp": f"--trainer.strategy={FSDP_CLASS}", "fsdp": FSDP_CLASS}
+    classes = {"--trainer.strategy=fsdp": f"--trainer.strategy={FSDP_CLASS}", "fsdp": FSDP_CLASS}
     before = ["", *arguments[:-1]]
     return [
-        spelt.get(argument, argument) if argument != "fsdp" or previous == "--trainer.strategy" else argument
+        classes.get(argument, argument) if argument != "fsdp" or previous == "--trainer.strategy" else argument
         for previous, argument in zip(before, arguments, strict=True)
     ]
 

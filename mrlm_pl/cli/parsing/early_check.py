@@ -55,19 +55,19 @@ def check(arguments: Sequence[str]) -> None:
     check_exist(arguments)
     files = config_files(arguments)
     check_files(files)
-    spelt, options = list(_of_files(files)), list(_of_options(arguments))
+    in_files, options = list(_of_files(files)), list(_of_options(arguments))
     _check_trainer([key for key, _ in options], "--")
-    _check_trainer([key for key, _ in spelt], "", files)
+    _check_trainer([key for key, _ in in_files], "", files)
     for group, folder in FOLDERS.items():
         known = [name for name in _exported(PACKAGE / folder) if name[0].isupper() and name != "Algorithm"]
         unexported = [
-            name for key, name in [*spelt, *options] if key == (group,) and _file_of(PACKAGE / folder, str(name))
+            name for key, name in [*in_files, *options] if key == (group,) and _file_of(PACKAGE / folder, str(name))
         ]
         _check_names((group,), KINDS[group], [*known, *unexported], options)
-        _check_names((group,), KINDS[group], [*known, *unexported], spelt, files)
-        _check_class((group,), PACKAGE / folder, {}, options, spelt, files)
-    _check_policies(options, spelt)
-    _check_environment(options, spelt, files)
+        _check_names((group,), KINDS[group], [*known, *unexported], in_files, files)
+        _check_class((group,), PACKAGE / folder, {}, options, in_files, files)
+    _check_policies(options, in_files)
+    _check_environment(options, in_files, files)
 
 
 def check_environment_names(arguments: Sequence[str]) -> None:
@@ -90,10 +90,10 @@ def check_environment_names(arguments: Sequence[str]) -> None:
     _check_names(("environment",), "environment", known, [(("environment",), name) for name in named])
 
 
-def _check_policies(options: Sequence[_Given], spelt: Sequence[_Given]) -> None:
+def _check_policies(options: Sequence[_Given], in_files: Sequence[_Given]) -> None:
     """Refuse an option for a policy whose name looks like that of a configured one, and that no seat names."""
-    known = {key[2] for key, _ in spelt if key[:2] == ("model", "policies") and len(key) > 2}
-    seated = {str(value) for key, value in (*spelt, *options) if key[:2] == ("model", "seats")}
+    known = {key[2] for key, _ in in_files if key[:2] == ("model", "policies") and len(key) > 2}
+    seated = {str(value) for key, value in (*in_files, *options) if key[:2] == ("model", "seats")}
     for name in [key[2] for key, _ in options if key[:2] == ("model", "policies") and len(key) > 2]:
         near = nearest(name, known) if name not in known else None
         if near and not any(name in item for item in seated):
@@ -149,15 +149,15 @@ def _environment_names() -> tuple[dict[str, str], list[str]]:
     return short, [*short, *_exported(folder), "RemoteEnvironment"]
 
 
-def _check_environment(options: Sequence[_Given], spelt: Sequence[_Given], files: Sequence[Path]) -> None:
+def _check_environment(options: Sequence[_Given], in_files: Sequence[_Given], files: Sequence[Path]) -> None:
     """Refuse an environment that does not exist, and a key that it does not have."""
     folder = _environments_folder()
     if folder is None:
         return
     place, (short, known) = ("data", "environment"), _environment_names()
     _check_names(place, "environment", known, options)
-    _check_names(place, "environment", known, spelt, files)
-    _check_class(place, folder, short, options, spelt, files)
+    _check_names(place, "environment", known, in_files, files)
+    _check_class(place, folder, short, options, in_files, files)
 
 
 def _short_names(cls: ast.ClassDef) -> list[str]:
@@ -183,12 +183,12 @@ def _check_class(
     folder: Path,
     short: Mapping[str, str],
     options: Sequence[_Given],
-    spelt: Sequence[_Given],
+    in_files: Sequence[_Given],
     files: Sequence[Path],
 ) -> None:
     """Refuse a key that the class at ``place`` does not have; ``short`` has class names by their short names."""
     # A class that an option names takes the keys of options; those of a file may belong to the class named there.
-    given = options if any(key == place for key, _ in options) else [*spelt, *options]
+    given = options if any(key == place for key, _ in options) else [*in_files, *options]
     classes = {str(value) for key, value in given if key == place and isinstance(value, str)}
     if len(classes) != 1:
         return

@@ -1,4 +1,4 @@
-"""``mrlm collect``: what it writes, and how it goes on after a kill."""
+"""``mrlm collect``: the file that it writes, and a kill in between."""
 
 from __future__ import annotations
 
