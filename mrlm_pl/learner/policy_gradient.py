@@ -361,7 +361,7 @@ class PolicyGradient(Algorithm):
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
-        whole = self.reference.used or self.entropy_coefficient or rows.values is not None
+        whole = self.reference.used or self.entropy_coefficient or self._trains_values(rows)
         if not whole and rows.advantages is not None:
             counted &= (rows.advantages != 0).any(-1)
         return counted.nonzero().flatten()
@@ -379,7 +379,7 @@ class PolicyGradient(Algorithm):
             weights = self.correction.weights(old_logp, rows.behavior_logp, mask)
             losses = losses * weights
             metrics["correction_weight"] = masked_mean(weights, mask)
-        if rows.values is not None:
+        if self._trains_values(rows):
             assert self.critic is not None
             value_losses = self.critic.value_losses(self.critic.model_for(name, ""), rows, values)
             losses = losses + self.critic.coefficient * value_losses
@@ -401,9 +401,13 @@ class PolicyGradient(Algorithm):
             episode_tokens=rows.episode_tokens,
         )
 
+    def _trains_values(self, rows: PolicyBatch) -> bool:
+        """Return whether the value loss is part of the token losses of a policy's rows."""
+        return self.critic is not None and rows.values is not None
+
     def _outputs(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return log-probabilities, entropies if they have a weight, and values of a value head, all [B, T]."""
-        if not self.entropy_coefficient and rows.values is None:
+        if not self.entropy_coefficient and not self._trains_values(rows):
             return self.policies[name](**rows.inputs()), None, None
         found = self.policy(name).outputs(**rows.inputs(), with_entropy=self.entropy_coefficient > 0)
         return found.logp, found.entropy, found.values

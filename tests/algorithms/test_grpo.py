@@ -114,6 +114,21 @@ def test_kl_to_the_reference_pulls_back(model_folder: Path) -> None:
     assert loss.item() == pytest.approx(0.5 * 0.106531, abs=1e-5)
 
 
+def test_the_entropy_bonus_is_the_mean_entropy_of_the_action_tokens(model_folder: Path) -> None:
+    algorithm = loaded(model_folder, entropy_coefficient=0.5)
+    batch = rows(algorithm, [0.0, 0.0], [4, 2])
+    loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, {"main": batch_totals(batch.action_mask)}))
+    logp = algorithm.policy("main").model(batch.token_ids).logits[:, :-1].log_softmax(-1)
+    entropy = -(logp.exp() * logp).sum(-1)
+    assert loss.item() == pytest.approx(-0.5 * float((entropy[0, 2:6].sum() + entropy[1, 2:4].sum()) / 6), rel=1e-4)
+    assert algorithm.rows_with_gradient(batch).tolist() == [0, 1]
+
+
+def test_a_penalty_in_the_reward_needs_rewards_of_tokens(model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"kl\.placement is 'reward', but GRPO"):
+        GRPO({"main": Policy(str(model_folder))}, kl={"coefficient": 0.1, "placement": "reward"})
+
+
 def test_zero_variance_rows_need_no_forward_pass_and_may_leave_the_denominator(
     model_folder: Path, quiet_trainer: Any
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -386,7 +387,11 @@ class Watch(Callback):
     def moved(self) -> list[set[str]]:
         """The policies, and agents' critics, whose weights each update changed."""
         return [
-            {".".join(name.split(".")[:2]) for name in before if not torch.equal(before[name], after[name])}
+            {
+                re.sub(r"\.(model|value_head)\..*", "", name)
+                for name in before
+                if not torch.equal(before[name], after[name])
+            }
             for before, after in zip(self.weights, self.weights[1:], strict=False)
         ]
 
@@ -431,7 +436,7 @@ def test_critics_of_other_turns_rest_too(model_folder: Path, quiet_trainer: Any)
     )
     quiet_trainer(callbacks=[watch]).fit(algorithm, rollouts(Discussion(by_turn=True), iterations=2))
     for moved, turn in zip(watch.moved(), (2, 1), strict=True):
-        assert moved == {"policies.main", *(f"agent_critics.{person}@{turn}" for person in PERSONS)}
+        assert moved == {"policies.main", *(f"critic.models.{person}@{turn}" for person in PERSONS)}
 
 
 def test_a_run_resumed_within_the_schedule_equals_an_uninterrupted_one(

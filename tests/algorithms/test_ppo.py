@@ -13,12 +13,13 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
-from mrlm_pl.algorithms import PPO
+from mrlm_pl.algorithms import GRPO, PPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.turns import rewarded_rows
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.tiny import build_config, build_tokenizer
 
@@ -226,11 +227,12 @@ def test_kl_in_the_reward_is_charged_to_every_token_and_steered(model_folder: Pa
     assert other.kl_controllers["main"].coefficient == algorithm.kl_controllers["main"].coefficient
 
 
+@pytest.mark.parametrize("cls", [PPO, GRPO])
 def test_the_controller_counts_episodes_whatever_the_policy_plays_in_them(
-    model_folder: Path, quiet_trainer: Any
+    cls: type[PolicyGradient], model_folder: Path, quiet_trainer: Any
 ) -> None:
     options: dict[str, Any] = {"kl": {"coefficient": 0.5, "target": 1e-6, "horizon": 100}}
-    algorithm = PPO({"main": Policy(str(model_folder))}, **options, recompute_old_logp=False)
+    algorithm = cls({"main": Policy(str(model_folder))}, **options, recompute_old_logp=False)
     algorithm.configure_model()
     algorithm.trainer = quiet_trainer()
     plays = []

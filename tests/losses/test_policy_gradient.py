@@ -116,6 +116,8 @@ def test_gspo_value_is_the_clipped_sequence_ratio() -> None:
     torch.testing.assert_close(loss, torch.tensor([[-1.102, -1.102, 0.0], [-1.102, -1.102, -1.102]]))
     unclipped = gspo_loss(logp, old, -torch.ones(2, 3), mask, Clip(0.2, 0.102))
     torch.testing.assert_close(unclipped[1], torch.full((3,), math.exp(0.1)))
+    bounded = gspo_loss(logp, old, -torch.ones(2, 3), mask, Clip(0.2, 0.102, dual=1.05))
+    assert bounded[1].tolist() == pytest.approx([1.05] * 3)
 
 
 def test_gspo_gradient_is_that_of_the_sequence_objective() -> None:
