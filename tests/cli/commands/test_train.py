@@ -218,7 +218,7 @@ def test_train_help_has_its_own_options_and_those_of_fit(mrlm):
 def test_two_processes_share_a_numbered_folder(fit):
     fit()
     root = Path(__file__).parents[3]
-    paths = [str(Path(__file__).parent / "plugin"), str(root), str(root / "environments"), str(root / "callbacks")]
+    paths = [str(Path(__file__).parents[1] / "plugin"), str(root), str(root / "environments"), str(root / "callbacks")]
     script = Path("launch.py")  # the launcher starts the same command line again
     script.write_text("import sys\nfrom mrlm_pl.cli.main import main\nsys.exit(main())\n")
     options = ("--trainer.strategy", "ddp", "--trainer.devices", "2", "--trainer.max_epochs", "1")
