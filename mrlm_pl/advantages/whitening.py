@@ -50,8 +50,9 @@ NO_MOMENTS = Moments(0, 0.0, 0.0)
 
 
 def masked_moments(values: Tensor, mask: Tensor) -> Moments:
-    """Moments of the entries of ``values`` [B, T] where ``mask`` is True.
+    """Return the moments of the entries of ``values`` [B, T] where ``mask`` is True.
 
+    >>> import torch
     >>> masked_moments(torch.tensor([[1.0, 3.0, 99.0]]), torch.tensor([[True, True, False]]))
     Moments(count=2, mean=2.0, squared_sum=2.0)
     """
@@ -73,6 +74,7 @@ def whiten(values: Tensor, mask: Tensor, moments: Moments | None = None, *, eps:
         moments: of the GLOBAL batch (add up ``masked_moments`` of its pieces); None: this piece is all of it.
         eps: added to the unbiased standard deviation.
 
+    >>> import torch
     >>> whiten(torch.tensor([[1.0, 2.0, 3.0, 99.0]]), torch.tensor([[True, True, True, False]])).tolist()
     [[-1.0, 0.0, 1.0, 0.0]]
     """

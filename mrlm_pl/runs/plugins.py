@@ -224,10 +224,10 @@ def environment_from(config: Mapping[str, Any]) -> Environment:
 
 
 def class_path(cls: type) -> str:
-    """The shortest dotted path under which the class can be imported: its package's, when that exports it.
+    """Return the shortest dotted path by which the class can be imported: of the outermost package that exports it.
 
     >>> class_path(ConfigurationError)
-    'mrlm_pl.errors.ConfigurationError'
+    'mrlm_pl.ConfigurationError'
     """
     parts = cls.__module__.split(".")
     for length in range(1, len(parts)):

@@ -287,7 +287,7 @@ def test_a_generator_of_ones_own() -> None:
     ("make", "named"),
     [
         (lambda: ChatEndpoint("localhost:8000", "m"), "http://"),
-        (lambda: ChatEndpoint("http://x", "m", seconds=0), "seconds 0"),
+        (lambda: ChatEndpoint("http://x", "m", seconds=0), "seconds is 0"),
         (lambda: ServedPolicy("h:1", "p", max_tokens=0), "max_tokens is 0"),
         (lambda: LanguageModelJudge(Words([]), attempts=0), "attempts is 0"),
         (lambda: LanguageModelJudge(Words([]), fallback="none"), "fallback is 'none'"),  # type: ignore[arg-type]
