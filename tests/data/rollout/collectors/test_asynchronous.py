@@ -546,35 +546,35 @@ def test_an_environment_that_blocks_the_event_loop_is_found(model_folder: Path, 
 
 
 def test_a_run_whose_loop_is_blocked_can_be_saved(model_folder: Path, quiet_trainer: Any) -> None:
-    blocking, go_on = threading.Event(), threading.Event()
-    told: list[bool] = []
+    blocked, saved = threading.Event(), threading.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+    blocked_until_saved: list[bool] = []
 
-    class Blocks(Slow):
+    class Plays(Slow):
         async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
-            if saver.steps:
-                blocking.set()
-                told.append(go_on.wait(10))
+            loops.append(asyncio.get_running_loop())
             return await super().step(actions)
 
-        def __deepcopy__(self, memo: Any) -> Blocks:
-            return type(self)(self.seconds)
+    def block() -> None:
+        blocked.set()
+        blocked_until_saved.append(saved.wait(60))
 
     class Saves(Callback):
-        steps = 0
         state: dict[str, Any] | None = None
 
         def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
-            self.steps += 1
-            if self.state is None and blocking.wait(1):
-                self.state = data.state_dict()  # before anybody lets the loop go on
-                go_on.set()
+            if self.state is None:
+                loops[-1].call_soon_threadsafe(block)
+                assert blocked.wait(60)
+                self.state = data.state_dict()
+                saved.set()
 
     saver = Saves()
-    algorithm, data = make(model_folder, Blocks(0.2), mode="async", iterations=3)
+    algorithm, data = make(model_folder, Plays(0.2), mode="async", iterations=3)
     quiet_trainer(callbacks=[saver]).fit(algorithm, data)
     assert saver.state is not None
     assert 1 <= saver.state["iteration"] < 3
-    assert all(told), "the loop went on by itself before the state was there"
+    assert blocked_until_saved == [True], "the loop stood still until the state was saved"
 
 
 def test_the_rate_of_a_resumed_run_leaves_out_what_was_sampled_before(
