@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO, PPO, Algorithm
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.stream import micro_batch
+from mrlm_pl.data.rollout.stream import micro_batches
 from mrlm_pl.engines import Sampling
 from mrlm_pl.learner import metrics as metric_log
 from mrlm_pl.learner.batch import Batch, PolicyBatch
@@ -107,8 +107,7 @@ def test_rows_without_a_gradient_count(on_policy: bool, model_folder: Path, quie
     algorithm.policies["main"].forward = lambda **given: evaluated.append(len(given["lengths"])) or forward(**given)
     # Two tokens are trained on, eight are not: all advantages of their group are 0.
     rows = rows_of([[1.0, 1.0], [0.0] * 5, [3.0] * 3], [1.0, 0.0, 0.0])
-    every = torch.arange(3)
-    batch = micro_batch(algorithm, {"main": rows}, every, every, lambda size: size)
+    (batch,) = micro_batches(algorithm, {"main": rows}, [torch.arange(3)], lambda sizes: sizes)
     batch.on_policy = on_policy
     assert [len(batch.policies["main"]), len(batch.without_gradient["main"])] == [1, 2]
     algorithm.training_step(batch, 0)

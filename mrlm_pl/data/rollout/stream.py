@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,18 +38,17 @@ class Cut:
         """Micro-batches (Lightning batches) of a rollout."""
         return self.passes * self.minibatches * self.accumulation
 
-    def groups_at(self, position: int, shuffled: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the groups of the micro-batch at a position, and those of its whole update.
+    def update_at(self, position: int, shuffled: Callable[[int], Tensor]) -> tuple[Tensor, ...]:
+        """Return the groups of each micro-batch of the update that a position is in.
 
         Args:
-            position: of the micro-batch, from 0.
+            position: of a micro-batch, from 0.
             shuffled: group numbers in the order in which a pass, counted from 0, serves them.
         """
         per_pass = self.minibatches * self.accumulation
         pass_number, piece = divmod(position, per_pass)
-        order = shuffled(pass_number).chunk(per_pass)
         first = piece - piece % self.accumulation
-        return order[piece], torch.cat(order[first : first + self.accumulation])
+        return shuffled(pass_number).chunk(per_pass)[first : first + self.accumulation]
 
 
 class TrainingStream:
@@ -74,6 +73,7 @@ class TrainingStream:
         self.iteration = 0
         self.position = 0
         self._rows: dict[str, PolicyBatch] | None = None
+        self._update: list[Batch] = []
         self._metrics: dict[str, float] = {}
 
     @property
@@ -98,8 +98,11 @@ class TrainingStream:
             # The stream keeps its length, which schedules and the other ranks rely on; these batches change nothing.
             batch = Batch({}, {}, pieces)
         else:
-            groups, update = cut.groups_at(self.position, self._shuffled_groups)
-            batch = micro_batch(learner, self._rows, groups, update, functools.partial(sum_over_ranks, trainer))
+            if not self._update:
+                parts = cut.update_at(self.position, self._shuffled_groups)
+                batches = micro_batches(learner, self._rows, parts, functools.partial(sum_over_ranks, trainer))
+                self._update = batches[self.position % cut.accumulation :]
+            batch = self._update.pop(0)
             batch.pieces, batch.metrics = pieces, self._metrics
             batch.on_policy = self.position < cut.accumulation and self.collection.on_policy
         self._metrics = {}
@@ -155,7 +158,8 @@ class TrainingStream:
         Raises:
             ConfigurationError: the rest of the rollout, or of the epoch, cannot be served with these options.
         """
-        self.iteration, self.position, self._rows = state["iteration"], state["position"], None
+        self.iteration, self.position = state["iteration"], state["position"]
+        self._rows, self._update = None, []
         before = state.get("iterations", self.iterations)
         if self.iterations != before and self.iteration >= before:
             raise ConfigurationError(
@@ -185,42 +189,48 @@ class TrainingStream:
         self.iteration, self.position = self.iteration + 1, 0
 
 
-def micro_batch(
+def micro_batches(
     learner: RolloutLearner,
     rows: Mapping[str, PolicyBatch],
-    groups: Tensor,
-    update: Tensor,
+    parts: Sequence[Tensor],
     over_ranks: Callable[[Tensor], Tensor],
-) -> Batch:
-    """Return each learner's rows in a micro-batch, and the size of the whole update that it is part of.
+) -> list[Batch]:
+    """Return the micro-batches of an update, with each learner's rows and the size of the whole update.
 
     Args:
         learner: whose models they are.
         rows: of the rollout, by policy.
-        groups: group numbers of the micro-batch.
-        update: group numbers of the update.
-        over_ranks: the sum of a tensor over all ranks.
+        parts: group numbers of each micro-batch.
+        over_ranks: the sum of a tensor over all ranks; called once.
     """
-    policies: dict[str, PolicyBatch] = {}
-    totals: dict[str, BatchTotals] = {}
-    without_gradient: dict[str, PolicyBatch | None] = {}
-    for name in learner.learners:
-        own = rows.get(name)
-        size, others = torch.zeros(3, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
-        if own is not None:
-            in_update = torch.isin(own.groups.cpu(), update).to(own.groups.device)
-            size = batch_totals(own.action_mask[in_update], own.episode_tokens[in_update]).to_tensor()
-            here = torch.isin(own.groups.cpu(), groups).to(own.groups.device)
-            trained = torch.zeros_like(here).index_fill(0, learner.rows_with_gradient(own), True)
+    update, names = torch.cat(list(parts)), list(learner.learners)
+    policies: list[dict[str, PolicyBatch]] = [{} for _ in parts]
+    others: list[dict[str, PolicyBatch]] = [{} for _ in parts]
+    sizes = torch.zeros(len(names), 3 + len(parts), dtype=torch.float64)
+    for size, name in zip(sizes, names, strict=True):
+        if (own := rows.get(name)) is None:
+            continue
+        groups = own.groups.cpu()
+        in_update = torch.isin(groups, update).to(own.groups.device)
+        size[:3] = batch_totals(own.action_mask[in_update], own.episode_tokens[in_update]).to_tensor()
+        trained = torch.zeros_like(in_update).index_fill(0, learner.rows_with_gradient(own), True)
+        acting = own.action_mask.any(-1)
+        for number, part in enumerate(parts):
+            here = torch.isin(groups, part).to(own.groups.device)
             if (here & trained).any():
-                policies[name] = own.select((here & trained).nonzero().flatten())
-            others = (here & ~trained & own.action_mask.any(-1)).nonzero().flatten()
-            without_gradient[name] = own.select(others) if others.numel() else None
-        *size_of_all, others_of_all = over_ranks(torch.cat([size, torch.tensor([float(others.numel())])]))
-        if size_of_all[0] > 0:
-            totals[name] = BatchTotals.from_tensor(torch.stack(size_of_all))
-        if others_of_all > 0:
-            without_gradient.setdefault(name, None)
-        else:
-            without_gradient.pop(name, None)
-    return Batch(policies, totals, without_gradient=without_gradient)
+                policies[number][name] = own.select((here & trained).nonzero().flatten())
+            if (here & ~trained & acting).any():
+                others[number][name] = own.select((here & ~trained & acting).nonzero().flatten())
+                size[3 + number] = 1.0
+    sizes = over_ranks(sizes)
+    totals = {name: BatchTotals.from_tensor(size[:3]) for name, size in zip(names, sizes, strict=True) if size[0] > 0}
+    return [
+        Batch(
+            policies[number],
+            totals,
+            without_gradient={
+                name: others[number].get(name) for name, size in zip(names, sizes, strict=True) if size[3 + number] > 0
+            },
+        )
+        for number in range(len(parts))
+    ]
