@@ -10,8 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+SCHEMA = 1
+"""Version of the records in files. Readers ignore fields that they do not know, and take records without a version."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -77,18 +82,6 @@ class Message:
         if self.name is not None:
             chat["name"] = self.name
         return chat
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Message:
-        """Return the message that :meth:`Episode.to_dict` stored.
-
-        Raises:
-            ValueError: the content is not text.
-        """
-        if not isinstance(data["content"], str):
-            raise ValueError(f"the content of a message is {data['content']!r:.80}; it must be text")
-        calls = tuple(ToolCall(**call) for call in data.get("tool_calls", ()))
-        return cls(data["role"], data["content"], calls, data.get("tool_call_id"), data.get("name"))
 
 
 @dataclass(frozen=True)
@@ -190,7 +183,7 @@ class Trajectory:
 
     agent: str
     policy: str
-    token_ids: tuple[int, ...]
+    token_ids: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
     action_mask: tuple[bool, ...]
     logprobs: tuple[float, ...]
     turns: tuple[Turn, ...]
@@ -287,49 +280,20 @@ class Episode:
         return {name: value / self.team_size for name, value in sums.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the episode as JSON-like data that shares mappings and sequences with the record."""
-        data = _shallow(self)
-        data["task"] = _shallow(self.task)
-        data["trajectories"] = {
-            agent: [
-                {
-                    **_shallow(row),
-                    "turns": [
-                        {**_shallow(turn), "spans": [_shallow(span) for span in turn.spans]} for turn in row.turns
-                    ],
-                    "messages": [asdict(message) for message in row.messages],
-                }
-                for row in rows
-            ]
-            for agent, rows in self.trajectories.items()
-        }
-        return data
+        """Return the episode as JSON-like data."""
+        return {"schema": SCHEMA, **msgspec.to_builtins(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Episode:
-        """Return the episode that :meth:`to_dict` stored.
+        """Return the episode that :meth:`to_dict` stored; fields of newer versions are ignored.
 
         Raises:
-            ValueError: a field is missing or unknown; the message names it.
+            ValueError: a field is missing or has another type; names its place.
         """
-        known = {item.name for item in fields(cls)}
-        missing = {"id", "task", "group", "seed", "iteration", "trajectories", "stop_reason"} - set(data)
-        unknown = set(data) - known
-        if missing or unknown:
-            raise ValueError(
-                f"episode record {data.get('id', '?')!r}: missing fields {sorted(missing)}, unknown {sorted(unknown)}"
-            )
-        for name in ("id", "group", "stop_reason"):
-            if not isinstance(data[name], str):
-                raise ValueError(f"episode record {data['id']!r:.80}: {name} is {data[name]!r:.80}; it must be text")
-        values = dict(data)
-        values["task"] = Task(**data["task"])
-        values["step_rewards"] = tuple(data.get("step_rewards", ()))
-        values["agents"] = tuple(data.get("agents", ()))
-        values["trajectories"] = {
-            agent: tuple(_trajectory_from_dict(row) for row in rows) for agent, rows in data["trajectories"].items()
-        }
-        return cls(**values)
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"episode record {data.get('id', '?')!r:.80}: {error}") from error
 
     def to_json(self) -> str:
         """Return one line of JSON; floats keep all digits.
@@ -348,50 +312,6 @@ class Episode:
         True
         """
         return cls.from_dict(json.loads(text))
-
-
-def _shallow(record: Any) -> dict[str, Any]:
-    """Return the fields by name, without the recursion of ``asdict``, which makes a call for every token."""
-    return {item.name: getattr(record, item.name) for item in fields(record)}
-
-
-def _trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
-    made = Trajectory(
-        agent=data["agent"],
-        policy=data["policy"],
-        token_ids=tuple(data["token_ids"]),
-        action_mask=tuple(data["action_mask"]),
-        logprobs=tuple(data["logprobs"]),
-        turns=tuple(
-            Turn(**{**turn, "spans": tuple(TokenSpan(**span) for span in turn.get("spans", ()))})
-            for turn in data["turns"]
-        ),
-        messages=tuple(Message.from_dict(message) for message in data["messages"]),
-    )
-    _check_kinds(made)
-    return made
-
-
-def _check_kinds(row: Trajectory) -> None:
-    """Validate the types in a trajectory that was read from a file.
-
-    Raises:
-        ValueError: a value has another type; names the field.
-    """
-    wanted: dict[str, set[type]] = {"token_ids": {int}, "action_mask": {bool}, "logprobs": {float, int}}
-    for name, kinds in wanted.items():
-        strange = set(map(type, getattr(row, name))) - kinds
-        if strange:
-            raise ValueError(
-                f"{name} of {row.agent!r} holds a {strange.pop().__name__}, not only {kinds.pop().__name__}"
-            )
-    if row.token_ids and min(row.token_ids) < 0:
-        raise ValueError(f"token_ids of {row.agent!r} hold {min(row.token_ids)}; a token is 0 or above")
-    for turn in row.turns:
-        if not (isinstance(turn.start, int) and isinstance(turn.stop, int)):
-            raise ValueError(f"a turn of {row.agent!r} goes from {turn.start!r} to {turn.stop!r}; give positions")
-        if not isinstance(turn.reward, (int, float)):
-            raise ValueError(f"the reward of a turn of {row.agent!r} is {turn.reward!r}; it must be a number")
 
 
 def question_to(episode: Episode, agent: str) -> str | None:

@@ -89,5 +89,5 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
 def _episode(line: str, where: str) -> Episode:
     try:
         return Episode.from_json(line)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{where} is not an episode record: {type(error).__name__}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not an episode record: {error}") from error

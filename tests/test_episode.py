@@ -81,11 +81,14 @@ def test_numbers_that_json_has_not_are_refused() -> None:
         episode.to_json()
 
 
-def test_missing_and_unknown_fields_are_named() -> None:
-    data = json.loads(Episode("id", Task("e", "train", 1), "g", 3, 4, {}, "end").to_json())
+def test_a_missing_field_is_named_and_a_newer_one_ignored() -> None:
+    episode = Episode("id", Task("e", "train", 1), "g", 3, 4, {}, "end")
+    data = json.loads(episode.to_json())
+    assert data["schema"] == 1
+    data["colour"] = data["task"]["colour"] = 1
+    assert Episode.from_dict(data) == episode
     del data["group"]
-    data["colour"] = 1
-    with pytest.raises(ValueError, match=r"missing fields \['group'\], unknown \['colour'\]"):
+    with pytest.raises(ValueError, match="'id': Object missing required field `group`"):
         Episode.from_dict(data)
 
 

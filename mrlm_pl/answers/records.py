@@ -89,7 +89,7 @@ def _records(source: str, split: str) -> Iterator[tuple[str, Episode | None, Map
             continue
         try:
             yield where, Episode.from_dict(row), row
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             raise DataError(f"{where} is not an episode record, as its trajectories promise: {error}") from error
 
 

@@ -55,10 +55,8 @@ def _check_turns(source: str, episode: Episode) -> None:
 def _episode(source: str, number: int, row: Mapping[str, Any]) -> Episode:
     try:
         return Episode.from_dict(row)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{source}, row {number} is not an episode record, as others are: {type(error).__name__}: {error}"
-        ) from error
+    except ValueError as error:
+        raise DataError(f"{source}, row {number} is not an episode record, as others are: {error}") from error
 
 
 def messages_fault(messages: Any) -> str | None:

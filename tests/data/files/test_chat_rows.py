@@ -178,17 +178,17 @@ def _written(folder: Path, episodes: Sequence[Episode]) -> str:
 
 
 DAMAGES = {
-    "a list in the mask": (lambda row: row["action_mask"].__setitem__(0, []), "action_mask of '.*' holds a list"),
-    "a float token": (lambda row: row["token_ids"].__setitem__(0, 1.5), "token_ids of '.*' holds a float"),
-    "a negative token": (lambda row: row["token_ids"].__setitem__(0, -5), "token_ids of '.*' hold -5"),
-    "no log-prob": (lambda row: row["logprobs"].__setitem__(0, None), "logprobs of '.*' holds a NoneType"),
-    "text for a mask": (lambda row: row.__setitem__("action_mask", "x"), "have lengths"),
-    "content": (lambda row: row["messages"][0].__setitem__("content", 3), "the content of a message is 3"),
-    "no content": (lambda row: row["messages"][0].pop("content"), "KeyError: 'content'"),
+    "a list in the mask": (lambda row: row["action_mask"].__setitem__(0, []), r"`bool`, got `array`.*action_mask\[0\]"),
+    "a float token": (lambda row: row["token_ids"].__setitem__(0, 1.5), r"`int`, got `float`.*token_ids\[0\]"),
+    "a negative token": (lambda row: row["token_ids"].__setitem__(0, -5), r"`int` >= 0 .*token_ids\[0\]"),
+    "no log-prob": (lambda row: row["logprobs"].__setitem__(0, None), r"`float`, got `null`.*logprobs\[0\]"),
+    "text for a mask": (lambda row: row.__setitem__("action_mask", "x"), "got `str`.*action_mask"),
+    "a short mask": (lambda row: row["action_mask"].pop(), "have lengths"),
+    "content": (lambda row: row["messages"][0].__setitem__("content", 3), r"got `int`.*messages\[0\].content"),
+    "no content": (lambda row: row["messages"][0].pop("content"), r"missing .*`content`.*messages\[0\]"),
     "a late turn": (lambda row: row["turns"][0].__setitem__("stop", 10**6), "goes from .* in a row of"),
     "an early turn": (lambda row: row["turns"][0].__setitem__("start", -3), "goes from -3"),
-    "a reward": (lambda row: row["turns"][0].__setitem__("reward", "much"), "reward of a turn of '.*' is 'much'"),
-    "a new field": (lambda row: row["turns"][0].__setitem__("zz", 1), "unexpected keyword argument 'zz'"),
+    "a reward": (lambda row: row["turns"][0].__setitem__("reward", "much"), r"got `str`.*turns\[0\].reward"),
 }
 
 
