@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -38,6 +40,39 @@ from mrlm_pl.runs.progress import RunProgress
 from mrlm_pl.runs.summary import BatchCount, PolicySummary, run_summary
 from mrlm_pl.trainer.fsdp import FSDP
 from mrlm_pl.trainer.termination import EndTogether
+
+
+def _in_run_folder(stage: str) -> Any:
+    """Return Lightning's method of a stage, run in a run folder."""
+    method = getattr(lightning.pytorch.Trainer, stage)
+    signature = inspect.signature(method)
+
+    @functools.wraps(method, assigned=("__name__", "__qualname__", "__annotations__"))
+    def run(self: Trainer, *given: Any, **options: Any) -> Any:
+        """Run the stage in a run folder, with the arguments of Lightning's method.
+
+        Args:
+            ckpt_path: the checkpoint to start from: ``last`` continues the latest run of the folder; a checkpoint of
+                another run starts a new one. A run that ``resume`` continues starts from its own.
+            verbose: print the reports and metrics of a validation or test.
+            weights_only: whether the checkpoint may hold nothing but tensors and plain values.
+
+        Raises:
+            ConfigurationError: the folder holds a run, or there is no such checkpoint.
+            SystemExit: Ctrl-C or SIGTERM has ended the run.
+        """
+        bound = signature.bind(self, *given, **options)
+        arguments = bound.arguments
+        with self._in_folder(stage, arguments.get("model"), arguments.get("ckpt_path")) as checkpoint:
+            arguments["ckpt_path"] = checkpoint
+            verbose = arguments.get("verbose", True)
+            if "verbose" in signature.parameters:
+                arguments["verbose"] = False  # the result is printed below
+            result = method(*bound.args, **bound.kwargs)
+            self._print_result(stage, result, checkpoint is not None, verbose)
+            return result
+
+    return run
 
 
 @runtime_checkable
@@ -73,6 +108,7 @@ class Trainer(lightning.pytorch.Trainer):
 
     name: str | None = None
     folder: RunFolder | None = None
+    fit, validate, test, predict = map(_in_run_folder, ("fit", "validate", "test", "predict"))
 
     def __init__(self, *, output: str | None = None, resume: bool = False, **options: Any) -> None:
         if resume and output is None:
@@ -123,91 +159,21 @@ class Trainer(lightning.pytorch.Trainer):
         """The run folder, once a run has begun."""
         return super().default_root_dir if self.folder is None else self.folder.path
 
-    def fit(
-        self,
-        model: Any,
-        train_dataloaders: Any = None,
-        val_dataloaders: Any = None,
-        datamodule: Any = None,
-        ckpt_path: str | Path | None = None,
-        weights_only: bool | None = None,
-    ) -> None:
-        """Train in a run folder; see Lightning's ``Trainer.fit``.
-
-        Args:
-            model: the algorithm.
-            train_dataloaders: the data module, or loaders.
-            val_dataloaders: validation loaders.
-            datamodule: the data module.
-            ckpt_path: the checkpoint to start from: ``last`` continues the latest run of the folder; a checkpoint of
-                another run starts a new one. A run that ``resume`` continues starts from its own.
-            weights_only: whether the checkpoint may hold nothing but tensors and plain values.
-
-        Raises:
-            ConfigurationError: the folder holds a run, or there is no such checkpoint.
-            SystemExit: Ctrl-C or SIGTERM has ended the run.
-        """
-        with self._in_folder("fit", model, ckpt_path) as checkpoint:
-            super().fit(model, train_dataloaders, val_dataloaders, datamodule, checkpoint, weights_only)
-            if self.is_global_zero and not self.fast_dev_run:  # type: ignore[attr-defined]
-                if checkpoint is not None and not self._batches.count:
-                    print("mrlm: nothing was trained: the run was complete; raise trainer.max_epochs to train further")
-                played = isinstance(self.datamodule, RolloutDataModule)  # type: ignore[attr-defined]
-                print(run_summary(self.default_root_dir, played=played))
-
-    def validate(
-        self,
-        model: Any = None,
-        dataloaders: Any = None,
-        ckpt_path: str | Path | None = None,
-        verbose: bool = True,
-        datamodule: Any = None,
-        weights_only: bool | None = None,
-    ) -> Any:
-        """Run the validation loop and print its report; see Lightning's ``Trainer.validate``."""
-        with self._in_folder("validate", model, ckpt_path) as checkpoint:
-            metrics = super().validate(model, dataloaders, checkpoint, False, datamodule, weights_only)
-            self._print_evaluation(metrics, verbose)
-            return metrics
-
-    def test(
-        self,
-        model: Any = None,
-        dataloaders: Any = None,
-        ckpt_path: str | Path | None = None,
-        verbose: bool = True,
-        datamodule: Any = None,
-        weights_only: bool | None = None,
-    ) -> Any:
-        """Run the test loop and print its report; see Lightning's ``Trainer.test``."""
-        with self._in_folder("test", model, ckpt_path) as checkpoint:
-            metrics = super().test(model, dataloaders, checkpoint, False, datamodule, weights_only)
-            self._print_evaluation(metrics, verbose)
-            return metrics
-
-    def predict(
-        self,
-        model: Any = None,
-        dataloaders: Any = None,
-        datamodule: Any = None,
-        return_predictions: bool | None = None,
-        ckpt_path: str | Path | None = None,
-        weights_only: bool | None = None,
-    ) -> Any:
-        """Play test episodes into the run folder's ``predict/episodes``; see Lightning's ``Trainer.predict``."""
-        with self._in_folder("predict", model, ckpt_path) as checkpoint:
-            return super().predict(model, dataloaders, datamodule, return_predictions, checkpoint, weights_only)
-
-    def _print_evaluation(self, metrics: Sequence[Mapping[str, float]], verbose: bool) -> None:
-        """Print the reports of the played episodes, and the metrics."""
+    def _print_result(self, stage: str, result: Any, resumed: bool, verbose: bool) -> None:
+        """Print the files of a fit, or the reports and metrics of an evaluation."""
         data: Any = self.datamodule  # type: ignore[attr-defined]
-        if not (verbose and self.is_global_zero):
+        played = isinstance(data, RolloutDataModule)
+        if not self.is_global_zero:
             return
-        if isinstance(data, RolloutDataModule):
-            for report in self._played.reports:
+        if stage == "fit" and not self.fast_dev_run:  # type: ignore[attr-defined]
+            if resumed and not self._batches.count:
+                print("mrlm: nothing was trained: the run was complete; raise trainer.max_epochs to train further")
+            print(run_summary(self.default_root_dir, played=played))
+        elif stage in ("validate", "test") and verbose:
+            for report in self._played.reports if played else ():
                 print(report_table(report, data.validation_sampling), end="\n\n")
-        for name, value in {key: value for found in metrics for key, value in found.items()}.items():
-            print(f"{name} {value:.4f}")
+            for name, value in {key: value for found in result for key, value in found.items()}.items():
+                print(f"{name} {value:.4f}")
 
     @contextmanager
     def _in_folder(
