@@ -354,11 +354,10 @@ def test_files_are_removed_at_the_end_of_an_episode() -> None:
     files = FileSystem()
     environment = ToolEnvironment(tools=[files])
     environment.reset(environment.tasks("train")[0])
-    root = files.root
-    assert root is not None
-    assert root.is_dir()
+    assert files.names() is not None
     environment.step({"agent": Message("assistant", "<answer>0</answer>")})
-    assert not root.exists()
+    with pytest.raises(ToolError, match="no episode"):
+        files.names()
 
 
 @pytest.mark.parametrize("options", [{}, {"tools": ["calculator"], "max_turns": 1}, {"shaping": 0.0, "max_turns": 2}])

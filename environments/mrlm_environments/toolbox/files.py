@@ -1,14 +1,8 @@
-"""Files of an episode under one private root: read, write and list, and no way out of it."""
+"""Files of an episode, in memory: read, write and list. No path of them leads to a disk."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import stat
-import tempfile
-import weakref
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from mrlm_pl.environment.tools import Tool, ToolError, tool_schema
@@ -18,21 +12,17 @@ from mrlm_pl.settings import at_least
 
 MAX_PATH = 200
 MAX_DEPTH = 8
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Opening a pipe that another tool left in the root must not wait for its other end.
-_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FileSystem(Tool):
-    """Text files in a temporary folder that is made for each episode and removed after it.
+    """Text files that live in memory for one episode.
 
     The task's ``files``, a mapping from paths to contents, are there from the beginning. Paths are relative to the
-    root; absolute ones, ``..`` and symbolic links are refused. Every step of a path is opened relative to the folder
-    before it, without following links, so that nothing that another program does meanwhile leads out of the root.
+    root; absolute ones and ``..`` are refused.
 
     Args:
         max_bytes: largest size of a file.
-        max_files: files and folders that may exist.
+        max_files: largest number of files and folders.
 
     Raises:
         ConfigurationError: a limit is below 1.
@@ -45,28 +35,18 @@ class FileSystem(Tool):
         {"path": {"type": "string"}, "content": {"type": "string"}},
     )
 
-    _root: Path | None
-    _remove: weakref.finalize[..., FileSystem] | None
-
     def __init__(self, max_bytes: int = 100_000, max_files: int = 100) -> None:
         at_least(1, "file_system: ", max_bytes=max_bytes, max_files=max_files)
         self.max_bytes, self.max_files = max_bytes, max_files
-        self._forget()
-
-    @property
-    def root(self) -> Path | None:
-        """The folder of the running episode, or None outside of one."""
-        return self._root
+        self._files: dict[tuple[str, ...], str] | None = None
 
     def open(self, task: Task) -> None:
-        """Begin with a fresh root that holds the task's ``files``.
+        """Begin with the task's ``files`` alone.
 
         Raises:
             DataError: a file of the task has a path or size that this tool would refuse.
         """
-        self.close()
-        self._root = Path(tempfile.mkdtemp(prefix="mrlm-files-"))
-        self._remove = weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
+        self._files = {}
         for path, content in (task.data.get("files") or {}).items():
             try:
                 self.write(path, content)
@@ -86,145 +66,85 @@ class FileSystem(Tool):
         return f"wrote {len(arguments['content'])} characters"
 
     def close(self) -> None:
-        """Remove the root and all in it."""
-        if self._remove is not None:
-            self._remove()
-        self._forget()
+        """Forget the files."""
+        self._files = None
 
     def read(self, path: str) -> str:
-        """Content of a file, with bytes that are no UTF-8 replaced.
+        """Return the content of a file.
 
         Raises:
-            ToolError: there is no such file, the path leads out of the root, or the file is too large.
+            ToolError: there is no such file.
         """
-        folders, name = self._place(path)
-        with self._folder(folders, path) as folder, folder.opened(name, os.O_RDONLY, path) as handle:
-            raw = handle.read(self.max_bytes + 1)
-        if len(raw) > self.max_bytes:
-            raise ToolError(f"{path} is larger than {self.max_bytes} bytes")
-        return raw.decode("utf-8", errors="replace")
+        name = _file_parts(path)
+        files, folders = self._entered(name[:-1], path)
+        if name not in files:
+            raise ToolError(f"{path!a} {'is not a file' if name in folders else 'does not exist'}")
+        return files[name]
 
     def write(self, path: str, content: str) -> None:
-        """Write a file, in place of an earlier one; folders are made.
+        """Write a file, in place of an earlier one, and make its folders.
 
         Raises:
-            ToolError: the path leads out of the root, or the file or the number of files is too large.
+            ToolError: the path is refused, or the file or the number of files is too large.
         """
         raw = content.encode("utf-8", errors="replace")
         if len(raw) > self.max_bytes:
             raise ToolError(f"the content has {len(raw)} bytes; {self.max_bytes} are the most")
-        folders, name = self._place(path)
+        name = _file_parts(path)
+        files, folders = self._entered((), path)
         # A path may make as many entries as it has parts: counted as if none of them existed.
-        if self._count() + len(folders) + 1 > self.max_files and not self._exists(folders, name, path):
+        if len(files) + len(folders) + len(name) > self.max_files and name not in files:
             raise ToolError(f"there may be {self.max_files} files and folders at most")
-        with self._folder(folders, path, make=True) as folder:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            with folder.opened(name, flags, path) as handle:
-                handle.write(raw)
+        if any(name[:depth] in files for depth in range(1, len(name))):
+            raise ToolError(f"{path!a} is not a folder")
+        if name in folders:
+            raise ToolError(f"{path!a} is a folder")
+        files[name] = raw.decode()
 
     def names(self, path: str = "") -> list[str]:
-        """Return names in a folder, sorted; those of folders end in a slash.
+        """Return the sorted names in a folder; those of folders end in a slash.
 
         Raises:
-            ToolError: there is no such folder, or the path leads out of the root.
+            ToolError: there is no such folder.
         """
-        with self._folder(self._parts(path) if path else [], path) as folder, os.scandir(folder.handle) as entries:
-            found = [f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in entries]
-        return sorted(found)
+        above = _parts(path)
+        files, folders = self._entered(above, path)
+        found = [name[-1] for name in files if name[:-1] == above]
+        return sorted([*found, *(f"{name[-1]}/" for name in folders if name[:-1] == above)])
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has the settings and no root: two instances must not share one.
-        return {"max_bytes": self.max_bytes, "max_files": self.max_files}
+        """Return the settings; a copy has files of its own."""
+        return {**self.__dict__, "_files": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._root, self._remove = None, None
-
-    def _place(self, path: str) -> tuple[list[str], str]:
-        """Return the folders and the name of a file's path."""
-        parts = self._parts(path)
-        if not parts:
-            raise ToolError(f"{path!a} is not a file")
-        return parts[:-1], parts[-1]
-
-    def _parts(self, path: str) -> list[str]:
-        if len(path) > MAX_PATH:
-            raise ToolError(f"the path has {len(path)} characters; {MAX_PATH} are the most")
-        if not path.isprintable():
-            raise ToolError(f"{path!a} holds characters that are not allowed")
-        if path.startswith(("/", "\\", "~")) or ":" in path:
-            raise ToolError(f"{path!a} is not a relative path")
-        parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
-        if ".." in parts:
-            raise ToolError(f"{path!a} leads out of the root: '..' is refused")
-        if len(parts) > MAX_DEPTH:
-            raise ToolError(f"{path!a} is {len(parts)} levels deep; {MAX_DEPTH} are the most")
-        return parts
-
-    def _folder(self, parts: list[str], path: str, *, make: bool = False) -> _Folder:
-        if self._root is None:
+    def _entered(self, folder: tuple[str, ...], path: str) -> tuple[dict[tuple[str, ...], str], set[tuple[str, ...]]]:
+        """Return all files and folders, after a check that a folder exists."""
+        if self._files is None:
             raise ToolError("no episode is running")
-        folder = _Folder(os.open(self._root, _FOLDER))
-        for part in parts:
-            folder = folder.entered(part, path, make)
-        return folder
-
-    def _exists(self, folders: list[str], name: str, path: str) -> bool:
-        try:
-            with self._folder(folders, path) as folder, folder.opened(name, os.O_RDONLY, path):
-                return True
-        except ToolError:
-            return False
-
-    def _count(self) -> int:
-        if self._root is None:
-            return 0
-        return sum(len(folders) + len(files) for _, folders, files in os.walk(self._root))
+        folders = {name[:depth] for name in self._files for depth in range(1, len(name))}
+        for depth in range(1, len(folder) + 1):
+            if folder[:depth] not in folders:
+                fault = "is not a folder" if folder[:depth] in self._files else "does not exist"
+                raise ToolError(f"{path!a} {fault}")
+        return self._files, folders
 
 
-class _Folder:
-    """An open folder; a context manager that closes it."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    def __enter__(self) -> _Folder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.handle)
-
-    def entered(self, name: str, path: str, make: bool) -> _Folder:
-        """Return the folder ``name`` in this one, which is closed."""
-        with self:
-            try:
-                if make and name not in os.listdir(self.handle):
-                    os.mkdir(name, dir_fd=self.handle)
-                return _Folder(os.open(name, _FOLDER, dir_fd=self.handle))
-            except OSError as error:
-                raise _refusal(path, error) from None
-
-    def opened(self, name: str, flags: int, path: str) -> Any:
-        """Return a regular file of this folder as a binary file object."""
-        try:
-            handle = os.open(name, flags | _FILE, 0o600, dir_fd=self.handle)
-        except OSError as error:
-            raise _refusal(path, error) from None
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise ToolError(f"{path!a} is not a file")
-        return os.fdopen(handle, "wb" if flags & os.O_WRONLY else "rb")
+def _file_parts(path: str) -> tuple[str, ...]:
+    parts = _parts(path)
+    if not parts:
+        raise ToolError(f"{path!a} is not a file")
+    return parts
 
 
-def _refusal(path: str, error: OSError) -> ToolError:
-    reasons = {
-        FileNotFoundError: "does not exist",
-        NotADirectoryError: "is not a folder",
-        IsADirectoryError: "is a folder",
-        FileExistsError: "exists already",
-        PermissionError: "may not be opened",
-    }
-    return ToolError(f"{path!a} {reasons.get(type(error), 'cannot be opened; links are refused')}")
+def _parts(path: str) -> tuple[str, ...]:
+    if len(path) > MAX_PATH:
+        raise ToolError(f"the path has {len(path)} characters; {MAX_PATH} are the most")
+    if not path.isprintable():
+        raise ToolError(f"{path!a} holds characters that are not allowed")
+    if path.startswith(("/", "\\", "~")) or ":" in path:
+        raise ToolError(f"{path!a} is not a relative path")
+    parts = tuple(part for part in path.replace("\\", "/").split("/") if part not in ("", "."))
+    if ".." in parts:
+        raise ToolError(f"{path!a} leads out of the root: '..' is refused")
+    if len(parts) > MAX_DEPTH:
+        raise ToolError(f"{path!a} is {len(parts)} levels deep; {MAX_DEPTH} are the most")
+    return parts
