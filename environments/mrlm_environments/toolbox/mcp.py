@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import json
+import math
 import os
 import re
 import tempfile
 import threading
-import time
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
-from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.schemas import schema_fault
 from mrlm_pl.environment.tools import Tool, ToolError, ToolSet, clipped
@@ -24,7 +23,6 @@ from mrlm_pl.settings import positive
 
 T = TypeVar("T")
 
-_TIMEOUTS = (TimeoutError, asyncio.TimeoutError, concurrent.futures.TimeoutError)  # one class from Python 3.11 on
 MAX_TOOLS = 128
 MAX_REASON = 500
 MAX_DESCRIPTION = 20_000
@@ -101,7 +99,7 @@ class McpTools(ToolSet):
         Raises:
             McpError: the server cannot be started or reached.
         """
-        if not self.shared or (self._connection is not None and not self._connection.alive):
+        if not self.shared or (self._connection is not None and self._connection.lost):
             self.close()
         self._connected()
 
@@ -132,10 +130,11 @@ class McpTools(ToolSet):
 
     def _connected(self) -> _Connection:
         if self._connection is None:
-            connection = _Connection(self._target(), self._label())
-            self._finalizer = weakref.finalize(self, connection.close)
-            connection.start(self.start_timeout)
-            self._connection = connection
+            from mcp.client.stdio import StdioServerParameters
+
+            process = StdioServerParameters(command=self.command or "", args=self.args, env=self.env)
+            self._connection = _Connection(self.url or process, self._label(), self.start_timeout)
+            self._finalizer = weakref.finalize(self, self._connection.close)
         return self._connection
 
     def _listed(self) -> tuple[ToolSchema, ...]:
@@ -157,15 +156,6 @@ class McpTools(ToolSet):
                 )
         return offered
 
-    def _target(self) -> Any:
-        """Return the address, or the process to start."""
-        if self.url:
-            return self.url
-        from mcp.client.stdio import StdioServerParameters
-
-        assert self.command is not None
-        return StdioServerParameters(command=self.command, args=self.args, env=self.env)
-
     def _label(self) -> str:
         return f"MCP server {self.url or ' '.join([str(self.command), *self.args])!r}"
 
@@ -181,106 +171,83 @@ class _RemoteTool(Tool):
 
 
 class _Connection:
-    """A client on an event loop of its own. The client is entered and left in one task, as its scopes demand."""
+    """A client on an event loop in a thread of its own.
 
-    def __init__(self, target: Any, label: str) -> None:
-        self._target, self._label = target, label
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open for as long as the server writes to it)
-        self._loop = EventLoopThread()
-        self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._life: concurrent.futures.Future[None] | None = None
-        self._client: Any = None
-        self._scope: Any = None
-        self._thread: int | None = None
-        self._lost = False
+    Args:
+        server: an address, or the process to start.
+        label: the server's name, for messages.
+        seconds: in which the server must start.
 
-    @property
-    def alive(self) -> bool:
-        return self._life is not None and not self._life.done() and not self._lost
+    Raises:
+        McpError: it cannot be started or reached.
+    """
 
-    def start(self, seconds: float) -> None:
-        self._life = self._loop.submit(self._live())
+    def __init__(self, server: Any, label: str, seconds: float) -> None:
+        from anyio.from_thread import start_blocking_portal
+
+        self.label, self.lost = label, False
+        self._open = ExitStack()
+        self._errors = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        self._portal = self._open.enter_context(start_blocking_portal())
+        self._thread = self._portal.call(threading.get_ident)
+        entered = self._portal.wrap_async_context_manager(_client(server, self._errors, seconds))
         try:
-            self._ready.result(seconds)
+            self._client: Any = self._open.enter_context(entered)
         except Exception as error:
-            reason = f"no answer within {seconds:g} s" if isinstance(error, _TIMEOUTS) else _text(error)
-            self._end()
-            message = f"{self._label} cannot be used: {reason}; check the command or address{self._last_words()}"
-            self.close()
+            reason = f"no answer within {seconds:g} s" if isinstance(error, TimeoutError) else _text(error)
+            message = f"{label} cannot be used: {reason}; check the command or address{self._last_words()}"
+            self._open.close()
             raise McpError(message) from error
 
     def list_tools(self, seconds: float) -> list[ToolSchema]:
-        deadline = time.monotonic() + seconds
-        schemas: list[ToolSchema] = []
-        cursor = None
-        while True:
-            try:
-                page = self._wait(self._client.list_tools(cursor=cursor), max(0.0, deadline - time.monotonic()))
-            except Exception as error:
-                raise McpError(f"{self._label} does not list its tools: {_text(error)}{self._last_words()}") from error
-            schemas += [ToolSchema(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
-            cursor = page.next_cursor
-            if cursor is None or len(schemas) >= MAX_TOOLS:
-                return schemas[:MAX_TOOLS]
+        try:
+            return self._wait(self._listed, seconds)
+        except Exception as error:
+            raise McpError(f"{self.label} does not list its tools: {_text(error)}{self._last_words()}") from error
 
     def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> str:
-        if not self.alive:
+        from mcp_types import CONNECTION_CLOSED
+
+        if self.lost:
             raise ToolError("the tool's server has ended")
         try:
-            result = self._wait(self._client.call_tool(name, dict(arguments)), seconds)
-        except _TIMEOUTS:
+            result = self._wait(partial(self._client.call_tool, name, dict(arguments)), seconds)
+        except TimeoutError:
             raise ToolError(f"no answer within {seconds:g} s") from None
-        except Exception as error:  # whatever the protocol, the transport or the server's answer had wrong
-            self._lost = _is_closed(error)
-            raise ToolError("the tool's server has ended" if self._lost else f"it failed: {_text(error)}") from error
+        except Exception as error:  # the protocol, the transport or the server's answer may fail in any way
+            self.lost = getattr(error, "code", None) == CONNECTION_CLOSED
+            raise ToolError("the tool's server has ended" if self.lost else f"it failed: {_text(error)}") from error
         text = _shown(result)
         if result.is_error:
             raise ToolError(text or "the tool failed")
         return text
 
     def close(self) -> None:
-        if threading.get_ident() == self._thread:
-            self._scope.cancel()  # collected as garbage by the loop's own thread, which cannot wait for itself
+        """Leave the client, which ends the server's process."""
+        if threading.get_ident() == self._thread:  # garbage collected by the loop's thread, which cannot join itself
+            threading.Thread(target=self.close).start()
             return
-        self._end()
-        self._loop.close()
-        self._errors.close()
+        with suppress(Exception):  # a server that has died leaves its transport in any state
+            self._open.close()
 
-    def _end(self) -> None:
-        """Leave the client, which stops the server, and wait for that."""
-        if self._life is not None and not self._life.done():
-            self._loop.submit(self._cancel())
-            concurrent.futures.wait([self._life], CLOSE_SECONDS)
+    async def _listed(self) -> list[ToolSchema]:
+        found: list[ToolSchema] = []
+        page = await self._client.list_tools()
+        while True:
+            found += [ToolSchema(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+            if page.next_cursor is None or len(found) >= MAX_TOOLS:
+                return found[:MAX_TOOLS]
+            page = await self._client.list_tools(cursor=page.next_cursor)
 
-    async def _live(self) -> None:
+    def _wait(self, call: Callable[[], Awaitable[T]], seconds: float) -> T:
+        async def bounded() -> T:
+            with anyio.fail_after(seconds):
+                return await call()
+
         import anyio
-        import mcp
-        from mcp.client.stdio import stdio_client
 
-        self._thread = threading.get_ident()
-        with anyio.CancelScope() as self._scope:
-            try:
-                server = self._target
-                if not isinstance(server, str):
-                    server = stdio_client(server, errlog=self._errors)  # type: ignore[arg-type]
-                async with mcp.Client(server) as self._client:
-                    # What comes back is shown as it is. The library would check it by a schema of the server's, of
-                    # which a regular expression could hold up the whole process.
-                    self._client.session.validate_tool_result = _taken_as_it_is
-                    self._ready.set_result(None)
-                    await anyio.sleep_forever()
-            except Exception as error:
-                self._lost = True
-                if not self._ready.done():
-                    self._ready.set_exception(error)
-
-    async def _cancel(self) -> None:
-        if self._scope is not None:
-            self._scope.cancel()
-
-    def _wait(self, answer: Coroutine[Any, Any, T], seconds: float) -> T:
         # The loop keeps the deadline; the second one is for a loop that has died.
-        return self._loop.submit(asyncio.wait_for(answer, seconds)).result(seconds + CLOSE_SECONDS)
+        return self._portal.start_task_soon(bounded).result(seconds + CLOSE_SECONDS)
 
     def _last_words(self) -> str:
         """Return the end of what the server wrote to its standard error; its position in the file is not moved."""
@@ -290,7 +257,28 @@ class _Connection:
         return f"; its last words: {text}" if text else ""
 
 
-async def _taken_as_it_is(name: str, result: Any) -> None:
+@asynccontextmanager
+async def _client(server: Any, errors: Any, seconds: float) -> AsyncIterator[Any]:
+    """Enter a client within ``seconds``, and leave it within :data:`CLOSE_SECONDS`."""
+    import anyio
+    import mcp
+    from mcp.client.stdio import stdio_client
+
+    if not isinstance(server, str):
+        server = stdio_client(server, errlog=errors)
+    with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
+        async with mcp.Client(server) as client:
+            # Results are shown without a check by the server's schema, of which a regular expression could hold up the
+            # whole process.
+            client.session.validate_tool_result = _unchecked
+            scope.deadline = math.inf
+            yield client
+            scope.deadline = anyio.current_time() + CLOSE_SECONDS
+    if scope.cancelled_caught:
+        raise TimeoutError
+
+
+async def _unchecked(name: str, result: Any) -> None:
     """Stands for the check of a result by the server's schema."""
 
 
@@ -302,12 +290,6 @@ def _fault(schema: ToolSchema) -> str | None:
         return f"its description has more than {MAX_DESCRIPTION} characters"
     fault = schema_fault(schema.parameters)
     return f"of its schema, {fault}" if fault else None
-
-
-def _is_closed(error: Exception) -> bool:
-    from mcp_types import CONNECTION_CLOSED
-
-    return getattr(error, "code", None) == CONNECTION_CLOSED
 
 
 def _text(error: BaseException) -> str:
