@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import Pipe
@@ -28,7 +27,6 @@ from mrlm_environments.sql.database import Database, MemoryDatabase, Table
 from mrlm_environments.sql.dialect import SqlError
 from mrlm_pl.errors import DataError, MRLMError
 
-WORKERS = min(4, os.cpu_count() or 1)
 MAX_PROCESS_MEMORY = 1024 * 1024 * 1024
 """Bytes of address space of a worker: what SQLite may hold, Python, and what a statement may make of texts."""
 
@@ -47,7 +45,6 @@ characters and a row."""
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from mrlm_environments.sql import worker; "
 _START += "worker.serve(int(sys.argv[1]))"
-_ATTEMPTS = 20
 _LOST = "the tables are lost: an earlier change takes too long to be made again"
 
 
@@ -67,71 +64,71 @@ class SqliteDatabase(Database):
         self._tables, self._seconds = [dict(table) for table in tables], seconds
         self._changes: list[str] = []
         self._lost = False
-        self._worker: _Worker | None = None
-        self._leave: weakref.finalize[..., SqliteDatabase] | None = None
-        with self._home():
+        self._number = next(_NUMBERS)
+        self._leave = weakref.finalize(self, self._worker.databases.discard, self._number)
+        with self._filled():
             pass
 
     def execute(self, query: str) -> str:
         """See :meth:`Database.execute`."""
-        with self._home() as (worker, number):
-            shown, changes = worker.ask(self._seconds, "execute", number, query)
+        with self._filled() as worker:
+            shown, changes = worker.ask(self._seconds, "execute", self._number, query)
         if changes:
             self._changes.append(query)
         return str(shown)
 
     def state(self, tables: Sequence[Table]) -> str:
         """See :meth:`Database.state`."""
-        with self._home() as (worker, number):
-            return str(worker.ask(self._seconds, "state", number, [dict(table) for table in tables]))
+        with self._filled() as worker:
+            return str(worker.ask(self._seconds, "state", self._number, [dict(table) for table in tables]))
 
     def close(self) -> None:
         """See :meth:`Database.close`."""
-        if self._leave is not None:
-            self._leave()
-        self._worker = self._leave = None
+        self._leave()
+
+    @property
+    def _worker(self) -> _Worker:
+        return _WORKERS[self._number % len(_WORKERS)]
 
     @contextmanager
-    def _home(self) -> Iterator[tuple[_Worker, int]]:
-        """The worker that holds the database, for the time of one statement, and the database's number there."""
+    def _filled(self) -> Iterator[_Worker]:
+        """Hold the worker for one statement; it has the database in it."""
         if self._lost:  # the agent's doing, so an answer to the agent and no failure of the episode
             raise SqlError(_LOST)
-        for _ in range(_ATTEMPTS):
-            worker = self._worker if self._worker is not None and self._worker.alive else _POOL.take()
-            with worker.lock:
-                if not worker.alive:  # a statement of another episode has ended it
-                    continue
-                if worker is not self._worker:
-                    self._enter(worker)
-                yield worker, self._number
-                return
-        raise MRLMError("sql: the processes of SQLite end again and again; is there enough memory?")
+        with self._worker.lock:
+            self._worker.start()
+            if self._number not in self._worker.databases:
+                self._fill(self._worker)
+            yield self._worker
 
-    def _enter(self, worker: _Worker) -> None:
-        """Fill a database in a worker with what this one holds."""
-        self.close()
-        self._number = worker.admit()
-        self._leave = weakref.finalize(self, worker.dismiss, self._number)
-        worker.ask(OPEN_SECONDS, "open", self._number, self._tables, self._seconds)
+    def _fill(self, worker: _Worker) -> None:
+        worker.databases.add(self._number)
         try:
+            worker.ask(OPEN_SECONDS, "open", self._number, self._tables, self._seconds)
             for change in self._changes:
                 worker.ask(self._seconds, "execute", self._number, change)
         except SqlError as error:
-            self.close()
             self._lost = True
             raise SqlError(_LOST) from error
-        self._worker = worker
 
 
 class _Worker:
-    """One process and the pipe to it; hold the lock to ask it."""
+    """A process that holds databases, started when it is needed. Hold the lock to ask it."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()
         self.databases: set[int] = set()
-        self._numbers = itertools.count()
-        self._dismissed: deque[int] = deque()
-        self._owner = os.getpid()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process if there is none, or it has ended with all its databases.
+
+        Raises:
+            MRLMError: it cannot be started.
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.databases.clear()
         self._pipe, theirs = Pipe()
         command = [sys.executable, "-I", "-c", _START, str(theirs.fileno()), json.dumps(sys.path)]
         try:
@@ -143,32 +140,15 @@ class _Worker:
         finally:
             theirs.close()
 
-    @property
-    def alive(self) -> bool:
-        """True if the worker takes requests; it belongs to the process that started it, not to forked ones."""
-        return self._owner == os.getpid() and self._process.poll() is None
-
-    def admit(self) -> int:
-        """Return a number for a new database."""
-        number = next(self._numbers)
-        self.databases.add(number)
-        return number
-
-    def dismiss(self, number: int) -> None:
-        """Release a database; the next request tells the worker, which may be busy now."""
-        self.databases.discard(number)
-        self._dismissed.append(number)
-
     def ask(self, seconds: float, method: str, *arguments: Any) -> Any:
-        """Return the worker's answer.
+        """Return the process's answer.
 
         Raises:
-            SqlError: the statement failed, or has ended the worker.
+            SqlError: the statement failed, or has ended the process.
             DataError: the tables cannot be held.
         """
-        dismissed = [self._dismissed.popleft() for _ in range(len(self._dismissed))]
         try:
-            self._pipe.send_bytes(json.dumps([seconds, dismissed, method, *arguments]).encode())
+            self._pipe.send_bytes(json.dumps([seconds, list(self.databases.copy()), method, *arguments]).encode())
             if not self._pipe.poll(seconds + WATCH_SECONDS):
                 raise EOFError
             kind, content = json.loads(self._pipe.recv_bytes(MAX_ANSWER))
@@ -182,48 +162,34 @@ class _Worker:
             raise SqlError(content)
         return content
 
-    def stop(self) -> int:
-        """Kill the process if it runs; the status with which it ended."""
+    def stop(self) -> int | None:
+        """Kill the process if it runs; return the status with which it ended."""
+        if self._process is None:
+            return None
         try:
-            self._process.wait(0.2)  # a worker that has closed its pipe is about to exit
+            self._process.wait(0.2)  # a process that has closed its pipe is about to exit
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._pipe.close()
         return self._process.wait()
 
 
-class _Pool:
-    """The workers of this process; started when they are needed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._workers: list[_Worker] = []
-
-    def take(self) -> _Worker:
-        """Return the worker with the fewest databases, a new one while there are fewer than :data:`WORKERS`."""
-        with self._lock:
-            self._workers = [worker for worker in self._workers if worker.alive]
-            least = min(self._workers, key=lambda worker: len(worker.databases), default=None)
-            if least is None or (least.databases and len(self._workers) < WORKERS):
-                least = _Worker()
-                self._workers.append(least)
-            return least
-
-    def close(self) -> None:
-        """Kill all workers."""
-        for worker in self._workers:
-            if worker.alive:
-                worker.stop()
-        self._workers = []
-
-    def forget(self) -> None:
-        """In a forked process: the workers are the parent's."""
-        self._lock, self._workers = threading.Lock(), []
+_NUMBERS = itertools.count()
+_WORKERS = [_Worker() for _ in range(min(4, os.cpu_count() or 1))]
 
 
-_POOL = _Pool()
-atexit.register(_POOL.close)
-os.register_at_fork(after_in_child=_POOL.forget)
+@atexit.register
+def _stop() -> None:
+    for worker in _WORKERS:
+        worker.stop()
+
+
+def _forget() -> None:
+    """In a forked process: the workers are the parent's."""
+    _WORKERS[:] = [_Worker() for _ in _WORKERS]
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def serve(descriptor: int) -> None:
@@ -236,12 +202,11 @@ def serve(descriptor: int) -> None:
     databases: dict[int, MemoryDatabase] = {}
     while True:
         try:
-            seconds, dismissed, method, number, *arguments = json.loads(pipe.recv_bytes())
+            seconds, held, method, number, *arguments = json.loads(pipe.recv_bytes())
         except EOFError:
             return
-        for gone in dismissed:
-            if gone in databases:
-                databases.pop(gone).close()
+        for gone in databases.keys() - held:
+            databases.pop(gone).close()
         signal.setitimer(signal.ITIMER_REAL, seconds + TIMER_SECONDS)
         try:
             answer: list[Any] = ["ok", None]

@@ -187,8 +187,7 @@ def test_the_time_of_a_statement_is_bounded_within_functions(kind: str) -> None:
 
 @pytest.fixture
 def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql_worker, "WORKERS", 1)
-    monkeypatch.setattr(sql_worker, "_POOL", sql_worker._Pool())
+    monkeypatch.setattr(sql_worker, "_WORKERS", [sql_worker._Worker()])
 
 
 def test_a_statement_that_is_killed_costs_other_episodes_nothing(one_worker: None) -> None:
@@ -217,11 +216,11 @@ def test_tables_that_cannot_be_filled_again_fail_the_agent_and_not_the_episode()
     database._changes.append(f"INSERT INTO `2nd league` {TRIM}, 1, 1")  # as if it had just been fast enough
     with pytest.raises(SqlError, match="takes too long"):
         database.execute(TRIM)
-    with mock.patch.object(sql_worker._POOL, "take", wraps=sql_worker._POOL.take) as taken:
+    with mock.patch.object(database._worker, "start", wraps=database._worker.start) as started:
         for _ in range(10):
             with pytest.raises(SqlError, match="the tables are lost"):
                 database.execute("SELECT 1")
-    taken.assert_called_once()
+    started.assert_called_once()
     database.close()
 
 
