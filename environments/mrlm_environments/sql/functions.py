@@ -6,6 +6,9 @@ no random number. Arguments are SQLite's values; a NULL makes the result NULL un
 
 from __future__ import annotations
 
+import calendar
+import fnmatch
+import glob
 import hashlib
 import math
 import sqlite3
@@ -13,6 +16,7 @@ import unicodedata
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import regex
@@ -27,6 +31,7 @@ MAX_STEPS = 5_000_000
 PATTERN_SECONDS = 0.5
 MAX_PATTERN = 500
 DATE_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d", "%Y/%m/%d", "%Y%m%d")
+_WILDCARDS = {"%": "*", "_": "?"}
 _UNITS = {"DAY": 1, "WEEK": 7}
 _MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
 
@@ -82,48 +87,19 @@ def like(pattern: Any, value: Any, escape: Any = "\\") -> int | None:
     """
     if pattern is None or value is None:
         return None
-    tokens = _like_tokens(folded(text(pattern)), text(escape))
-    letters = folded(text(value))
-    if len(tokens) * len(letters) > MAX_STEPS:
+    signs, letters, sign = iter(folded(text(pattern))), folded(text(value)), text(escape)
+    wild = "".join(
+        glob.escape(next(signs, each)) if each == sign else _WILDCARDS.get(each) or glob.escape(each) for each in signs
+    )
+    if len(wild) * len(letters) > MAX_STEPS:
         raise ValueError("the LIKE pattern and the text are too long")
-    position = place = 0
-    wildcard, resume = -1, 0
-    while place < len(letters):
-        if position < len(tokens) and tokens[position] == "%%":
-            wildcard, resume = position, place
-            position += 1
-        elif position < len(tokens) and tokens[position] in ("__", letters[place]):
-            position, place = position + 1, place + 1
-        elif wildcard >= 0:
-            resume += 1
-            position, place = wildcard + 1, resume
-        else:
-            return 0
-    return int(all(token == "%%" for token in tokens[position:]))
-
-
-def _like_tokens(pattern: str, escape: str) -> list[str]:
-    """Letters, and the doubled signs that stand for wildcards."""
-    tokens: list[str] = []
-    letters = iter(pattern)
-    for letter in letters:
-        if letter == escape:
-            tokens.append(next(letters, letter))
-        elif letter in "%_":
-            tokens += [letter * 2] if tokens[-1:] != ["%%"] or letter == "_" else []
-        else:
-            tokens.append(letter)
-    return tokens
+    return int(fnmatch.fnmatchcase(letters, wild))
 
 
 def _pattern(value: Any) -> str:
     if len(text(value)) > MAX_PATTERN:
         raise ValueError(f"a regular expression may have {MAX_PATTERN} characters")
     return text(value)
-
-
-def _matches(pattern: Any, value: Any) -> int:
-    return int(_found(value, pattern) is not None)
 
 
 def _found(value: Any, pattern: Any) -> str | None:
@@ -165,15 +141,17 @@ def _date(value: Any, *changes: Any) -> str | None:
             when += timedelta(days=int(amount) * _UNITS[unit])
         else:
             months = when.year * 12 + when.month - 1 + int(amount) * _MONTHS[unit]
-            last = 31 if months % 12 + 1 == 12 else (datetime(months // 12, months % 12 + 2, 1) - timedelta(days=1)).day
-            when = when.replace(year=months // 12, month=months % 12 + 1, day=min(when.day, last))
+            year, month = months // 12, months % 12 + 1
+            when = when.replace(year=year, month=month, day=min(when.day, calendar.monthrange(year, month)[1]))
     return None if when is None else when.strftime("%Y-%m-%d")
 
 
-def _part(name: str) -> Callable[[Any], Any]:
-    def of(value: Any) -> Any:
+def _of_moment(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a text's date, and of further values; NULL where the text names none."""
+
+    def of(value: Any, *others: Any) -> Any:
         when = moment(value)
-        return None if when is None else getattr(when, name)
+        return None if when is None else read(when, *others)
 
     return of
 
@@ -184,16 +162,6 @@ def _parsed_date(value: Any, form: Any) -> str | None:
     except ValueError:
         return None
     return when.strftime("%Y-%m-%d" if when.time() == datetime.min.time() else "%Y-%m-%d %H:%M:%S")
-
-
-def _formatted_date(form: Any, value: Any) -> str | None:
-    when = moment(value)
-    return None if when is None else when.strftime(text(form))
-
-
-def _day_number(value: Any) -> int | None:
-    when = moment(value)
-    return None if when is None else when.toordinal()
 
 
 def _joined(separator: Any, *values: Any) -> str | None:
@@ -295,16 +263,16 @@ _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "truncate": (2, _truncated),
     "number_to_str": (2, lambda value, digits: f"{_number(value):,.{min(30, max(0, int(digits)))}f}"),
     "octet_length": (1, lambda value: len(text(value).encode())),
-    "regexp": (2, _matches),
+    "regexp": (2, lambda pattern, value: int(_found(value, pattern) is not None)),
     "regexp_replace": (3, _replaced),
     "regexp_substr": (2, _found),
     "date": (-1, _date),
-    "year": (1, _part("year")),
-    "month": (1, _part("month")),
-    "day": (1, _part("day")),
+    "year": (1, _of_moment(attrgetter("year"))),
+    "month": (1, _of_moment(attrgetter("month"))),
+    "day": (1, _of_moment(attrgetter("day"))),
     "str_to_date": (2, _parsed_date),
-    "strftime": (2, _formatted_date),
-    "julianday": (1, _day_number),
+    "strftime": (2, lambda form, value: _of_moment(datetime.strftime)(value, text(form))),
+    "julianday": (1, _of_moment(datetime.toordinal)),
 }
 _OWN: dict[str, tuple[int, Callable[..., Any]]] = {
     "number_text": (1, number_text),
