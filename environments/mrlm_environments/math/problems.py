@@ -13,6 +13,8 @@ from fractions import Fraction
 from random import Random
 from typing import Literal, get_args
 
+from mrlm_environments.toolbox.calculator import evaluate
+
 Kind = Literal["arithmetic", "algebra", "word", "multistep"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_DIFFICULTY = 5
@@ -70,12 +72,25 @@ def decimal_text(value: Fraction) -> str:
     return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
 
 
-def _equation(left: str, value: int | Fraction) -> str:
-    return f"{left}={decimal_text(Fraction(value))}"
-
-
 def _problem(question: str, answer: int | Fraction, steps: Sequence[str], key: str) -> Problem:
     return Problem(question, decimal_text(Fraction(answer)), "; ".join(steps), key)
+
+
+def _worked(question: str, key: str, *steps: str) -> Problem:
+    """Return a problem whose answer is the value of the last step; each step is an expression of numbers.
+
+    >>> _worked("3 bags of 4 nuts, 2 lost?", "bags", "3*4", "12-2").solution
+    '3*4=12; 12-2=10'
+    """
+    values = [Fraction(evaluate(step)) for step in steps]
+    equations = [f"{step}={decimal_text(value)}" for step, value in zip(steps, values, strict=True)]
+    return _problem(question, values[-1], equations, key)
+
+
+def _asked(expression: str, *steps: str) -> Problem:
+    """Return the problem that asks for an expression's value, in one step by default."""
+    key = expression.replace(" ", "")
+    return _worked(f"What is {expression}?", key, *(steps or [key]))
 
 
 def _arithmetic(rng: Random, difficulty: int) -> Problem:
@@ -92,10 +107,7 @@ def _sum_or_difference(rng: Random, difficulty: int, operator: str) -> Problem:
         a, b = max(a, b), min(a, b)
     if difficulty == MAX_DIFFICULTY:
         a, b = a / 100, b / 100
-    value = a + b if operator == "+" else a - b
-    left, right = decimal_text(a), decimal_text(b)
-    expression = f"{left}{operator}{right}"
-    return _problem(f"What is {left} {operator} {right}?", value, [_equation(expression, value)], expression)
+    return _asked(f"{decimal_text(a)} {operator} {decimal_text(b)}")
 
 
 def _product(rng: Random, difficulty: int) -> Problem:
@@ -106,15 +118,14 @@ def _product(rng: Random, difficulty: int) -> Problem:
         ((101, 999), (11, 99)),
     )[difficulty - 2]
     a, b = rng.randint(a_low, a_high), rng.randint(b_low, b_high)
-    key = f"{a}*{b}"
-    steps = [f"{key}={a * b}"]
+    steps: list[str] = []
     if difficulty == 3 and a % 10:
         tens, ones = a - a % 10, a % 10
-        steps = [f"{tens}*{b}={tens * b}", f"{ones}*{b}={ones * b}", f"{tens * b}+{ones * b}={a * b}"]
+        steps = [f"{tens}*{b}", f"{ones}*{b}", f"{tens * b}+{ones * b}"]
     elif difficulty > 3 and b % 10:
         tens, ones = b - b % 10, b % 10
-        steps = [f"{a}*{tens}={a * tens}", f"{a}*{ones}={a * ones}", f"{a * tens}+{a * ones}={a * b}"]
-    return _problem(f"What is {a} * {b}?", a * b, steps, key)
+        steps = [f"{a}*{tens}", f"{a}*{ones}", f"{a * tens}+{a * ones}"]
+    return _asked(f"{a} * {b}", *steps)
 
 
 def _quotient(rng: Random, difficulty: int) -> Problem:
@@ -125,8 +136,7 @@ def _quotient(rng: Random, difficulty: int) -> Problem:
         (d_low, d_high), (q_low, q_high) = (((2, 9), (2, 12)), ((2, 9), (11, 99)), ((11, 49), (11, 99)))[difficulty - 2]
         divisor = rng.randint(d_low, d_high)
         dividend = divisor * rng.randint(q_low, q_high)
-    value, key = Fraction(dividend, divisor), f"{dividend}/{divisor}"
-    return _problem(f"What is {dividend} / {divisor}?", value, [_equation(key, value)], key)
+    return _asked(f"{dividend} / {divisor}")
 
 
 def _algebra(rng: Random, difficulty: int) -> Problem:
@@ -202,48 +212,45 @@ def _word(rng: Random, difficulty: int) -> Problem:
 
 def _gains(rng: Random, name: str, thing: str) -> Problem:
     a, b = rng.randint(1, 20), rng.randint(1, 10)
-    return _problem(f"{name} has {a} {thing}, gets {b}. Total?", a + b, [f"{a}+{b}={a + b}"], f"gains {a} {b}")
+    return _worked(f"{name} has {a} {thing}, gets {b}. Total?", f"gains {a} {b}", f"{a}+{b}")
 
 
 def _loses(rng: Random, name: str, thing: str) -> Problem:
     a, b = rng.randint(2, 20), rng.randint(1, 10)
     a, b = max(a, b), min(a, b)
-    return _problem(f"{name} has {a} {thing}, loses {b}. Left?", a - b, [f"{a}-{b}={a - b}"], f"loses {a} {b}")
+    return _worked(f"{name} has {a} {thing}, loses {b}. Left?", f"loses {a} {b}", f"{a}-{b}")
 
 
 def _bags(rng: Random, name: str, thing: str) -> Problem:
     a, b = rng.randint(2, 12), rng.randint(2, 12)
-    question = f"{name} has {a} bags of {b} {thing}. Total?"
-    return _problem(question, a * b, [f"{a}*{b}={a * b}"], f"bags {a} {b}")
+    return _worked(f"{name} has {a} bags of {b} {thing}. Total?", f"bags {a} {b}", f"{a}*{b}")
 
 
 def _shares(rng: Random, name: str, thing: str) -> Problem:
     a, b = rng.randint(2, 12), rng.randint(2, 12)
     question = f"{name} puts {a * b} {thing} evenly in {a} bags. How many per bag?"
-    return _problem(question, b, [f"{a * b}/{a}={b}"], f"shares {a} {b}")
+    return _worked(question, f"shares {a} {b}", f"{a * b}/{a}")
 
 
 def _bags_less(rng: Random, name: str, thing: str) -> Problem:
     a, b = rng.randint(2, 12), rng.randint(3, 20)
     c = rng.randint(1, a * b - 1)
     question = f"{name} buys {a} bags of {b} {thing} and gives away {c}. How many are left?"
-    return _problem(question, a * b - c, [f"{a}*{b}={a * b}", f"{a * b}-{c}={a * b - c}"], f"bags less {a} {b} {c}")
+    return _worked(question, f"bags less {a} {b} {c}", f"{a}*{b}", f"{a * b}-{c}")
 
 
 def _times_as_many(rng: Random, name: str, thing: str) -> Problem:
     a, b = rng.randint(3, 40), rng.randint(2, 6)
     friend = rng.choice([other for other in NAMES if other != name])
     question = f"{name} has {a} {thing}. {friend} has {b} times as many. How many do they have together?"
-    steps = [f"{a}*{b}={a * b}", f"{a}+{a * b}={a + a * b}"]
-    return _problem(question, a + a * b, steps, f"times as many {a} {b}")
+    return _worked(question, f"times as many {a} {b}", f"{a}*{b}", f"{a}+{a * b}")
 
 
 def _discount(rng: Random, name: str, thing: str) -> Problem:
     percent, price = rng.choice((5, 10, 15, 20, 25, 30, 40, 50)), rng.randint(2, 50) * 20
     off = price * percent // 100
     question = f"A box of {thing} costs ${price}. {name} gets {percent}% off. How many dollars does {name} pay?"
-    steps = [f"{price}*{percent}/100={off}", f"{price}-{off}={price - off}"]
-    return _problem(question, price - off, steps, f"discount {percent} {price}")
+    return _worked(question, f"discount {percent} {price}", f"{price}*{percent}/100", f"{price}-{off}")
 
 
 def _journey(rng: Random, name: str, thing: str) -> Problem:
@@ -253,9 +260,8 @@ def _journey(rng: Random, name: str, thing: str) -> Problem:
         f"{name} rides {first} km per hour for {hours} hours, then {second} km per hour for {more} hours. "
         f"How many km is that?"
     )
-    a, b = first * hours, second * more
-    steps = [f"{first}*{hours}={a}", f"{second}*{more}={b}", f"{a}+{b}={a + b}"]
-    return _problem(question, a + b, steps, f"journey {first} {hours} {second} {more}")
+    steps = f"{first}*{hours}", f"{second}*{more}", f"{first * hours}+{second * more}"
+    return _worked(question, f"journey {first} {hours} {second} {more}", *steps)
 
 
 def _savings(rng: Random, name: str, thing: str) -> Problem:
@@ -263,19 +269,13 @@ def _savings(rng: Random, name: str, thing: str) -> Problem:
     percent, price = rng.choice((10, 20, 30, 40, 60)), rng.randint(5, 60)
     earned = wage * hours * days
     spent = earned * percent // 100
-    left = earned - spent - price
     question = (
         f"{name} earns ${wage} per hour and works {hours} hours a day for {days} days. {name} spends {percent}% of it "
         f"on rent and ${price} on {thing}. How many dollars are left?"
     )
-    steps = [
-        f"{wage}*{hours}={wage * hours}",
-        f"{wage * hours}*{days}={earned}",
-        f"{earned}*{percent}/100={spent}",
-        f"{earned}-{spent}={earned - spent}",
-        f"{earned - spent}-{price}={left}",
-    ]
-    return _problem(question, left, steps, f"savings {wage} {hours} {days} {percent} {price}")
+    steps = f"{wage}*{hours}", f"{wage * hours}*{days}", f"{earned}*{percent}/100", f"{earned}-{spent}"
+    key = f"savings {wage} {hours} {days} {percent} {price}"
+    return _worked(question, key, *steps, f"{earned - spent}-{price}")
 
 
 def _ratio(rng: Random, name: str, thing: str) -> Problem:
@@ -286,8 +286,8 @@ def _ratio(rng: Random, name: str, thing: str) -> Problem:
         f"{name} and {friend} share {total} {thing} in the ratio {a}:{b}. Then {friend} gives {given} {thing} to "
         f"{name}. How many {thing} does {name} have?"
     )
-    steps = [f"{a}+{b}={a + b}", f"{total}/{a + b}={unit}", f"{a}*{unit}={mine}", f"{mine}+{given}={mine + given}"]
-    return _problem(question, mine + given, steps, f"ratio {a} {b} {unit} {given}")
+    steps = f"{a}+{b}", f"{total}/{a + b}", f"{a}*{unit}", f"{mine}+{given}"
+    return _worked(question, f"ratio {a} {b} {unit} {given}", *steps)
 
 
 _STORIES: tuple[tuple[Callable[[Random, str, str], Problem], ...], ...] = (
@@ -306,42 +306,21 @@ def _multistep(rng: Random, difficulty: int) -> Problem:
         operator = rng.choice("+-")
         if operator == "-":
             c = min(c, a + b)
-        value = a + b + c if operator == "+" else a + b - c
-        steps = [f"{a}+{b}={a + b}", f"{a + b}{operator}{c}={value}"]
-        return _problem(f"What is {a} + {b} {operator} {c}?", value, steps, f"{a}+{b}{operator}{c}")
+        return _asked(f"{a} + {b} {operator} {c}", f"{a}+{b}", f"{a + b}{operator}{c}")
     low, high = ((2, 9), (2, 12), (11, 30), (11, 60))[difficulty - 2]
     a, b, c, d = (rng.randint(low, high) for _ in range(4))
     if difficulty == 2:
         operator = rng.choice("+-")
         c = min(c, a * b)
-        value = a * b + c if operator == "+" else a * b - c
-        steps = [f"{a}*{b}={a * b}", f"{a * b}{operator}{c}={value}"]
-        return _problem(f"What is {a} * {b} {operator} {c}?", value, steps, f"{a}*{b}{operator}{c}")
+        return _asked(f"{a} * {b} {operator} {c}", f"{a}*{b}", f"{a * b}{operator}{c}")
     if difficulty == 3:
-        value = (a + b) * c - d
-        steps = [f"{a}+{b}={a + b}", f"{a + b}*{c}={(a + b) * c}", f"{(a + b) * c}-{d}={value}"]
-        return _problem(f"What is ({a} + {b}) * {c} - {d}?", value, steps, f"({a}+{b})*{c}-{d}")
+        return _asked(f"({a} + {b}) * {c} - {d}", f"{a}+{b}", f"{a + b}*{c}", f"{(a + b) * c}-{d}")
     if difficulty == 4:
-        value = (a + b) * (c - d) + a
-        steps = [
-            f"{a}+{b}={a + b}",
-            f"{c}-{d}={c - d}",
-            f"{a + b}*{c - d}={(a + b) * (c - d)}",
-            f"{(a + b) * (c - d)}+{a}={value}",
-        ]
-        return _problem(f"What is ({a} + {b}) * ({c} - {d}) + {a}?", value, steps, f"({a}+{b})*({c}-{d})+{a}")
+        steps = f"{a}+{b}", f"{c}-{d}", f"{a + b}*{c - d}", f"{(a + b) * (c - d)}+{a}"
+        return _asked(f"({a} + {b}) * ({c} - {d}) + {a}", *steps)
     k = rng.randint(2, 9)
-    dividend = k * b
-    value = (dividend // k + c) * d - a * k
-    steps = [
-        f"{dividend}/{k}={b}",
-        f"{b}+{c}={b + c}",
-        f"{b + c}*{d}={(b + c) * d}",
-        f"{a}*{k}={a * k}",
-        f"{(b + c) * d}-{a * k}={value}",
-    ]
-    question = f"What is ({dividend} / {k} + {c}) * {d} - {a} * {k}?"
-    return _problem(question, value, steps, f"({dividend}/{k}+{c})*{d}-{a}*{k}")
+    parts = f"{k * b}/{k}", f"{b}+{c}", f"{b + c}*{d}", f"{a}*{k}", f"{(b + c) * d}-{a * k}"
+    return _asked(f"({k * b} / {k} + {c}) * {d} - {a} * {k}", *parts)
 
 
 _GENERATORS: dict[Kind, Callable[[Random, int], Problem]] = {
