@@ -13,6 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, TypeAlias
 
 from mrlm_pl.environment.tools import Tool, ToolError, tool_schema
@@ -29,7 +30,9 @@ MAX_DIGITS = 1_000
 _MAX_BITS = math.ceil(MAX_DIGITS * math.log2(10))
 _SIGNIFICANT = 15
 
-_TOKEN = re.compile(r"\s*(?:((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)|([a-z][a-z_0-9]*)|(\*\*|//|\S))", re.DOTALL)
+_TOKEN = re.compile(
+    r"(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)|(?P<name>[a-z][a-z_0-9]*)|(?P<sign>\*\*|//|\S)"
+)
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "π": " pi "})
 _SIGNS = {"+", "-", "*", "/", "//", "**", "%", "!", "^", "(", ")", ","}
 _PER_CENT, _FACTORIAL = "_per_cent", "_factorial"
@@ -52,9 +55,15 @@ def evaluate(expression: str) -> Number:
     >>> evaluate("17*23+4"), evaluate("15% of 280"), evaluate("sqrt(16)"), evaluate("2^10"), evaluate("1/3 + 1/6")
     (395, 42, 4, 1024, Fraction(1, 2))
     """
-    tree = _parsed(expression)
+    source = _source(expression)
     try:
-        return _Evaluation().value(tree.body, 0)
+        tree = ast.parse(source, mode="eval")
+    except SyntaxError:
+        raise ToolError("it is not an expression; write for example (2 + 3) * sqrt(16)") from None
+    except (RecursionError, MemoryError, ValueError):
+        raise ToolError("it is nested too deeply") from None
+    try:
+        return _value(tree.body, 0)
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
     except OverflowError:
@@ -96,16 +105,6 @@ class Calculator(Tool):
         return shown(evaluate(arguments["expression"]))
 
 
-def _parsed(expression: str) -> ast.Expression:
-    text = _source(expression)
-    try:
-        return ast.parse(text, mode="eval")
-    except SyntaxError:
-        raise ToolError("it is not an expression; write for example (2 + 3) * sqrt(16)") from None
-    except (RecursionError, MemoryError, ValueError):
-        raise ToolError("it is nested too deeply") from None
-
-
 def _source(expression: str) -> str:
     """Python source of the expression, made of known tokens only."""
     if len(expression) > MAX_CHARACTERS:
@@ -113,12 +112,10 @@ def _source(expression: str) -> str:
     text = expression.lower().translate(_SPELLINGS).rstrip("=? \n\t")
     if not text.strip():
         raise ToolError("the expression is empty")
-    tokens: list[tuple[str, str]] = []
-    for number, name, sign in _TOKEN.findall(text):
-        kind = "number" if number else "name" if name else "sign"
+    tokens = [(str(found.lastgroup), found.group()) for found in _TOKEN.finditer(text)]
+    for kind, sign in tokens:
         if kind == "sign" and sign not in _SIGNS:
             raise ToolError(f"{sign!a} is not allowed; use numbers, + - * / // % ^ ! ( ) and functions")
-        tokens.append((kind, number or name or sign))
     return " ".join(_written(tokens, index) for index in range(len(tokens)))
 
 
@@ -146,57 +143,47 @@ def _literal(text: str) -> str:
     return f"{value.numerator}" if value.denominator == 1 else f"_fraction({value.numerator}, {value.denominator})"
 
 
-class _Evaluation:
-    """Evaluates a syntax tree; every intermediate result is checked for its size."""
-
-    def value(self, node: ast.expr, depth: int) -> Number:
-        if depth > MAX_DEPTH:
-            raise ToolError(f"it is nested too deeply; {MAX_DEPTH} levels are the most")
-        spine: list[ast.BinOp] = []  # a long sum leans to the left; walking down it takes no recursion
-        while isinstance(node, ast.BinOp):
-            spine.append(node)
-            node = node.left
-        value = self._operand(node, depth)
-        for step in reversed(spine):
-            value = _checked(_OPERATORS[type(step.op)](value, self.value(step.right, depth + 1)))
-        return value
-
-    def _operand(self, node: ast.expr, depth: int) -> Number:
-        if isinstance(node, ast.Constant):
-            return node.value  # type: ignore[return-value]
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-            value = self.value(node.operand, depth + 1)
-            return -value if isinstance(node.op, ast.USub) else value
-        if isinstance(node, ast.Subscript):
-            return self._postfix(node, depth)
-        if isinstance(node, ast.Name):
-            if node.id not in _CONSTANTS:
-                raise ToolError(f"there is no name {node.id[:40]!r}; {_KNOWN}")
-            return _CONSTANTS[node.id]
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-            return self._call(node.func.id, [self.value(argument, depth + 1) for argument in node.args])
-        if isinstance(node, ast.Tuple):
-            raise ToolError("a comma separates the arguments of a function; write 1234, not 1,234")
-        raise ToolError("it is not an expression; write a sign between two numbers, as in 2*(3+4)")
-
-    def _postfix(self, node: ast.Subscript, depth: int) -> Number:
-        value = self.value(node.value, depth + 1)
-        if isinstance(node.slice, ast.Name) and node.slice.id == _PER_CENT:
-            return _exact(value / 100 if isinstance(value, float) else Fraction(value) / 100)
-        return _checked(_factorial(value))
-
-    def _call(self, name: str, arguments: list[Number]) -> Number:
-        if name not in _FUNCTIONS:
-            raise ToolError(f"there is no function {name[:40]!r}; {_KNOWN}")
-        least, most, function = _FUNCTIONS[name]
-        if not least <= len(arguments) <= most:
-            raise ToolError(f"{name} takes {least if least == most else f'{least} or more'} arguments")
-        return _checked(function(*arguments))
+def _value(node: ast.expr, depth: int) -> Number:
+    """Return the value of a node; every intermediate result is checked for its size."""
+    if depth > MAX_DEPTH:
+        raise ToolError(f"it is nested too deeply; {MAX_DEPTH} levels are the most")
+    spine: list[ast.BinOp] = []  # a long sum leans to the left; walking down it takes no recursion
+    while isinstance(node, ast.BinOp):
+        spine.append(node)
+        node = node.left
+    value = _operand(node, depth)
+    for step in reversed(spine):
+        value = _checked(_OPERATORS[type(step.op)](value, _value(step.right, depth + 1)))
+    return value
 
 
-def _exact(value: Number) -> Number:
-    """Return an int for a whole fraction; floats stay floats."""
-    return value.numerator if isinstance(value, Fraction) and value.denominator == 1 else value
+def _operand(node: ast.expr, depth: int) -> Number:
+    if isinstance(node, ast.Constant):
+        return node.value  # type: ignore[return-value]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        value = _value(node.operand, depth + 1)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.Name):
+        if node.id not in _CONSTANTS:
+            raise ToolError(f"there is no name {node.id[:40]!r}; {_KNOWN}")
+        return _CONSTANTS[node.id]
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name):
+        return _called(node.slice.id, [node.value], depth)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        return _called(node.func.id, node.args, depth)
+    if isinstance(node, ast.Tuple):
+        raise ToolError("a comma separates the arguments of a function; write 1234, not 1,234")
+    raise ToolError("it is not an expression; write a sign between two numbers, as in 2*(3+4)")
+
+
+def _called(name: str, nodes: Sequence[ast.expr], depth: int) -> Number:
+    arguments = [_value(node, depth + 1) for node in nodes]
+    if name not in _FUNCTIONS:
+        raise ToolError(f"there is no function {name[:40]!r}; {_KNOWN}")
+    least, most, function = _FUNCTIONS[name]
+    if not least <= len(arguments) <= most:
+        raise ToolError(f"{name} takes {least if least == most else f'{least} or more'} arguments")
+    return _checked(function(*arguments))
 
 
 def _checked(value: Any) -> Number:
@@ -208,7 +195,7 @@ def _checked(value: Any) -> Number:
         return value
     if _bits(value) > _MAX_BITS:
         raise ToolError(_TOO_LARGE)
-    return _exact(value)
+    return value.numerator if value.denominator == 1 else value
 
 
 def _bits(value: int | Fraction) -> int:
@@ -242,15 +229,12 @@ def _factorial(value: Number) -> int:
     return math.factorial(number)
 
 
-def _choices(function: Callable[[int, int], int]) -> Callable[[Number, Number], int]:
-    def bounded(n: Number, k: Number) -> int:
-        total, chosen = _whole(n), _whole(k)
-        drawn = min(chosen, abs(total - chosen)) if function is math.comb else chosen
-        if 0 <= drawn <= total and drawn * total.bit_length() > 8 * _MAX_BITS:
-            raise ToolError(_TOO_LARGE)
-        return function(total, chosen)
-
-    return bounded
+def _choices(function: Callable[[int, int], int], n: Number, k: Number) -> int:
+    total, chosen = _whole(n), _whole(k)
+    drawn = min(chosen, abs(total - chosen)) if function is math.comb else chosen
+    if 0 <= drawn <= total and drawn * total.bit_length() > 8 * _MAX_BITS:
+        raise ToolError(_TOO_LARGE)
+    return function(total, chosen)
 
 
 def _whole(value: Number) -> int:
@@ -268,8 +252,8 @@ def _rounded(value: Number, digits: Number = 0) -> Number:
     return round(value, places) if isinstance(value, float) else round(Fraction(value), places)
 
 
-def _integers(function: Callable[..., int]) -> Callable[..., int]:
-    return lambda *values: function(*(_whole(value) for value in values))
+def _integers(function: Callable[..., int], *values: Number) -> int:
+    return function(*map(_whole, values))
 
 
 def _logarithm(value: Number, base: Number = math.e) -> float:
@@ -293,17 +277,19 @@ _OF_ONE = "acos asin atan ceil cos cosh degrees exp floor log10 log2 radians sin
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Any]]] = {
     **{name: (1, 1, getattr(math, name)) for name in _OF_ONE.split()},
     "_fraction": (2, 2, Fraction),
+    _FACTORIAL: (1, 1, _factorial),
+    _PER_CENT: (1, 1, lambda value: _divide(value, 100)),
     "abs": (1, 1, abs),
     "atan2": (2, 2, math.atan2),
-    "comb": (2, 2, _choices(math.comb)),
+    "comb": (2, 2, partial(_choices, math.comb)),
     "factorial": (1, 1, _factorial),
-    "gcd": (1, _MANY, _integers(math.gcd)),
-    "lcm": (1, _MANY, _integers(math.lcm)),
+    "gcd": (1, _MANY, partial(_integers, math.gcd)),
+    "lcm": (1, _MANY, partial(_integers, math.lcm)),
     "ln": (1, 1, math.log),
     "log": (1, 2, _logarithm),
     "max": (1, _MANY, max),
     "min": (1, _MANY, min),
-    "perm": (2, 2, _choices(math.perm)),
+    "perm": (2, 2, partial(_choices, math.perm)),
     "round": (1, 2, _rounded),
     "sqrt": (1, 1, _square_root),
     "sum": (1, _MANY, lambda *values: sum(values)),
