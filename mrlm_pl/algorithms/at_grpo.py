@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from mrlm_pl.advantages import group_normalized_advantages
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.decisions import TreeCredit, joint_mode_judge
-from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
+from mrlm_pl.learner.credit.decisions import TreeCredit
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
-from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import as_settings
 
 
@@ -33,36 +25,24 @@ class ATGRPO(PolicyGradient):
     follows a decision does not count, as it is known for the best one only. ``clip_fraction`` is logged as well.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         reward: ``team`` is the mean over the agents, ``own`` each agent's own.
         clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
     """
 
     smallest_group = 2
+    advantage = staticmethod(group_normalized_advantages)
 
     def __init__(
         self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
+        *args: Any,
         reward: RewardShare = "team",
         clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, **settings)
-        branching, judge = Branching("align", expand="best"), joint_mode_judge("align")
-        self.tree: TreeCredit = TreeCredit(branching, 0.0, reward, judge, "equal", reduction=self.reduction)
+        super().__init__(*args, **settings)
+        self.tree = TreeCredit(gamma=0.0, reward=reward, weighting="equal", expand="best", reduction=self.reduction)
         self.clip = as_settings(Clip, clip, "clip")
-
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        returns = self.tree.returns(episodes, self.turn_bonus(sampling))
-        advantages = group_normalized_advantages(returns.reward, returns.comparison)
-        return self.tree.rows(self, returns, advantages, self.temperatures(sampling))
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return clipped_losses(logp, old_logp, rows, self.clip)

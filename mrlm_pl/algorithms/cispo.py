@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from mrlm_pl.advantages import group_normalized_advantages
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip, cispo_loss
-from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings
 
 RANGE = Clip(1.0, 4.0)
@@ -31,36 +27,23 @@ class CISPO(PolicyGradient):
     What is logged is described at :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         clip: bounds of the weight; ``low: 1`` has no lower one, as in the paper.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range, or ``clip.dual``, since ``clip.high`` bounds the weight already.
     """
 
     smallest_group = 2
+    advantage = staticmethod(group_normalized_advantages)
 
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        clip: Clip = RANGE,
-        **settings: Any,
-    ) -> None:
-        super().__init__(policies, seats, **settings)
-        self.clip = as_settings(Clip, clip, "clip", RANGE)
+    def __init__(self, *args: Any, clip: Clip = RANGE, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.clip: Clip = as_settings(Clip, clip, "clip", RANGE)
         if self.clip.dual is not None:
             raise ConfigurationError(
                 f"clip.dual is {self.clip.dual}, but clip.high bounds CISPO's weight at all advantages; leave it out"
             )
-
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        returns = self.group_returns(episodes, sampling)
-        advantages = group_normalized_advantages(returns.reward, returns.comparison)
-        return returns.rows(advantages, self.temperatures(sampling))
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         assert rows.advantages is not None

@@ -11,12 +11,9 @@ from torch import Tensor
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.decisions import TreeCredit, Weighting, counterfactual_judge
+from mrlm_pl.learner.credit.decisions import DecisionReturns, TreeCredit, Weighting
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import policy_gradient_loss
-from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.rollout.turn_tree import turn_trees
 
 logger = logging.getLogger(__name__)
@@ -34,32 +31,33 @@ class COMA(PolicyGradient):
     With two agents that is G^2 joint actions in every state, with N > 2 agents ``G + N G (G - 1)``.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         gamma, reward, weighting: see :class:`~mrlm_pl.learner.credit.decisions.TreeCredit`.
         stop_above: end all paths of a state when the mean reward of its joint actions is above this; null never does.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
     """
 
-    uses_importance_ratio = False
     smallest_group = 2
 
     def __init__(
         self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
+        *args: Any,
         gamma: float = 1.0,
         stop_above: float | None = None,
         reward: RewardShare = "team",
         weighting: Weighting = "reach",
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, **settings)
-        branching = Branching("counterfactual", stop_above=stop_above)
-        self.tree: TreeCredit = TreeCredit(
-            branching, gamma, reward, counterfactual_judge, weighting, reduction=self.reduction
+        super().__init__(*args, **settings)
+        self.tree = TreeCredit(
+            gamma=gamma,
+            stop_above=stop_above,
+            reward=reward,
+            weighting=weighting,
+            counterfactual=True,
+            reduction=self.reduction,
         )
         self._warned = False
 
@@ -78,13 +76,10 @@ class COMA(PolicyGradient):
                 "no joint action of this rollout differs from another in the decision of one agent alone, so all "
                 "advantages are 0; COMA needs the turn trees that it collects itself, or those of `joint_mode: cross`"
             )
-        returns = self.tree.returns(episodes, self.turn_bonus(sampling))
-        advantages = returns.reward - returns.baseline
-        return self.tree.rows(self, returns, advantages, self.temperatures(sampling))
+        return super().credit(episodes, sampling, greedy)
 
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        assert rows.advantages is not None
-        return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}
+    def advantages(self, returns: DecisionReturns) -> Tensor:
+        return returns.reward - returns.baseline
 
 
 def _has_counterfactual(joints: Sequence[tuple[int, ...]]) -> bool:

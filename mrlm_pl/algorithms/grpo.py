@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import Tensor
@@ -12,13 +12,9 @@ from mrlm_pl.advantages import (
     group_normalized_advantages,
     leave_one_out_advantages,
 )
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
-from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings
 
 ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -45,11 +41,10 @@ class GRPO(PolicyGradient):
     share of tokens whose gradient the clip removes.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         advantage: how the returns of a group become advantages: a name, or a function of returns [N] and group numbers
             [N] that returns advantages [N], in a configuration by its import path.
         clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
@@ -59,25 +54,14 @@ class GRPO(PolicyGradient):
 
     def __init__(
         self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
+        *args: Any,
         advantage: Literal["group_normalized", "group_centered", "leave_one_out"]
         | Callable[[Tensor, Tensor], Tensor] = "group_normalized",
         clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, **settings)
+        super().__init__(*args, **settings)
         if isinstance(advantage, str) and advantage not in ADVANTAGES:
             raise ConfigurationError(f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)}, or a function")
         self.advantage = ADVANTAGES[advantage] if isinstance(advantage, str) else advantage
         self.clip = as_settings(Clip, clip, "clip")
-
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        returns = self.group_returns(episodes, sampling)
-        advantages = self.advantage(returns.reward, returns.comparison)
-        return returns.rows(advantages, self.temperatures(sampling))
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return clipped_losses(logp, old_logp, rows, self.clip)

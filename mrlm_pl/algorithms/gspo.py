@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from mrlm_pl.advantages import group_normalized_advantages
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip, Reduction, clip_fraction, gspo_loss
-from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings
 
 RANGE = Clip(3e-4, 4e-4)
@@ -41,24 +37,11 @@ class GSPO(PolicyGradient):
     """
 
     smallest_group = 2
+    advantage = staticmethod(group_normalized_advantages)
 
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        clip: Clip = RANGE,
-        reduction: Reduction = "sequence_mean",
-        **settings: Any,
-    ) -> None:
-        super().__init__(policies, seats, reduction=reduction, **settings)
-        self.clip = as_settings(Clip, clip, "clip", RANGE)
-
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        returns = self.group_returns(episodes, sampling)
-        advantages = group_normalized_advantages(returns.reward, returns.comparison)
-        return returns.rows(advantages, self.temperatures(sampling))
+    def __init__(self, *args: Any, clip: Clip = RANGE, reduction: Reduction = "sequence_mean", **settings: Any) -> None:
+        super().__init__(*args, reduction=reduction, **settings)
+        self.clip: Clip = as_settings(Clip, clip, "clip", RANGE)
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         assert rows.advantages is not None

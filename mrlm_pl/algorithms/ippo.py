@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from torch import Tensor
-
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch
@@ -15,7 +13,7 @@ from mrlm_pl.learner.credit.team import paid_as_a_team, warn_of_constant_sum
 from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics
 from mrlm_pl.learner.kl import IN_REWARD, KL
-from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
@@ -39,7 +37,6 @@ class IPPO(PolicyGradient):
     are those of :class:`~mrlm_pl.algorithms.ppo.PPO`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         agent_critics: a model that estimates the values, by agent, for all agents whose policy is trained; None gives
             each policy a value head, which agents in its seats share. A critic needs its agent's tokenizer.
         reward: what an agent's turns are paid: its ``own`` reward or the ``team``'s.
@@ -47,7 +44,7 @@ class IPPO(PolicyGradient):
         value_learning_rate, value_clip, value_coefficient: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
         gamma, discount_unit, lam, whiten_advantages, clip, kl, task_normalization: see
             :class:`~mrlm_pl.algorithms.ppo.PPO`.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range, or critics that do not fit the agents.
@@ -57,8 +54,7 @@ class IPPO(PolicyGradient):
 
     def __init__(
         self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
+        *args: Any,
         agent_critics: dict[str, Policy] | None = None,
         reward: RewardShare = "own",
         whiten_over: Literal["agent", "policy"] = "agent",
@@ -74,19 +70,13 @@ class IPPO(PolicyGradient):
         task_normalization: TaskNormalization | None = "none",
         **settings: Any,
     ) -> None:
-        kl = as_settings(KL, kl, "kl", IN_REWARD)
-        super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
+        super().__init__(*args, kl=kl, task_normalization=task_normalization, **settings)
         one_of(get_args(RewardShare), "", reward=reward)
         self.reward = reward
         self.clip = as_settings(Clip, clip, "clip")
         self.gae = TokenGAE(gamma, lam, discount_unit, whiten_over if whiten_advantages else None)
-        self.critic = (AgentCritics if agent_critics else PolicyCritics)(
-            agent_critics or {},
-            {name: self.policy(name) for name in self.policies},
-            value_learning_rate=value_learning_rate,
-            value_clip=value_clip,
-            coefficient=value_coefficient,
-        )
+        critics = AgentCritics if agent_critics else PolicyCritics
+        self.critic = critics(agent_critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)
         self._warned = False
 
     def credit(
@@ -95,7 +85,4 @@ class IPPO(PolicyGradient):
         if self.reward == "team":
             self._warned = self._warned or warn_of_constant_sum(episodes, "set `model.reward: own`")
             episodes = [paid_as_a_team(episode) for episode in episodes]
-        return self.token_credit(episodes, sampling, self.gae)
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return clipped_losses(logp, old_logp, rows, self.clip)
+        return super().credit(episodes, sampling, greedy)

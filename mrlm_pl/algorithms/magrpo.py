@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import Any
 
 from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.advantages.tree import CrossReduction
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.decisions import TreeCredit, Weighting, joint_mode_judge
+from mrlm_pl.learner.credit.decisions import JointMode, TreeCredit, Weighting
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import policy_gradient_loss
-from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.rollout.tree_player import Branching
 
 
 class MAGRPO(PolicyGradient):
@@ -32,28 +23,21 @@ class MAGRPO(PolicyGradient):
     There is no ratio and no clip, so use a rollout once (``data.passes`` and ``data.minibatches`` 1).
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
-        joint_mode: ``align`` combines the g-th decisions of the agents; ``cross`` evaluates the full product of joint
-            actions: lower variance, G^N evaluations.
-        cross_reduction: ``mean``, or ``sum`` of the joint actions that contain a decision.
-        gamma, reward, weighting: see :class:`~mrlm_pl.learner.credit.decisions.TreeCredit`.
-        stop_above: end all paths of a state when the mean reward of its joint actions is above this; null never does.
-        normalize: divide by the standard deviation of the comparison. It makes the baselines alike.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        joint_mode, cross_reduction, gamma, stop_above, reward, weighting, normalize: see
+            :class:`~mrlm_pl.learner.credit.decisions.TreeCredit`. `normalize` makes the baselines alike.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
     """
 
-    uses_importance_ratio = False
-
     smallest_group = 2
+    advantage = staticmethod(group_centered_advantages)
 
     def __init__(
         self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        joint_mode: Literal["align", "cross"] = "align",
+        *args: Any,
+        joint_mode: JointMode = "align",
         cross_reduction: CrossReduction = "mean",
         gamma: float = 1.0,
         stop_above: float | None = None,
@@ -62,24 +46,7 @@ class MAGRPO(PolicyGradient):
         normalize: bool = False,
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, **settings)
-        self.tree: TreeCredit = TreeCredit(
-            Branching(joint_mode, stop_above=stop_above),
-            gamma,
-            reward,
-            joint_mode_judge(joint_mode, cross_reduction),
-            weighting,
-            normalize,
-            reduction=self.reduction,
+        super().__init__(*args, **settings)
+        self.tree = TreeCredit(
+            joint_mode, cross_reduction, gamma, stop_above, reward, weighting, normalize, reduction=self.reduction
         )
-
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        returns = self.tree.returns(episodes, self.turn_bonus(sampling))
-        advantages = group_centered_advantages(returns.reward, returns.comparison)
-        return self.tree.rows(self, returns, advantages, self.temperatures(sampling))
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        assert rows.advantages is not None
-        return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}

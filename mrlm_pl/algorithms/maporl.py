@@ -19,7 +19,7 @@ from mrlm_pl.learner.credit.task_types import TaskNormalization
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, agent_places
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
 from mrlm_pl.learner.kl import IN_REWARD, KL
-from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import each_share
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
@@ -85,8 +85,7 @@ class MAPoRL(PolicyGradient):
 
     def __init__(
         self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
+        *args: Any,
         agent_critics: dict[str, Policy] | None = None,
         reward: RewardShare = "team",
         horizon: Horizon = "discounted_sum",
@@ -109,8 +108,7 @@ class MAPoRL(PolicyGradient):
         task_normalization: TaskNormalization | None = "none",
         **settings: Any,
     ) -> None:
-        kl = as_settings(KL, kl, "kl", IN_REWARD)
-        super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
+        super().__init__(*args, kl=kl, task_normalization=task_normalization, **settings)
         if not 0 <= gamma <= 1:
             raise ConfigurationError(f"gamma is {gamma!r}; it must be between 0 and 1")
         amounts = dict(zip(INCENTIVES, (alpha0, alpha1, beta0, beta1), strict=True))
@@ -129,13 +127,7 @@ class MAPoRL(PolicyGradient):
         # Within a turn the discount is 1, and behind its last token 0.
         self.gae = TokenGAE(0.0, lam, "turn", whiten_over if whiten_advantages else None)
         critics = PolicyCritics if not agent_critics else AnswerCritics if critic_reads == "answer" else AgentCritics
-        self.critic = critics(
-            agent_critics or {},
-            {name: self.policy(name) for name in self.policies},
-            value_learning_rate=value_learning_rate,
-            value_clip=value_clip,
-            coefficient=value_coefficient,
-        )
+        self.critic = critics(agent_critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)
         self.pay = InfluencePay(gamma, reward, horizon, amounts)
         self.turn_schedule, self.turn_iterations = turn_schedule, turn_iterations
         self.collections = 0
@@ -193,14 +185,6 @@ class MAPoRL(PolicyGradient):
                 sorted(turns),
                 max(played),
             )
-
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        return self.token_credit(episodes, sampling, self.gae)
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return clipped_losses(logp, old_logp, rows, self.clip)
 
     def progress(self) -> dict[str, Any]:
         return {**super().progress(), "collections": self.collections}

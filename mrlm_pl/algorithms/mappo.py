@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from torch import Tensor
-
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
@@ -14,7 +12,7 @@ from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.joint_states import CriticTargets, JointReader, JointStates, acting_batches, joint_states
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.critics import CentralizedCritic
-from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
@@ -43,7 +41,6 @@ class MAPPO(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         critic: the critic's model, with its own tokenizer and learning rate; None is a separate copy of the first
             trained policy's.
         value_learning_rate: of the critic's value head; None is the critic's learning rate.
@@ -53,7 +50,7 @@ class MAPPO(PolicyGradient):
         whiten_advantages: subtract the advantages' mean and divide by their standard deviation.
         clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         value_clip: how far a value may move before its gradient stops; None has no bound.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range, a critic that is not trained, or a policy named ``critic``.
@@ -61,8 +58,7 @@ class MAPPO(PolicyGradient):
 
     def __init__(
         self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
+        *args: Any,
         critic: Policy | None = None,
         value_learning_rate: float | None = None,
         gamma: float = 1.0,
@@ -73,15 +69,11 @@ class MAPPO(PolicyGradient):
         value_clip: float | None = 0.2,
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, **settings)
+        super().__init__(*args, **settings)
         between(0, 1, "", gamma=gamma, lam=lam)
         one_of(get_args(CriticTargets), "", targets=targets)
-        self.critic: CentralizedCritic = CentralizedCritic(
-            self._copy_of_a_policy() if critic is None else critic,
-            {name: self.policy(name) for name in self.policies},
-            value_learning_rate=value_learning_rate,
-            value_clip=value_clip,
-        )
+        model = self._copy_of_a_policy() if critic is None else critic
+        self.critic: CentralizedCritic = CentralizedCritic(model, self.learners, value_learning_rate, value_clip)
         self.gamma, self.lam, self.targets, self.whiten_advantages = gamma, lam, targets, whiten_advantages
         self.clip = as_settings(Clip, clip, "clip")
         self._warned = False
@@ -111,12 +103,11 @@ class MAPPO(PolicyGradient):
         if states is not None:
             values = critic.values(**states.batch.to(self.device).inputs())
             advantages = states.credit(values, self.gamma, self.lam, self.targets)
-            temperature = dict.fromkeys(self.policies, sampling.temperature or 1.0)
-            rows = acting_batches(episodes, advantages, temperature)
+            rows = acting_batches(episodes, advantages, self.temperatures(sampling))
         if self.whiten_advantages:
             self.whiten(rows)
         self._log_critic(states)
-        return rows if states is None else {**rows, self.critic.LABEL: states.batch}
+        return rows if states is None else {**rows, self.critic.option: states.batch}
 
     def _log_critic(self, states: JointStates | None) -> None:
         """Log how good the values were, over all ranks."""
@@ -128,9 +119,6 @@ class MAPPO(PolicyGradient):
             own = {"return": masked_moments(returns, mask), "error": masked_moments(returns - values, mask)}
             own["shortened"] = states.shortened
         totals = merged(self.trainer, own)
-        name = self.critic.LABEL
+        name = self.critic.option
         self.log_values(name, totals.get("return", NO_MOMENTS), totals.get("error", NO_MOMENTS))
         self.metrics.rollout[self.metrics.name("shortened_states", name)] = float(totals.get("shortened", 0))
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return clipped_losses(logp, old_logp, rows, self.clip)

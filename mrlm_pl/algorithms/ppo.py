@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.task_types import TaskNormalization
 from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
 from mrlm_pl.learner.critics import PolicyCritics
 from mrlm_pl.learner.kl import IN_REWARD, KL
-from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings
@@ -42,7 +36,6 @@ class PPO(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         critics: a model of its own to estimate the values, by the name of the policy; a policy without one has a value
             head on its own last hidden state. A critic has its own learning rate.
         value_learning_rate: of value heads; None is the learning rate of the model that they stand on.
@@ -56,7 +49,7 @@ class PPO(PolicyGradient):
         kl: penalty for the divergence from the reference policy, in the reward unless ``placement`` is ``loss``.
         task_normalization: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`; None is ``scale_only`` with
             several environments, and the default leaves the advantages.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range, a critic for a policy that does not exist, or with another tokenizer.
@@ -66,8 +59,7 @@ class PPO(PolicyGradient):
 
     def __init__(
         self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
+        *args: Any,
         critics: dict[str, Policy] | None = None,
         value_learning_rate: float | None = None,
         value_clip: float | None = 0.2,
@@ -81,22 +73,7 @@ class PPO(PolicyGradient):
         task_normalization: TaskNormalization | None = "none",
         **settings: Any,
     ) -> None:
-        kl = as_settings(KL, kl, "kl", IN_REWARD)
-        super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
+        super().__init__(*args, kl=kl, task_normalization=task_normalization, **settings)
         self.clip = as_settings(Clip, clip, "clip")
         self.gae = TokenGAE(gamma, lam, discount_unit, "policy" if whiten_advantages else None)
-        self.critic = PolicyCritics(
-            critics or {},
-            {name: self.policy(name) for name in self.policies},
-            value_learning_rate=value_learning_rate,
-            value_clip=value_clip,
-            coefficient=value_coefficient,
-        )
-
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        return self.token_credit(episodes, sampling, self.gae)
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return clipped_losses(logp, old_logp, rows, self.clip)
+        self.critic = PolicyCritics(critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import role_conditioned_advantages
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import data_parallel_rank, each_share
-from mrlm_pl.losses import policy_gradient_loss
-from mrlm_pl.policy import Policy
 
 
 class RAE(PolicyGradient):
@@ -35,33 +31,21 @@ class RAE(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         baseline_decay: weight of the past.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.
     """
 
-    uses_importance_ratio = False
-
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        baseline_decay: float = 0.95,
-        **settings: Any,
-    ) -> None:
-        super().__init__(policies, seats, **settings)
+    def __init__(self, *args: Any, baseline_decay: float = 0.95, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         if not 0 <= baseline_decay < 1:
             raise ConfigurationError(f"baseline_decay {baseline_decay} must be at least 0 and below 1")
         self.baseline_decay = baseline_decay
         self._baselines: dict[str, float] = {}
 
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        returns = self.group_returns(episodes, sampling)
+    def advantages(self, returns: Returns) -> Tensor:
         roles = [f"{game}/{agent}" for game, agent in zip(returns.environment, returns.agent, strict=True)]
         own = list(zip(roles, returns.reward.tolist(), strict=True))
         shares = each_share(self.trainer, own)  # ranks play blocks of groups: one after the other is the groups' order
@@ -74,11 +58,7 @@ class RAE(PolicyGradient):
             self.metrics.rollout[f"train/baseline/{role}"] = level
         rank, _ = data_parallel_rank(self.trainer)
         start = sum(map(len, shares[:rank]))
-        return returns.rows(advantages[start : start + len(own)], self.temperatures(sampling))
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        assert rows.advantages is not None
-        return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}
+        return advantages[start : start + len(own)]
 
     def progress(self) -> dict[str, Any]:
         return {**super().progress(), "role_baselines": dict(self._baselines)}

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import masked_moments
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import merged
-from mrlm_pl.losses import policy_gradient_loss
-from mrlm_pl.policy import Policy
 
 
 class REINFORCE(PolicyGradient):
@@ -32,27 +28,23 @@ class REINFORCE(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         baseline: ``mean`` of the policy's returns in the rollout, over all ranks; ``running``, an exponential
             average of these means that ends with the rollout before; or ``none``.
         baseline_decay: weight of the past in ``running``.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
     """
 
-    uses_importance_ratio = False
-
     def __init__(
         self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
+        *args: Any,
         baseline: Literal["mean", "running", "none"] = "mean",
         baseline_decay: float = 0.9,
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, **settings)
+        super().__init__(*args, **settings)
         if baseline not in ("mean", "running", "none") or not 0 <= baseline_decay < 1:
             raise ConfigurationError(
                 f"baseline {baseline!r} must be mean, running or none, and baseline_decay {baseline_decay} at least 0 "
@@ -61,10 +53,7 @@ class REINFORCE(PolicyGradient):
         self.baseline, self.baseline_decay = baseline, baseline_decay
         self._running: dict[str, float] = {}
 
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        returns = self.group_returns(episodes, sampling)
+    def advantages(self, returns: Returns) -> Tensor:
         policies = [self.seat(agent) for agent in returns.agent]
         mine = {name: torch.tensor([policy == name for policy in policies], dtype=torch.bool) for name in self.policies}
         moments = merged(self.trainer, {name: masked_moments(returns.reward, mask) for name, mask in mine.items()})
@@ -73,7 +62,7 @@ class REINFORCE(PolicyGradient):
             level = self._level(name, moments[name].mean, moments[name].count > 0)
             self.metrics.rollout[self.metrics.name("baseline", name)] = level
             baselines[mask] = level
-        return returns.rows(returns.reward - baselines, self.temperatures(sampling))
+        return returns.reward - baselines
 
     def _level(self, name: str, mean: float, observed: bool) -> float:
         """Return the baseline of this rollout, which then enters the running average."""
@@ -84,10 +73,6 @@ class REINFORCE(PolicyGradient):
         before = self._running.get(name, mean)
         self._running[name] = self.baseline_decay * before + (1 - self.baseline_decay) * mean
         return before
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        assert rows.advantages is not None
-        return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}
 
     def progress(self) -> dict[str, Any]:
         return {**super().progress(), "running_baselines": dict(self._running)}

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
 from mrlm_pl.learner.kl import IN_REWARD, KL
-from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
-from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings
 
 
@@ -35,12 +28,11 @@ class REINFORCEPlusPlus(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         gamma: discount factor.
         discount_unit: ``token`` discounts from token to token, as in the paper, ``turn`` from turn to turn.
         kl: penalty for the divergence from the reference policy, in the reward unless ``placement`` is ``loss``.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -50,22 +42,13 @@ class REINFORCEPlusPlus(PolicyGradient):
 
     def __init__(
         self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
+        *args: Any,
         gamma: float = 1.0,
         discount_unit: DiscountUnit = "token",
         clip: Clip = Clip(),  # noqa: B008 (frozen)
         kl: KL = IN_REWARD,
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, kl=as_settings(KL, kl, "kl", IN_REWARD), **settings)
+        super().__init__(*args, kl=kl, **settings)
         self.clip = as_settings(Clip, clip, "clip")
         self.gae = TokenGAE(gamma, lam=1.0, discount_unit=discount_unit)
-
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        return self.token_credit(episodes, sampling, self.gae)
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return clipped_losses(logp, old_logp, rows, self.clip)

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from mrlm_pl.advantages import group_centered_advantages
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
-from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings
 
 
@@ -29,34 +22,17 @@ class REINFORCEPlusPlusBaseline(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.
     """
 
     smallest_group = 2
+    whiten_advantages = True
+    advantage = staticmethod(group_centered_advantages)
 
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
-        **settings: Any,
-    ) -> None:
-        super().__init__(policies, seats, **settings)
+    def __init__(self, *args: Any, clip: Clip = Clip(), **settings: Any) -> None:  # noqa: B008 (frozen)
+        super().__init__(*args, **settings)
         self.clip = as_settings(Clip, clip, "clip")
-
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        returns = self.group_returns(episodes, sampling)
-        advantages = group_centered_advantages(returns.reward, returns.comparison)
-        rows = returns.rows(advantages, self.temperatures(sampling))
-        self.whiten(rows)
-        return rows
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return clipped_losses(logp, old_logp, rows, self.clip)

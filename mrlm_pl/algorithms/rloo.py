@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
 from mrlm_pl.advantages import leave_one_out_advantages
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import policy_gradient_loss
 
 
 class RLOO(PolicyGradient):
@@ -27,24 +19,11 @@ class RLOO(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        policies, seats: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
-        settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.
     """
 
-    uses_importance_ratio = False
-
     smallest_group = 2
-
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        returns = self.group_returns(episodes, sampling)
-        advantages = leave_one_out_advantages(returns.reward, returns.comparison)
-        return returns.rows(advantages, self.temperatures(sampling))
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        assert rows.advantages is not None
-        return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}
+    advantage = staticmethod(leave_one_out_advantages)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -59,10 +59,8 @@ class Algorithm(LightningModule, ABC):
     smallest_group = 1
     """Fewest episodes per task that the advantage is defined for."""
 
-    uses_importance_ratio: ClassVar[bool] = True
-    """Whether the loss weighs tokens by the importance ratio ``pi / pi_old``. Without it a rollout is on-policy data
-    for one update only.
-    """
+    uses_greedy_baseline: bool = False
+    """Whether each task is also played once with the most probable tokens, for comparison."""
 
     def __init__(
         self,
@@ -101,9 +99,9 @@ class Algorithm(LightningModule, ABC):
         return False
 
     @property
-    def uses_greedy_baseline(self) -> bool:
-        """Whether each task is also played once with the most probable tokens, for comparison."""
-        return False
+    def uses_importance_ratio(self) -> bool:
+        """Whether the loss uses the importance ratio ``pi / pi_old``; without it a rollout serves one update."""
+        return True
 
     @property
     def turn_tree(self) -> Branching | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -25,8 +25,12 @@ class RolloutLearner(Protocol):
     smallest_group: int
     """Fewest episodes per task that the advantage is defined for."""
 
-    uses_importance_ratio: ClassVar[bool]
-    """Whether the loss uses the importance ratio; without it a rollout serves one update."""
+    uses_greedy_baseline: bool
+    """Whether each group comes with one greedy episode of its task."""
+
+    @property
+    def uses_importance_ratio(self) -> bool:
+        """Whether the loss uses the importance ratio; without it a rollout serves one update."""
 
     @property
     def trainer(self) -> Any:
@@ -64,10 +68,6 @@ class RolloutLearner(Protocol):
     @property
     def turn_tree(self) -> Branching | None:
         """The branching of turn trees; None plays separate episodes."""
-
-    @property
-    def uses_greedy_baseline(self) -> bool:
-        """Whether each group comes with one greedy episode of its task."""
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         """Return True if a group has zero advantage everywhere."""

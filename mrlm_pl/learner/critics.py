@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ class Critic(nn.Module):
 
     Args:
         models: the critics' models.
-        option: the option that gives them, for messages.
         policies: of the algorithm, by name.
         value_learning_rate: of the value heads; None is the learning rate of the model that they stand on.
         value_clip: how far a value may move before its gradient stops; None has no bound.
@@ -32,10 +31,12 @@ class Critic(nn.Module):
         ConfigurationError: a value is out of range, or a model is frozen.
     """
 
+    option: ClassVar[str]
+    """The option that gives the models, for messages."""
+
     def __init__(
         self,
         models: Mapping[str, Policy],
-        option: str,
         policies: Mapping[str, Policy],
         value_learning_rate: float | None = None,
         value_clip: float | None = 0.2,
@@ -46,9 +47,9 @@ class Critic(nn.Module):
         at_least(0, "", value_coefficient=coefficient)
         for key, model in models.items():
             if not model.trained:
-                where = option if key == option else f"{option}.{key}"
+                where = self.option if key == self.option else f"{self.option}.{key}"
                 raise ConfigurationError(f"{where} has `trained: false`, but a critic must learn; set it to true")
-        self.option, self.policies = option, dict(policies)
+        self.policies = dict(policies)
         self.value_learning_rate, self.value_clip, self.coefficient = value_learning_rate, value_clip, coefficient
         self.models = nn.ModuleDict(dict(models))
 
@@ -203,12 +204,14 @@ class PolicyCritics(Critic):
         ConfigurationError: a model is for no trained policy, or has another tokenizer.
     """
 
-    def __init__(self, models: Mapping[str, Policy], policies: Mapping[str, Policy], **settings: Any) -> None:
+    option = "critics"
+
+    def __init__(self, models: Mapping[str, Policy], policies: Mapping[str, Policy], *settings: Any) -> None:
         trained = [name for name, policy in policies.items() if policy.trained]
         for name in models:
             if name not in trained:
                 raise ConfigurationError(f"critics names {name!r}, which is no trained policy; these are {trained}")
-        super().__init__(models, "critics", policies, **settings)
+        super().__init__(models, policies, *settings)
         self._trained = trained
         for name in models:
             check_reads(f"critics.{name}", self.model(name), name, policies[name])
@@ -246,8 +249,7 @@ class AgentCritics(Critic):
         ConfigurationError: a model is frozen.
     """
 
-    def __init__(self, models: Mapping[str, Policy], policies: Mapping[str, Policy], **settings: Any) -> None:
-        super().__init__(models, "agent_critics", policies, **settings)
+    option = "agent_critics"
 
     def model_for(self, policy: str, agent: str) -> Policy:
         return self.model(agent)
@@ -276,12 +278,12 @@ class CentralizedCritic(Critic):
         ConfigurationError: the model is frozen, or a policy is named ``critic``.
     """
 
-    LABEL = "critic"
+    option = "critic"
 
-    def __init__(self, model: Policy, policies: Mapping[str, Policy], **settings: Any) -> None:
-        if self.LABEL in policies:
-            raise ConfigurationError(f"a policy is named {self.LABEL!r}, the name of the centralized critic; rename it")
-        super().__init__({self.LABEL: model}, self.LABEL, policies, **settings)
+    def __init__(self, model: Policy, policies: Mapping[str, Policy], *settings: Any) -> None:
+        if self.option in policies:
+            raise ConfigurationError(f"a policy is named {self.option!r}, like the centralized critic; rename it")
+        super().__init__({self.option: model}, policies, *settings)
 
     def label(self, key: str) -> str:
         return key
@@ -289,7 +291,7 @@ class CentralizedCritic(Critic):
     @property
     def reader(self) -> Policy:
         """The model."""
-        return self.model(self.LABEL)
+        return self.model(self.option)
 
 
 def check_window(action_mask: Tensor, windows: Tensor, name: str) -> None:

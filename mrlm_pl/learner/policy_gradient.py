@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -21,11 +21,11 @@ from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.groups import acted_episodes
-from mrlm_pl.learner.credit.returns import Returns, returns_of
+from mrlm_pl.learner.credit.returns import returns_of
 from mrlm_pl.learner.credit.task_types import NORMALIZATIONS, TaskNormalization, label_task_types, moments_by_task
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, discounts_of, rewarded_rows
 from mrlm_pl.learner.critics import Critic
-from mrlm_pl.learner.kl import ESTIMATORS, KL, KLController
+from mrlm_pl.learner.kl import ESTIMATORS, KL, KLController, Placement
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.learner.reference import ReferencePolicy
@@ -36,6 +36,7 @@ from mrlm_pl.losses import (
     clip_fraction,
     kl_k1,
     masked_mean,
+    policy_gradient_loss,
     ppo_clip_loss,
     reduce_tokens,
 )
@@ -48,7 +49,10 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyGradient(Algorithm):
-    """Base of the policy gradients; a subclass adds :meth:`credit` and :meth:`token_losses`, and may set a critic.
+    """Base of the policy gradients: a subclass sets how returns become advantages, and what else it is made of.
+
+    A subclass sets :attr:`advantage`, or overrides :meth:`advantages`; its constructor may set :attr:`clip`,
+    :attr:`gae`, :attr:`tree` and :attr:`critic`. What differs more overrides :meth:`credit` or :meth:`token_losses`.
 
     Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
     micro-batches: ``approx_kl`` (k3 estimate of the KL divergence of the current policy from the old policy),
@@ -92,21 +96,30 @@ class PolicyGradient(Algorithm):
         reference: the pool that holds the reference policy, such as ``RayReference``; None: this process.
 
     Attributes:
+        clip: range in which the importance ratio has a gradient; None has no ratio: a rollout then serves one update.
+        gae: advantages of single tokens; None for one advantage per trajectory.
+        tree: the turn trees in which decisions are compared; None for episodes.
         critic: what estimates returns, or None.
-        tree: the turn trees in which decisions are compared, or None for episodes.
+        whiten_advantages: whiten the advantages of trajectories over each policy's tokens.
         kl_controllers: the current KL coefficient of each policy.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
     """
 
-    kl_placements: ClassVar[tuple[str, ...]] = ("loss",)
-    """Where the KL penalty can be; ``reward`` needs rewards of single tokens."""
+    kl_placements: ClassVar[tuple[Placement, ...]] = ("loss",)
+    """Where the KL penalty can be, the default first; ``reward`` needs rewards of single tokens."""
+
+    advantage: Callable[[Tensor, Tensor], Tensor]
+    """Returns advantages [N] from returns [N] and the numbers [N] of the groups in which they are compared."""
+
+    whiten_advantages: bool = False
 
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
+        *,
         optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
         reduction: Reduction = "token_mean",
         max_length: int | None = None,
@@ -130,7 +143,7 @@ class PolicyGradient(Algorithm):
             raise ConfigurationError(
                 f"max_length is {max_length} with reduction {reduction!r}; it belongs to `reduction: constant_length`"
             )
-        self.kl = as_settings(KL, kl, "kl")
+        self.kl = as_settings(KL, kl, "kl", KL(placement=self.kl_placements[0]))
         if self.kl.coefficient and self.kl.placement not in self.kl_placements:
             raise ConfigurationError(
                 f"kl.placement is {self.kl.placement!r}, but {type(self).__name__} has no rewards of single tokens; "
@@ -144,24 +157,71 @@ class PolicyGradient(Algorithm):
         self.correction = as_settings(Correction, correction, "correction")
         self.recompute_old_logp = self.correction.recomputes(recompute_old_logp)
         self.task_normalization: TaskNormalization | None = task_normalization
-        self.critic: Critic | None = None
+        self.clip: Clip | None = None
+        self.gae: TokenGAE | None = None
         self.tree: TreeCredit | None = None
+        self.critic: Critic | None = None
         self._warned_of: set[tuple[str, str]] = set()
         self._over = False
 
-    @abstractmethod
+    @property
+    def uses_importance_ratio(self) -> bool:
+        return self.clip is not None
+
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
         """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
+        bonus, temperatures = self.turn_bonus(sampling), self.temperatures(sampling)
+        if self.gae is not None:
+            return self.token_credit(episodes, sampling, self.gae)
+        if self.tree is not None:
+            decided = self.tree.returns(episodes, bonus, greedy)
+            return self.tree.rows(self.trainer, self.metrics, decided, self.advantages(decided), temperatures)
+        returns = returns_of(episodes, bonus, greedy)
+        rows = returns.rows(self.advantages(returns), temperatures)
+        if self.whiten_advantages:
+            self.whiten(rows)
+        return rows
 
-    @abstractmethod
+    def advantages(self, returns: Any) -> Tensor:
+        """Return the advantages [N] of returns, by default :attr:`advantage` of them; every rank calls this.
+
+        Args:
+            returns: :class:`~mrlm_pl.learner.credit.returns.Returns` of agents in episodes, or with :attr:`tree`
+                :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns`.
+        """
+        return self.advantage(returns.reward, returns.comparison)
+
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss [B, T] of each token, and metrics: means over the action tokens."""
+        """Return the loss [B, T] of each token, and metrics: means over the action tokens.
 
-    def group_returns(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Returns:
-        """Return what each agent earned in each episode; see :func:`mrlm_pl.learner.credit.returns.returns_of`."""
-        return returns_of(episodes, self.turn_bonus(sampling), greedy)
+        By default PPO's clipped loss and ``clip_fraction``; without a clipping range ``-A log pi``.
+        """
+        assert rows.advantages is not None
+        if self.clip is None:
+            return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}
+        inputs = (logp, old_logp, rows.advantages, rows.action_mask, self.clip)
+        return ppo_clip_loss(*inputs), {"clip_fraction": clip_fraction(*inputs)}
+
+    def _beside_greedy(
+        self, episodes: Sequence[Episode], greedy: Sequence[Episode], sampling: Sampling
+    ) -> list[Episode]:
+        """Return the episodes of groups with a greedy episode, and log the baselines of all ranks."""
+        found = returns_of(greedy, self.turn_bonus(sampling))
+        played = {episode.group for episode in found.episode}
+        missing = {episode.group for episode in episodes} - played
+        if missing:
+            causes = [episode.error for episode in greedy if episode.group in missing]
+            logger.warning(
+                "%d groups are left out, as their greedy episode failed; the first: %s", len(missing), causes[0]
+            )
+        rewards = found.reward.tolist()
+        totals = merged(self.trainer, {"total": math.fsum(rewards), "count": len(rewards), "missing": len(missing)})
+        if totals["count"]:
+            self.metrics.rollout["train/greedy_reward"] = totals["total"] / totals["count"]
+        self.metrics.rollout["train/missing_baselines"] = float(totals["missing"])
+        return [episode for episode in episodes if episode.group in played]
 
     def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> dict[str, PolicyBatch]:
         """Return trajectories with the advantage of each token, from the values of the critic; 0 without one.
@@ -264,6 +324,8 @@ class PolicyGradient(Algorithm):
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
     ) -> dict[str, PolicyBatch]:
         self._over = False
+        if self.uses_greedy_baseline:
+            episodes = self._beside_greedy(episodes, greedy, sampling)
         tables = self.credit(episodes, sampling, greedy)
         trained = {name: rows.to(self.device) for name, rows in tables.items() if self.learners[name].trained}
         if self.zero_variance == "exclude":
@@ -485,10 +547,3 @@ class PolicyGradient(Algorithm):
         super().export(folder, write)
         if self.critic is not None:
             self.critic.export(Path(folder), write)
-
-
-def clipped_losses(logp: Tensor, old_logp: Tensor, rows: PolicyBatch, clip: Clip) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return PPO's clipped loss [B, T] of each token, and ``clip_fraction``."""
-    assert rows.advantages is not None
-    inputs = (logp, old_logp, rows.advantages, rows.action_mask, clip)
-    return ppo_clip_loss(*inputs), {"clip_fraction": clip_fraction(*inputs)}

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.engines import Sampling
-from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.policy_gradient import PolicyGradient, clipped_losses
+from mrlm_pl.learner.credit.returns import Returns
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
-from mrlm_pl.policy import Policy
 
 
 def median_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -38,23 +34,10 @@ class MedianGRPO(PolicyGradient):
 
     smallest_group = 2
 
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
-        **settings: Any,
-    ) -> None:
-        super().__init__(policies, seats, **settings)
+    def __init__(self, *args: Any, clip: Clip = Clip(), **settings: Any) -> None:  # noqa: B008 (frozen)
+        super().__init__(*args, **settings)
         self.clip = clip
 
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        """Return the trajectories of each policy with their advantages."""
-        returns = self.group_returns(episodes, sampling)
-        return returns.rows(median_advantages(returns.reward, returns.comparison), self.temperatures(sampling))
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss [B, T] of each token, and numbers for the log."""
-        return clipped_losses(logp, old_logp, rows, self.clip)
+    def advantages(self, returns: Returns) -> Tensor:
+        """Return the advantages [N] of what each agent earned in each episode."""
+        return median_advantages(returns.reward, returns.comparison)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import counterfactual_advantages, decision_returns, group_scaled_advantages
+from mrlm_pl.advantages import counterfactual_advantages, decision_returns, group_scaled_advantages, tree_returns
 from mrlm_pl.advantages.tree import CrossReduction
-from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.groups import group_numbers
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
-from mrlm_pl.learner.credit.tree import Decision, decisions_of, joint_returns, reach_of
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.rewards import RewardShare
@@ -25,7 +25,34 @@ from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.rollout.turn_tree import TurnTree, turn_trees
 from mrlm_pl.settings import between, one_of
 
+JointMode = Literal["align", "cross"]
 Weighting = Literal["reach", "equal"]
+
+
+@dataclass
+class Decision:
+    """One decision of one agent, in whatever paths it occurs.
+
+    Attributes:
+        group, node, depth, agent: the key of a comparison is (group, node, agent).
+        row: the trajectory that ends with it; only its own tokens are actions.
+        turn: its turn in that trajectory.
+        value: the return of the joint actions that contain it; NaN where that is unknown.
+        baseline: subtracted from the value, where each decision has a baseline of its own.
+        summed: number of joint actions that the value is the sum over; 1 where it is their mean.
+        reach: the probability of its state when joint actions of a state are equally likely.
+    """
+
+    group: str
+    node: str
+    depth: int
+    agent: str
+    row: Trajectory
+    turn: Turn
+    value: float = math.nan
+    baseline: float = 0.0
+    summed: int = 1
+    reach: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -37,12 +64,15 @@ class DecisionReturns:
         comparison: [N] int64, equal for decisions of one agent in one state.
         decisions: [N].
         groups: number of each task group in the rollout.
+        greedy: [N] fp64, the return of the group's greedy episode from the decision's turn on, 0 where it was over,
+            multiplied by the number of joint actions that the decision's return sums over; NaN without one.
     """
 
     reward: Tensor
     comparison: Tensor
     decisions: list[Decision]
     groups: Mapping[str, int]
+    greedy: Tensor
 
     @property
     def baseline(self) -> Tensor:
@@ -71,22 +101,6 @@ class DecisionReturns:
         }
 
 
-Judge = Callable[[Mapping[int, Decision], Mapping[tuple[int, ...], float], int, Mapping[int, float]], None]
-"""Sets the values of an agent's decisions in a state; decisions without a value keep NaN.
-
-Its arguments: the decisions by number, the returns of the state's joint actions that did not fail, the agent's place in
-the joint actions, and the bonus of each decision by number.
-"""
-
-
-class Learner(Protocol):
-    """The parts of an algorithm that log credit."""
-
-    metrics: Metrics
-    policies: Any
-    trainer: Any
-
-
 @dataclass
 class TreeCredit:
     """Credit of decisions in turn trees.
@@ -101,31 +115,41 @@ class TreeCredit:
     A bonus or penalty of a turn (``overlong_buffer``) counts for its own decision alone.
 
     Args:
-        branching: how the decisions of each state branch.
+        joint_mode: ``align`` combines the g-th decisions of the agents; ``cross`` evaluates the full product of joint
+            actions: lower variance, G^N evaluations.
+        cross_reduction: ``mean``, or ``sum`` of the joint actions that contain a decision.
         gamma: discount factor, from turn to turn.
+        stop_above: end all paths of a state when the mean reward of its joint actions is above this; None never does.
         reward: ``team`` is the mean over the agents, the same for all; ``own`` is each agent's own. In a game of
             winners and losers only ``own`` carries a signal.
         weighting: ``reach`` gives a decision the weight of the probability of its state, so that every turn counts
             alike and the sum is the gradient of the expected return; ``equal`` counts every decision alike, so that
             later turns, which have more states, weigh more.
-        judge: sets the values of decisions.
         normalize: divide by the standard deviation of the comparison.
-        reduction: of the algorithm, to be checked.
+        counterfactual: evaluate the aligned joint actions, and for each those in which one agent's decision is replaced
+            by another of its own; a decision's baseline is the mean return with the agent's decisions in its place.
+        expand: continue with ``all`` joint actions of a state, or with the ``best``.
+        reduction: of the algorithm, to be validated.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
     """
 
-    branching: Branching
-    gamma: float
-    reward: RewardShare
-    judge: Judge
+    joint_mode: JointMode = "align"
+    cross_reduction: CrossReduction = "mean"
+    gamma: float = 1.0
+    stop_above: float | None = None
+    reward: RewardShare = "team"
     weighting: Weighting = "reach"
     normalize: bool = False
+    counterfactual: bool = False
+    expand: Literal["all", "best"] = "all"
     reduction: str = "token_mean"
     _warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        one_of(get_args(JointMode), "", joint_mode=self.joint_mode)
+        one_of(get_args(CrossReduction), "", cross_reduction=self.cross_reduction)
         one_of(get_args(Weighting), "", weighting=self.weighting)
         one_of(get_args(RewardShare), "", reward=self.reward)
         between(0, 1, "", gamma=self.gamma)
@@ -134,32 +158,64 @@ class TreeCredit:
                 "reduction is 'episode_mean', but the decisions of a turn tree are no episodes; use sequence_mean"
             )
 
-    def returns(self, episodes: Sequence[Episode], bonus: Callable[[Turn], float] | None) -> DecisionReturns:
+    @property
+    def branching(self) -> Branching:
+        """How the decisions of each state branch."""
+        return Branching("counterfactual" if self.counterfactual else self.joint_mode, self.expand, self.stop_above)
+
+    def returns(
+        self, episodes: Sequence[Episode], bonus: Callable[[Turn], float] | None, greedy: Sequence[Episode] = ()
+    ) -> DecisionReturns:
         """Return the returns of a rollout's decisions.
 
         Args:
             episodes: the paths of the trees.
             bonus: added to a decision's return; None adds nothing.
+            greedy: one greedy episode for each group, where they are played.
         """
         if self.reward == "team" and not self._warned:
             self._warned = warn_of_constant_sum(episodes, "set `model.reward: own`")
         decisions = [item for tree in turn_trees(episodes).values() for item in self._valued(tree, bonus)]
         keys: dict[tuple[str, str, str], int] = {}
         labels = [keys.setdefault((d.group, d.node, d.agent), len(keys)) for d in decisions]
+        played = {episode.group: episode for episode in greedy if not episode.failed}
+        baselines = [self._greedy_return(played.get(decision.group), decision, bonus) for decision in decisions]
         return DecisionReturns(
             torch.tensor([decision.value for decision in decisions], dtype=torch.float64),
             torch.tensor(labels, dtype=torch.int64),
             decisions,
             group_numbers(episodes),
+            torch.tensor(baselines, dtype=torch.float64),
         )
 
+    def _greedy_return(
+        self, episode: Episode | None, decision: Decision, bonus: Callable[[Turn], float] | None
+    ) -> float:
+        """Return the greedy episode's return from the decision's turn on, as the decision's return counts."""
+        if episode is None:
+            return math.nan
+        total = 0.0
+        for rewards in reversed(episode.step_rewards[decision.depth :]):
+            team = self.reward == "team"
+            reward = math.fsum(rewards.values()) / episode.team_size if team else rewards.get(decision.agent, 0.0)
+            total = reward + self.gamma * total
+        turns = [turn for row in episode.trajectories.get(decision.agent, ()) for turn in row.turns]
+        extra = math.fsum(bonus(turn) for turn in turns if turn.index == decision.depth) if bonus else 0.0
+        return decision.summed * total + extra
+
     def rows(
-        self, learner: Learner, returns: DecisionReturns, advantages: Tensor, temperature: Mapping[str, float]
+        self,
+        trainer: Any,
+        metrics: Metrics,
+        returns: DecisionReturns,
+        advantages: Tensor,
+        temperature: Mapping[str, float],
     ) -> dict[str, PolicyBatch]:
         """Return a row for each decision, with its advantage, scaled and weighted; every rank must call this.
 
         Args:
-            learner: the algorithm, in whose metrics the comparisons are logged.
+            trainer: of the run.
+            metrics: of the algorithm, in which the comparisons are logged.
             returns: of the decisions.
             advantages: [N].
             temperature: of the sampling, by policy.
@@ -175,10 +231,10 @@ class TreeCredit:
             own[name, "comparison_groups"] = float(len(values))
             own[name, "equal_groups"] = float(sum(len(found) == 1 for found in values.values()))
             own |= {(name, "reach"): float(reach[mine].sum()), (name, "decisions"): float(len(mine))}
-        totals = merged(learner.trainer, own)
-        for name in learner.policies:
+        totals = merged(trainer, own)
+        for name in temperature:
             for metric in ("comparison_groups", "equal_groups"):
-                learner.metrics.rollout[learner.metrics.name(metric, name)] = totals.get((name, metric), 0.0)
+                metrics.rollout[metrics.name(metric, name)] = totals.get((name, metric), 0.0)
         if self.weighting == "reach":
             weights = torch.ones_like(reach)
             for name, mine in returns.by_policy().items():
@@ -186,17 +242,27 @@ class TreeCredit:
             advantages = advantages * weights
         return returns.rows(advantages, temperature)
 
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        """Return whether the decisions in each state are all worth the same; see :meth:`Algorithm.without_signal`."""
+        keys: dict[tuple[str, str], set[float]] = {}
+        for tree in turn_trees(group).values():
+            for decision in self._valued(tree, None):
+                keys.setdefault((decision.node, decision.agent), set()).add(decision.value - decision.baseline)
+        return all(len(values) < 2 for values in keys.values())
+
     def _valued(self, tree: TurnTree, bonus: Callable[[Turn], float] | None) -> list[Decision]:
         """Return the decisions of a tree with a value."""
         reach, made = reach_of(tree), dict[tuple[str, str], dict[int, Decision]]()
-        for decision in decisions_of(tree):
-            made.setdefault((decision.node, decision.agent), {})[decision.number] = decision
+        for (node, agent, number), (turn, row) in tree.decisions.items():
+            decision = Decision(tree.paths[0].group, node, turn.index, agent, _only(row, turn), turn)
+            made.setdefault((node, agent), {})[number] = decision
+        value = self._compare if self.counterfactual else self._combine
         kept = []
         for node, agents, returns in self._states(tree):
             for place, agent in enumerate(agents):
                 decisions = made[node, agent]
                 extra = {number: bonus(decision.turn) if bonus else 0.0 for number, decision in decisions.items()}
-                self.judge(decisions, returns[agent], place, extra)
+                value(decisions, returns[agent], place, extra)
                 for decision in decisions.values():
                     decision.reach = reach[node]
                     if not math.isnan(decision.value):
@@ -210,51 +276,34 @@ class TreeCredit:
         by_agent = {agent: shared or joint_returns(tree, agent, self.gamma) for agent in agents}
         for node, names in tree.children().items():
             deciding = list(tree.actions[names[0]].decisions)
+            joints = {name: tuple(tree.actions[name].decisions[other] for other in deciding) for name in names}
             yield (
                 node,
                 deciding,
                 {
-                    agent: {
-                        tuple(tree.actions[name].decisions[other] for other in deciding): by_agent[agent][name]
-                        for name in names
-                        if name in by_agent[agent]
-                    }
+                    agent: {joint: by_agent[agent][name] for name, joint in joints.items() if name in by_agent[agent]}
                     for agent in deciding
                 },
             )
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
-        """Return whether the decisions in each state are all worth the same; see :meth:`Algorithm.without_signal`."""
-        decisions = [item for tree in turn_trees(group).values() for item in self._valued(tree, None)]
-        keys: dict[tuple[str, str], set[float]] = {}
-        for decision in decisions:
-            keys.setdefault((decision.node, decision.agent), set()).add(decision.value - decision.baseline)
-        return all(len(values) < 2 for values in keys.values())
-
-
-def joint_mode_judge(joint_mode: Literal["align", "cross"], cross_reduction: CrossReduction = "mean") -> Judge:
-    """Return the judge whose value of a decision is the mean or sum of the returns of its joint actions.
-
-    Args:
-        joint_mode: ``align`` combines the g-th decisions of the agents; ``cross`` evaluates the full product of joint
-            actions: lower variance, G^N evaluations.
-        cross_reduction: ``mean``, or ``sum`` of the joint actions that contain a decision.
-
-    Raises:
-        ConfigurationError: an unknown name.
-    """
-    one_of(("align", "cross"), "", joint_mode=joint_mode)
-    one_of(get_args(CrossReduction), "", cross_reduction=cross_reduction)
-
-    def judge(
+    def _combine(
+        self,
         decisions: Mapping[int, Decision],
         returns: Mapping[tuple[int, ...], float],
         place: int,
         bonus: Mapping[int, float],
     ) -> None:
-        summed = joint_mode == "cross" and cross_reduction == "sum"
+        """Set the value of each decision of an agent in a state: the mean or sum of the returns of its joint actions.
+
+        Args:
+            decisions: by number; those without a value keep NaN.
+            returns: of the state's joint actions that did not fail.
+            place: of the agent in the joint actions.
+            bonus: of each decision's turn, by number.
+        """
+        summed = self.joint_mode == "cross" and self.cross_reduction == "sum"
         partners = len(decisions) ** (len(next(iter(returns), ())) - 1) if summed else 1
-        if joint_mode == "align":
+        if self.joint_mode == "align":
             values = {joint[place]: value for joint, value in returns.items()}
         else:
             values = decision_returns(returns, place, partners if summed else None)
@@ -262,19 +311,69 @@ def joint_mode_judge(joint_mode: Literal["align", "cross"], cross_reduction: Cro
             decisions[number].value = value + bonus[number]
             decisions[number].summed = partners
 
-    return judge
+    def _compare(
+        self,
+        decisions: Mapping[int, Decision],
+        returns: Mapping[tuple[int, ...], float],
+        place: int,
+        bonus: Mapping[int, float],
+    ) -> None:
+        """Set the value and baseline of each decision: the mean return with the agent's other decisions in its place.
+
+        The arguments are those of :meth:`_combine`.
+        """
+        found = counterfactual_advantages(returns, place, bonus.__getitem__)
+        for number, decision in decisions.items():
+            aligned = next((joint for joint in found if set(joint) == {number}), None)
+            if aligned is not None:
+                decision.value = returns[aligned] + bonus[number]
+                decision.baseline = decision.value - found[aligned]
 
 
-def counterfactual_judge(
-    decisions: Mapping[int, Decision],
-    returns: Mapping[tuple[int, ...], float],
-    place: int,
-    bonus: Mapping[int, float],
-) -> None:
-    """Set the value and baseline of each decision: the mean return with the agent's other decisions in its place."""
-    found = counterfactual_advantages(returns, place, bonus.__getitem__)
-    for number, decision in decisions.items():
-        aligned = next((joint for joint in found if set(joint) == {number}), None)
-        if aligned is not None:
-            decision.value = returns[aligned] + bonus[number]
-            decision.baseline = decision.value - found[aligned]
+def joint_returns(tree: TurnTree, agent: str | None, gamma: float) -> dict[str, float]:
+    """Return the return of each joint action that did not fail, by name.
+
+    A joint action whose continuations all failed has none either, unless ``gamma`` is 0: what it leads to is unknown.
+
+    Args:
+        tree: of a group.
+        agent: whose rewards count; None is the mean over the agents.
+        gamma: discount factor, from step to step.
+    """
+    children = tree.children()
+    rewards: dict[str, Mapping[str, float]] = {}
+    for name in reversed(list(tree.actions)):  # children come after their parent
+        after, own = children.get(name, []) if gamma else [], tree.actions[name].rewards
+        if own is not None and (not after or any(key in rewards for key in after)):
+            rewards[name] = own
+    kept = [name for name in tree.actions if name in rewards]
+    places = {name: place for place, name in enumerate(kept)}
+    earned = [
+        math.fsum(rewards[name].values()) / tree.team_size if agent is None else rewards[name].get(agent, 0.0)
+        for name in kept
+    ]
+    parents = [places.get(tree.actions[name].node, -1) for name in kept]
+    returns = tree_returns(torch.tensor(earned, dtype=torch.float64), parents, gamma)
+    return dict(zip(kept, returns.tolist(), strict=True))
+
+
+def reach_of(tree: TurnTree) -> dict[str, float]:
+    """Return the probability of each state when joint actions of a state are equally likely."""
+    found = {action.node: 1.0 for action in tree.actions.values() if action.node not in tree.actions}
+    children = tree.children()
+    for name, action in tree.actions.items():
+        if name in children:
+            found[name] = found[action.node] / len(children[action.node])
+    return found
+
+
+def _only(row: Trajectory, turn: Turn) -> Trajectory:
+    """Return the trajectory up to the end of a turn, with no other actions than the turn's."""
+    inside = range(turn.start, turn.stop)
+    return dataclasses.replace(
+        row,
+        token_ids=row.token_ids[: turn.stop],
+        action_mask=tuple(place in inside for place in range(turn.stop)),
+        logprobs=(0.0,) * turn.start + row.logprobs[turn.start : turn.stop],
+        turns=(turn,),
+    )

@@ -231,9 +231,9 @@ def test_the_greedy_rollout_is_subtracted_from_every_joint_action_that_a_return_
 def test_groups_without_a_greedy_rollout_are_left_out(model_folder: Path, quiet_trainer: Any) -> None:
     episodes = [*grid({(0, 0): 1.0, (1, 1): 3.0}), path([((0, 0), 7.0)], group="h")]
     algorithm = made(MAREMAX, model_folder, quiet_trainer())
-    found, rows = credited(algorithm, episodes, [path([((0, 0), 1.0)]), path([((0, 0), 0.0)], "h", error="away")])
-    assert len(rows) == 4
-    assert by_agent(found, 2, 2) == [[0.0, 2.0], [0.0, 2.0]]
+    greedy = [path([((0, 0), 1.0)]), path([((0, 0), 0.0)], "h", error="away")]
+    rows = algorithm.prepare(episodes, Sampling(max_tokens=8), greedy)["main"]
+    assert rows.advantages[rows.action_mask].tolist() == [0.0, 2.0, 0.0, 2.0]
     assert algorithm.take_prepared_metrics()["train/missing_baselines"] == 1.0
 
 
@@ -402,6 +402,11 @@ def test_scaled_baselines_become_alike_and_are_off_by_default(model_folder: Path
 def test_mistakes_are_told(options: dict[str, Any], model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         MAGRPO({"main": Policy(str(model_folder))}, **options)
+
+
+def test_a_joint_mode_of_no_use_is_answered_with_those_that_are(model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"joint_mode is 'counterfactual'; choose from align, cross$"):
+        MAGRPO({"main": Policy(str(model_folder))}, joint_mode="counterfactual")
 
 
 class Digits(Environment):
