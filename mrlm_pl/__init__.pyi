@@ -9,7 +9,6 @@ from .algorithms import PPO as PPO
 from .algorithms import REINFORCE as REINFORCE
 from .algorithms import RLOO as RLOO
 from .algorithms import SFT as SFT
-from .algorithms import Algorithm as Algorithm
 from .algorithms import MAPoRL as MAPoRL
 from .data import PreferenceDataModule as PreferenceDataModule
 from .data import RolloutDataModule as RolloutDataModule
@@ -36,6 +35,7 @@ from .episode import Turn as Turn
 from .episode_files import read_episodes as read_episodes
 from .errors import ConfigurationError as ConfigurationError
 from .errors import MRLMError as MRLMError
+from .learner.algorithm import Algorithm as Algorithm
 from .policy import LoRA as LoRA
 from .policy import Policy as Policy
 from .runs import LastCheckpoint as LastCheckpoint

@@ -1,21 +1,5 @@
 """Rewards as pure functions, to be added to what an environment pays."""
 
-from mrlm_pl.rewards.influence import (
-    INCENTIVES,
-    Horizon,
-    RewardShare,
-    incentive_signs,
-    incentives,
-    influence_rewards,
-)
-from mrlm_pl.rewards.overlong import overlong_penalty
+import lazy_loader
 
-__all__ = [
-    "INCENTIVES",
-    "Horizon",
-    "RewardShare",
-    "incentive_signs",
-    "incentives",
-    "influence_rewards",
-    "overlong_penalty",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -29,7 +29,7 @@ class ExactResume(Callback):
     """Saves and restores the trainer's progress exactly, and keeps the configured optimizer settings.
 
     Torch restores learning rates, weight decay and betas with the optimizer's state, over what is configured.
-    :class:`~mrlm_pl.algorithms.Algorithm` brings this callback along.
+    :class:`~mrlm_pl.learner.algorithm.Algorithm` brings this callback along.
     """
 
     def __init__(self) -> None:

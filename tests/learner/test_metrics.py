@@ -11,11 +11,12 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from mrlm_pl.algorithms import GRPO, PPO, Algorithm
+from mrlm_pl.algorithms import GRPO, PPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.stream import micro_batches
 from mrlm_pl.engines import Sampling
 from mrlm_pl.learner import metrics as metric_log
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy

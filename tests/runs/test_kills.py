@@ -19,7 +19,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from transformers.utils.logging import disable_progress_bar
 
-from mrlm_pl.algorithms import DPO, GRPO, MADPO, SFT, Algorithm, CorrectnessModel
+from mrlm_pl.algorithms import DPO, GRPO, MADPO, SFT, CorrectnessModel
 from mrlm_pl.data import (
     AnswerDataModule,
     JointPreferenceDataModule,
@@ -32,6 +32,7 @@ from mrlm_pl.data.rollout import metrics
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.episode_files import EpisodeWriter
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import collate_rows
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy

@@ -17,12 +17,12 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from mrlm_pl.algorithms import Algorithm
 from mrlm_pl.cli.parsing.config_files import option_values
 from mrlm_pl.cli.parsing.parser import ShortErrors
 from mrlm_pl.cli.parsing.policy_options import declare_policies
 from mrlm_pl.cli.parsing.run_configuration import SaveConfig
 from mrlm_pl.errors import ConfigurationError, nearest
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
 from mrlm_pl.runs.console import silence_noise
 from mrlm_pl.runs.plugins import load_package, load_plugins

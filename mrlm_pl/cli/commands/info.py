@@ -34,8 +34,8 @@ def collect() -> dict[str, Any]:
     """All facts, as JSON-like data."""
     from lightning.pytorch import Callback, LightningDataModule
 
-    from mrlm_pl.algorithms import Algorithm
     from mrlm_pl.engines import Engine
+    from mrlm_pl.learner.algorithm import Algorithm
     from mrlm_pl.serving import RemoteEnvironment
 
     load_package("mrlm_pl.algorithms")

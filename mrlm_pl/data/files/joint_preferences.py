@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from mrlm_pl.algorithms import MADPO, Algorithm
+from mrlm_pl.algorithms import MADPO
 from mrlm_pl.data.files.chat_rows import played_rows, read_examples
 from mrlm_pl.data.files.preferences import PreferenceDataModule, RowPair, pair_fault, pair_rows, with_prompt
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import DataError
+from mrlm_pl.learner.algorithm import Algorithm
 
 
 class JointPair(NamedTuple):

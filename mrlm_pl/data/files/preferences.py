@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mrlm_pl.algorithms import DPO, Algorithm, PairwiseRewardModel
+from mrlm_pl.algorithms import DPO, PairwiseRewardModel
 from mrlm_pl.data.files.base import DataSplit, FixedDataModule
 from mrlm_pl.data.files.chat_rows import (
     chat_rows,
@@ -26,6 +26,7 @@ from mrlm_pl.data.files.chat_rows import (
 from mrlm_pl.data.option import data_option
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.ranks import data_parallel_rank, sum_over_ranks
 from mrlm_pl.losses import BatchTotals, sequence_logp

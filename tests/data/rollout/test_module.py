@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from mrlm_pl.algorithms import GRPO, Algorithm
+from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout import collection as collecting
 from mrlm_pl.data.rollout.evaluation import EpisodeBatch
@@ -20,6 +20,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.policy import LoRA, Policy
 
 

@@ -7,11 +7,11 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 
-from mrlm_pl.algorithms import Algorithm
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import DataError, NonFiniteError
+from mrlm_pl.learner.algorithm import Algorithm
 
 
 @final
