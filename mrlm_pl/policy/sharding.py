@@ -68,6 +68,12 @@ def is_sharded(model: nn.Module) -> bool:
     return not _WHOLE.get() and any(isinstance(module, FSDPModule) for module in model.modules())
 
 
+def is_split(model: nn.Module) -> bool:
+    """Return whether the ranks hold parts of the model; its whole tensors then exist only for a while."""
+    sharded = any(isinstance(module, FSDPModule) for module in model.modules())
+    return sharded or any(isinstance(tensor, DTensor) for tensor in all_tensors(model).values())
+
+
 @contextmanager
 def gathered(models: Iterable[nn.Module]) -> Iterator[None]:
     """Within the context these models' weights are whole on every rank, and running them needs no other rank.
@@ -123,3 +129,11 @@ def clip_norm(weights: Iterable[nn.Parameter], largest: float) -> None:
 def whole(tensor: Tensor) -> Tensor:
     """Return the tensor with the parts of all ranks; every rank must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def all_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name.
+
+    Unlike ``state_dict`` this includes buffers that are not saved, and leaves the gathered weights of a sharded model.
+    """
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

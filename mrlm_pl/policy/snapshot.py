@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy.lora import is_adapter
 from mrlm_pl.policy.policy import Policy
+from mrlm_pl.policy.sharding import all_tensors
 
 
 class Snapshot:
@@ -67,5 +67,5 @@ class Snapshot:
 
 def _tensors(network: Any, adapter: bool | None) -> dict[str, Tensor]:
     """Weights and buffers by name: those of adapters, all others, or (None) both."""
-    named = chain(network.named_parameters(), network.named_buffers())
+    named = all_tensors(network).items()
     return {name: tensor for name, tensor in named if adapter is None or is_adapter(name) == adapter}

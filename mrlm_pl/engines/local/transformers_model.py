@@ -14,9 +14,9 @@ from transformers.cache_utils import DynamicLayer
 
 from mrlm_pl.engines.local.backend import Backend, Context, Rows
 from mrlm_pl.errors import EngineError
+from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.forward.families import rope_boundary
-from mrlm_pl.policy.plain_module import own_copy
-from mrlm_pl.policy.sharding import whole
+from mrlm_pl.policy.sharding import all_tensors, whole
 
 # The argument of ``forward``, and the attribute of its output, that holds the states of the tokens so far.
 _CACHES = ("past_key_values", "cache_params", "state")
@@ -64,7 +64,7 @@ class GenericModel(Backend):
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
         self._source = model
-        self.model = own_copy(model) if own else model
+        self.model = Architecture.of(model).build(model.device) if own else model
         self.dtype = dtype
         self._takes = set(inspect.signature(model.forward).parameters)
         self.cache_name = next((name for name in _CACHES if name in self._takes), None)
@@ -76,8 +76,8 @@ class GenericModel(Backend):
     def refresh(self) -> None:
         """Take over the module's weights and buffers if they are not used where they are."""
         if self.model is not self._source:
-            held = _tensors(self.model)
-            for name, value in _tensors(self._source).items():
+            held = all_tensors(self.model)
+            for name, value in all_tensors(self._source).items():
                 held[name].copy_(whole(value))
         self.device = next(self.model.parameters()).device
 
@@ -195,11 +195,6 @@ class GenericModel(Backend):
         for i, (keys, values) in enumerate(states):
             cache.update(keys, values, i)
         return cache
-
-
-def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    # Not `state_dict`, before which a sharded model lets go of what it has gathered.
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 class Part:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 from mrlm_pl.engines.learner_place import LearnerPlace
 from mrlm_pl.engines.ray.cluster import RayCluster, WorkerLostError
@@ -21,10 +21,13 @@ from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTra
 from mrlm_pl.engines.transfer.broadcast import Invitation, WeightSender
 from mrlm_pl.engines.transfer.manifest import Snapshot
 from mrlm_pl.errors import ConfigurationError, EngineError
+from mrlm_pl.policy.architecture import Architecture
+from mrlm_pl.policy.sharding import all_tensors, is_split, whole
 from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
 
+ReadModel = Callable[[], PreTrainedModel]
 _SEND_ATTEMPTS = 2
 _CLOSE_SECONDS = 5.0
 
@@ -37,20 +40,19 @@ class Worker:
     name: str
     actor: Any
     about: dict[str, Any]  # its answer to ``describe``
-    models: dict[str, int] = field(default_factory=dict)  # number of the skeleton that it has built, by policy
+    models: dict[str, int] = field(default_factory=dict)  # number of the architecture that it has built, by policy
     held: dict[str, dict[str, int]] = field(default_factory=dict)  # checksums of the tensors that it has, by policy
     versions: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class _Served:
-    skeleton: Any
+    architecture: Architecture
     number: int
-    structure: Any
     version: int = 0
     answer: Any = None  # of the workers that switched to it
     snapshot: Snapshot = field(default_factory=Snapshot)
-    read: Callable[[], nn.Module] | None = None  # gives the weights again where no snapshot is kept
+    read: ReadModel | None = None  # gives the weights again where no snapshot is kept
     checksums: dict[str, int] = field(default_factory=dict)
 
 
@@ -102,7 +104,7 @@ class WorkerGroup:
 
     # Weights.
 
-    def load(self, model: str, weights: nn.Module, version: int, read: Callable[[], nn.Module] | None = None) -> None:
+    def load(self, model: str, weights: PreTrainedModel, version: int, read: ReadModel | None = None) -> None:
         """Make the module's current weights those of ``model`` in all workers; returns when all serve with them.
 
         Args:
@@ -116,15 +118,13 @@ class WorkerGroup:
             EngineError: ``weights`` cannot be sent, too many workers were lost, or the cluster is.
             ConfigurationError: see :func:`~mrlm_pl.engines.ray.gpus.wrong_reservation`.
         """
-        from mrlm_pl.engines.transfer.skeleton import Skeleton, structure
-
         with self.updating:
             if self.closed:
                 raise EngineError(f"{self.kind} is closed; make a new one")
-            served, shape = self._served.get(model), structure(weights)
+            served, architecture = self._served.get(model), Architecture.of(weights)
             self._open(weights)
-            if served is None or served.structure != shape:
-                served = self._served[model] = _Served(Skeleton(weights), next(self._numbers), shape, read=read)
+            if served is None or served.architecture != architecture:
+                served = self._served[model] = _Served(architecture, next(self._numbers), read=read)
             self._take(served, weights)
             served.version = version
             for worker, reason in self._update(model, self.workers).items():
@@ -137,8 +137,9 @@ class WorkerGroup:
     def __contains__(self, model: str) -> bool:
         return model in self._served  # its weights have reached all workers
 
-    def _take(self, served: _Served, weights: nn.Module) -> None:
-        served.snapshot.take(served.skeleton.tensors(weights), served.skeleton.passing)
+    def _take(self, served: _Served, weights: PreTrainedModel) -> None:
+        tensors = {name: whole(tensor) for name, tensor in all_tensors(weights).items()}
+        served.snapshot.take(tensors, passing=is_split(weights))
         served.checksums = served.snapshot.checksums()
 
     def _read_again(self, model: str) -> None:
@@ -160,7 +161,7 @@ class WorkerGroup:
         """Bring workers to the current weights of a model; why those that could not be are lost."""
         served = self._served[model]
         new = [worker for worker in workers if worker.models.get(model) != served.number]
-        lost = self._on_all(new, "build its model", "build", model, served.skeleton.data)
+        lost = self._on_all(new, "build its model", "build", model, served.architecture)
         for worker in new:
             worker.models[model], worker.held[model] = served.number, {}
         current = served.checksums
@@ -253,7 +254,7 @@ class WorkerGroup:
 
     # Workers.
 
-    def _open(self, weights: nn.Module) -> None:
+    def _open(self, weights: PreTrainedModel) -> None:
         """Start Ray, the workers and the sender, unless they run."""
         if self.cluster is not None:
             self.cluster.check()  # calls may still be answered for a while after the head has died

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from torch import nn
+from transformers import PreTrainedModel
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.local.engine import InProcessEngine
@@ -83,15 +83,15 @@ class RayPool(OfWorkers, Engine):
 
         Args:
             policy: the name that requests use.
-            weights: a module that the workers' engine can load.
+            weights: a ``transformers`` model.
             version: number stored in every sample made from now on.
 
         Raises:
             EngineError: ``weights`` cannot be sent, too many workers were lost, or the cluster is.
             ConfigurationError: the engine cannot be one of so many workers; see :meth:`Engine.join_pool`.
         """
-        if not isinstance(weights, nn.Module):
-            raise EngineError(f"policy {policy!r}: a pool loads a torch module, not a {type(weights).__name__}")
+        if not isinstance(weights, PreTrainedModel):
+            raise EngineError(f"policy {policy!r}: a pool loads a transformers model, not a {type(weights).__name__}")
         self._group.load(policy, weights, version)
 
     @property

@@ -18,9 +18,10 @@ from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.ray.gpus import visible_gpus
 from mrlm_pl.engines.transfer.broadcast import Invitation, Staged, WeightReceiver
 from mrlm_pl.engines.transfer.manifest import Manifest
-from mrlm_pl.engines.transfer.skeleton import rebuild
 from mrlm_pl.errors import EngineError
+from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.forward.passes import ForwardPass, pass_logprobs
+from mrlm_pl.policy.sharding import all_tensors
 
 
 class FilledWorker(ABC):
@@ -43,8 +44,8 @@ class FilledWorker(ABC):
         self.claims: Sequence[str] = ()
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._receiver = WeightReceiver()
-        self._models: dict[str, tuple[Any, dict[str, Tensor]]] = {}
-        self._built: dict[str, tuple[Any, dict[str, Tensor]]] = {}
+        self._models: dict[str, Any] = {}
+        self._built: dict[str, Any] = {}
         self._staged: dict[str, Staged] = {}
         self._inside, self._switching = 0, False
         self._changed = asyncio.Condition()
@@ -66,9 +67,9 @@ class FilledWorker(ABC):
             "gpus": list(visible_gpus()) if os.environ.get("CUDA_VISIBLE_DEVICES") else [],
         }
 
-    async def build(self, policy: str, skeleton: bytes) -> None:
-        """Make the model of a policy, still without weights; the one that serves stays until :meth:`switch`."""
-        self._built[policy] = await asyncio.to_thread(rebuild, skeleton, self._device)
+    async def build(self, policy: str, architecture: Architecture) -> None:
+        """Build the model of a policy, uninitialized; the current one serves until :meth:`switch`."""
+        self._built[policy] = await asyncio.to_thread(architecture.build, self._device)
 
     async def stage(self, policy: str, invitation: Invitation, rank: int, manifest: Manifest) -> None:
         """Collect weights of a policy.
@@ -86,7 +87,8 @@ class FilledWorker(ABC):
             EngineError: the weights are not those of the model; the old ones go on serving.
             Exception: the model cannot be used; no call is answered from then on.
         """
-        model, targets = self._built.get(policy) or self._models[policy]
+        model = self._built.get(policy) or self._models[policy]
+        targets = all_tensors(model)
         staged = self._staged.pop(policy, None) or Staged(Manifest((), 1), torch.empty(0, dtype=torch.uint8))
         staged.check(targets)
         absent = sorted(targets.keys() - staged.tensors.keys()) if policy in self._built else []
@@ -99,7 +101,7 @@ class FilledWorker(ABC):
         await asyncio.to_thread(staged.install, targets)
         answer = await asyncio.to_thread(self.use, policy, model, version)
         # Not in a `finally`: a worker that is between two versions must not answer; it is going to be replaced.
-        self._models[policy] = model, targets
+        self._models[policy] = model
         self._built.pop(policy, None)
         async with self._changed:
             self._switching = False
@@ -231,7 +233,7 @@ class ReferenceWorker(FilledWorker):
     async def logprobs(self, model: str, planned: ForwardPass, precision: Precision) -> Tensor:
         """Log-probability [n] of each action token of a pass, on the CPU."""
         async with self.call():
-            return await asyncio.to_thread(self._logprobs, self._models[model][0], planned, precision)
+            return await asyncio.to_thread(self._logprobs, self._models[model], planned, precision)
 
     @torch.no_grad()
     def _logprobs(self, model: Any, planned: ForwardPass, precision: Precision) -> Tensor:

@@ -229,24 +229,21 @@ class Staged:
         """
         for name, tensor in self.tensors.items():
             target = targets.get(name)
-            fits = target is not None and target.dtype == tensor.dtype and target.shape in ((0,), tensor.shape)
+            fits = target is not None and target.dtype == tensor.dtype and target.shape == tensor.shape
             if not fits:
                 found = "no such tensor" if target is None else f"{target.dtype} {tuple(target.shape)}"
                 raise EngineError(f"weight {name!r} arrived as {tensor.dtype} {tuple(tensor.shape)}; here is {found}")
 
     @torch.no_grad()
     def install(self, targets: Mapping[str, Tensor]) -> None:
-        """Write the tensors into ``targets`` of the same names; an empty one takes over the memory of the stream.
+        """Write the tensors into ``targets`` of the same names.
 
         Raises:
             EngineError: they do not fit; nothing has been written then.
         """
         self.check(targets)
         for name, tensor in self.tensors.items():
-            if targets[name].shape == tensor.shape:
-                targets[name].copy_(tensor)
-            else:
-                targets[name].data = tensor
+            targets[name].copy_(tensor)
 
 
 class WeightReceiver:

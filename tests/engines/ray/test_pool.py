@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import socket
 import sys
 import threading
@@ -19,10 +18,9 @@ from mrlm_pl.engines.learner_place import LearnerPlace
 from mrlm_pl.engines.ray import group as worker_group
 from mrlm_pl.engines.ray.pool import Spreading
 from mrlm_pl.engines.transfer.broadcast import WeightSender
-from mrlm_pl.engines.transfer.skeleton import Skeleton, rebuild
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy.lora import LoRA, add_adapter
-from tests.engines.conftest import FUSED, GENERIC, build, request, run
+from tests.engines.conftest import build, request, run
 from tests.support.pool_parts import FakeActor, FakeCluster, sent_tensors, stand_in
 
 MakePool = Callable[..., tuple[RayPool, FakeCluster]]
@@ -136,72 +134,15 @@ def test_two_event_loops_may_place_requests_at_the_same_time() -> None:
 # Models.
 
 
-@pytest.mark.parametrize("name", [*FUSED, *GENERIC])
-def test_a_model_is_rebuilt_from_its_skeleton_and_its_tensors(name: str) -> None:
-    model = build(name)
-    skeleton = Skeleton(model)
-    largest = max(item.numel() * item.element_size() for item in model.parameters())
-    assert len(skeleton.data) < 40_000 + largest, "no weights are in it"
-    rebuilt, targets = rebuild(skeleton.data, torch.device("cpu"))
-    given = skeleton.tensors(model)
-    assert targets.keys() == given.keys()
-    for key, value in given.items():
-        targets[key].data = value.detach().clone()
-    ids = torch.tensor([[1, 5, 9, 2]])
-    with torch.no_grad():
-        found, wanted = rebuilt.eval()(input_ids=ids).logits, model(input_ids=ids).logits
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
-    assert [item.requires_grad for item in rebuilt.parameters()] == [True] * len(list(model.parameters()))
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert (rebuilt.get_output_embeddings().weight is rebuilt.get_input_embeddings().weight) == tied
-
-
-def test_the_skeleton_of_a_sharded_model_is_that_of_the_whole_one() -> None:
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    from mrlm_pl.policy.sharding import gathered, shard
-
-    model = build("llama")
-    same = copy.deepcopy(model)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        shard(model, init_device_mesh("cpu", (1,)))
-        with torch.no_grad(), gathered([model]):
-            skeleton = Skeleton(model)
-            assert skeleton.passing
-            given = {name: tensor.clone() for name, tensor in skeleton.tensors(model).items()}
-    finally:
-        dist.destroy_process_group()
-    rebuilt, targets = rebuild(skeleton.data, torch.device("cpu"))
-    assert type(rebuilt) is type(same)
-    for key, value in given.items():
-        targets[key].data = value
-    ids = torch.tensor([[1, 5, 9, 2]])
-    with torch.no_grad():
-        assert torch.equal(rebuilt.eval()(input_ids=ids).logits, same(input_ids=ids).logits)
-
-
-def test_a_rebuilt_model_says_which_of_its_weights_are_trained(make_pool: MakePool) -> None:
+def test_a_worker_builds_a_model_anew_where_other_weights_are_trained(make_pool: MakePool) -> None:
     model = build("llama").requires_grad_(False)
     add_adapter(model, LoRA(rank=2), "p")
-    rebuilt, targets = rebuild(Skeleton(model).data, torch.device("cpu"))
-    trained = {name for name, item in rebuilt.named_parameters() if item.requires_grad}
-    assert trained == {name for name, _ in model.named_parameters() if ".lora_" in name}
-    assert {name for name, item in targets.items() if item.requires_grad} == trained
     pool, cluster = make_pool(1)
     for version, flag in enumerate((True, False, False)):
         pool.load("p", model.requires_grad_(flag), version)
-        [there] = [held for held, _ in cluster.actors[0].worker._models.values()]
+        [there] = cluster.actors[0].worker._models.values()
         assert {item.requires_grad for item in there.parameters()} == {flag}
     assert cluster.actors[0].calls.count("build") == 2, "only when it changes"
-
-
-def test_what_cannot_be_sent_is_told() -> None:
-    model = build("llama")
-    model.lock = threading.Lock()
-    with pytest.raises(EngineError, match="LlamaForCausalLM cannot be sent to another process"):
-        Skeleton(model)
 
 
 # Weights.

@@ -113,18 +113,6 @@ def test_receivers_get_every_tensor_of_any_dtype(
             assert targets[name].dtype == value.dtype
 
 
-def test_empty_targets_take_over_the_memory_that_came(
-    sender: Callable[..., WeightSender], threads: ThreadPoolExecutor
-) -> None:
-    given = tensors()
-    snapshot = snapshot_of(given)
-    _, _, (future,) = sent(sender(), threads, snapshot, snapshot.missing([{}], 64), [WeightReceiver()])
-    targets = {name: torch.empty(0, dtype=item.dtype) for name, item in given.items()}
-    future.result().install(targets)
-    assert torch.equal(targets["wide"], given["wide"])
-    assert targets["wide"].data_ptr() == future.result().tensors["wide"].data_ptr()
-
-
 def test_only_what_changed_is_sent() -> None:
     given = tensors()
     snapshot = snapshot_of(given)

@@ -1,0 +1,56 @@
+"""A model without its weights: enough to build the same modules in another process, or beside the model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
+
+from mrlm_pl.policy.sharding import all_tensors
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The class, the configuration and the adapters of a model; equal where one's weights fit into the other.
+
+    Args:
+        cls: class of the model, without what sharding (FSDP2) adds.
+        config: a copy of the model's configuration.
+        adapters: PEFT configurations by adapter name.
+        tensors: shape, dtype and ``requires_grad`` of each parameter and buffer. Engines recognize trained weights by
+            the last.
+    """
+
+    cls: type[PreTrainedModel]
+    config: Any
+    adapters: Mapping[str, Any]
+    tensors: Mapping[str, tuple[torch.Size, torch.dtype, bool]]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Architecture:
+        """Return the architecture of a model; of a sharded model, that of the whole one."""
+        plain: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
+        tensors = {name: (item.shape, item.dtype, item.requires_grad) for name, item in all_tensors(model).items()}
+        adapters: dict[str, Any] = getattr(model, "peft_config", {})
+        return cls(plain, copy.deepcopy(model.config), copy.deepcopy(adapters), tensors)
+
+    def build(self, device: torch.device) -> PreTrainedModel:
+        """Return a new model in evaluation mode whose parameters and buffers are uninitialized memory."""
+        from peft import inject_adapter_in_model
+
+        with torch.device("meta"):
+            model = self.cls._from_config(copy.deepcopy(self.config), dtype=torch.float32)
+            for name, adapter in self.adapters.items():
+                inject_adapter_in_model(adapter, model, name)
+        for name, tensor in all_tensors(model).items():
+            _, dtype, trained = self.tensors[name]
+            tensor.data = tensor.data.to(dtype)
+            tensor.requires_grad_(trained)
+        model.to_empty(device=device)
+        model.tie_weights()
+        return model.eval()
