@@ -8,10 +8,13 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 WATCH_SECONDS = 0.1
 """Seconds between two looks for calls that have outlived their deadline."""
@@ -190,6 +193,20 @@ class Workers:
             results = self._results.pop(loop)
         for job, value, error in results:
             _settle(job, value, error)
+
+
+def in_daemon(function: Callable[[], T]) -> Future[T]:
+    """Run a function in a daemon thread, which does not keep the process alive; return the future of its result."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def as_error(raised: BaseException) -> Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
@@ -36,6 +37,10 @@ def sent_tensors(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(worker_group.WeightSender, "send", recording)
     return sent
+
+
+CALLS = EventLoopThread()
+"""The loop that waits for the answers of all workers."""
 
 
 class DeadError(Exception):
@@ -129,19 +134,17 @@ class FakeCluster:
         for actor in actors:
             self.kill(actor)
 
-    def call(self, actor: FakeActor, method: str, *arguments: Any) -> Future[Any]:
-        return actor.call(method, *arguments)
+    def call(self, actor: FakeActor, who: str, does: str, seconds: float, *call: Any) -> Future[Any]:
+        return CALLS.submit(self._answer(actor.call(*call), who, does, seconds))
 
-    def wait(self, future: Future[Any], seconds: float, who: str, does: str) -> Any:
-        if not wait_for([future], timeout=seconds).done:
+    async def _answer(self, asked: Future[Any], who: str, does: str, seconds: float) -> Any:
+        future = asyncio.wrap_future(asked)
+        if not (await asyncio.wait({future}, timeout=None if seconds == math.inf else seconds))[0]:
             raise WorkerLostError(f"{who} did not {does} within {seconds:g} s")
         try:
             return future.result()
-        except Exception as error:
-            raise self.translated(error, who, does) from error
-
-    def translated(self, error: Exception, who: str, does: str) -> Exception:
-        return WorkerLostError(f"{who} is gone while it should {does}") if isinstance(error, DeadError) else error
+        except DeadError as error:
+            raise WorkerLostError(f"{who} is gone while it should {does}") from error
 
     def check(self) -> None:
         if self.gone:

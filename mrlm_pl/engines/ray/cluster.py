@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, Literal
 
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.concurrency.workers import in_daemon
 from mrlm_pl.engines.ray.connection import CHECK_SECONDS, STOP_SECONDS, RayConnection
 from mrlm_pl.errors import EngineError
 
@@ -35,6 +38,7 @@ class RayCluster:
     def __init__(self, address: str | None, seconds: float = 120.0, silence: float = 10.0) -> None:
         self._connection: Any = RayConnection.shared(address, seconds)
         self._ray, self._silence = self._connection.ray, silence
+        self._loop = EventLoopThread()
         self._group: Any = None
         self._gpus: list[tuple[str, ...]] = []
         self._gpus_each = 0.0
@@ -127,46 +131,40 @@ class RayCluster:
     def end(self, actors: Sequence[Any], seconds: float) -> None:
         """Give actors some seconds to close what they have, and end them."""
         if not self._connection.broken():
-            wait([self.call(actor, "close") for actor in actors], timeout=seconds)
+            wait([actor.close.remote().future() for actor in actors], timeout=seconds)
         for actor in actors:
             self.kill(actor)
 
-    def call(self, actor: Any, method: str, *arguments: Any) -> Future[Any]:
-        """Return the future of what a method of an actor returns; its error is one for :meth:`translated`."""
-        return getattr(actor, method).remote(*arguments).future()
+    def call(self, actor: Any, who: str, does: str, seconds: float, method: str, *arguments: Any) -> Future[Any]:
+        """Call a method of an actor; return the future of its answer.
 
-    def wait(self, future: Future[Any], seconds: float, who: str, does: str) -> Any:
-        """Return the result of a :meth:`call`.
+        The future fails with a ``WorkerLostError`` where the actor is dead or late, with an ``EngineError`` where the
+        cluster is gone, and else with the actor's own error.
 
-        Raises:
-            WorkerLostError: the actor is dead, or did not answer in time.
-            EngineError: the cluster is gone.
-            Exception: what the actor raised.
+        Args:
+            actor: whose method is called.
+            who: names the actor in errors.
+            does: names the work in errors.
+            seconds: deadline.
+            method: name of the method.
+            arguments: of the method.
         """
-        deadline = time.monotonic() + seconds
-        while not wait([future], timeout=max(0.0, min(CHECK_SECONDS, deadline - time.monotonic()))).done:
-            self.check()
+        return self._loop.submit(self._answer(getattr(actor, method).remote(*arguments).future(), who, does, seconds))
+
+    async def _answer(self, asked: Future[Any], who: str, does: str, seconds: float) -> Any:
+        future, deadline = asyncio.wrap_future(asked), time.monotonic() + seconds
+        while not (await asyncio.wait({future}, timeout=min(CHECK_SECONDS, seconds)))[0]:
+            await asyncio.to_thread(self.check)
             if time.monotonic() > deadline:
                 raise WorkerLostError(f"{who} did not {does} within {seconds:g} s")
         try:
             return future.result()
-        except Exception as error:
-            raise self.translated(error, who, does) from error
-
-    def translated(self, error: Exception, who: str, does: str) -> Exception:
-        """Return an error of Ray as ours: what the actor raised, or that it is lost, or that the cluster is.
-
-        Raises:
-            EngineError: the cluster is gone.
-        """
-        exceptions = self._ray.exceptions
-        if isinstance(error, exceptions.RayTaskError):
-            return error.cause if isinstance(error.cause, Exception) else EngineError(f"{who}: {error}")
-        if isinstance(error, exceptions.RayError):
-            self.check()
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            return WorkerLostError(f"{who} is gone while it should {does} ({type(error).__name__}: {reason[0]})")
-        return error
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else EngineError(f"{who}: {error}") from error
+        except self._ray.exceptions.RayError as error:
+            await asyncio.to_thread(self.check)
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise WorkerLostError(f"{who} is gone while it should {does} ({type(error).__name__}: {reason})") from error
 
     def check(self) -> None:
         """Check that the head of the cluster answers.
@@ -186,7 +184,8 @@ class RayCluster:
         self._closed = True
         group, self._group = self._group, None
         if group is not None and not self._connection.broken():
-            _within(STOP_SECONDS, lambda: self._ray.util.remove_placement_group(group))
+            wait([in_daemon(partial(self._ray.util.remove_placement_group, group))], STOP_SECONDS)  # it may hang
+        self._loop.close()
         self._connection.gpus.give_back(self._gpus, self._gpus_each)
         self._connection.give_back()
 
@@ -208,11 +207,3 @@ def _beyond(bundles: Sequence[Mapping[str, float]], total: Mapping[str, float]) 
         for name, amount in wanted.items()
         if amount > total.get(name, 0.0)
     )
-
-
-def _within(seconds: float, function: Callable[[], Any]) -> bool:
-    """Run a function that may hang in a thread of its own; whether it ended in time."""
-    thread = threading.Thread(target=function, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return not thread.is_alive()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
+import math
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +104,8 @@ class WorkerGroup:
         self._numbers = itertools.count()
         self._group: tuple[tuple[Worker, ...], Invitation] | None = None
         self._gpus: list[str | None] = []
+        self._repairs: dict[Worker, Future[None]] = {}
+        self._repairing = ThreadPoolExecutor(1, thread_name_prefix="mrlm-ray-pool")
 
     # Weights.
 
@@ -128,7 +133,7 @@ class WorkerGroup:
             self._take(served, weights)
             served.version = version
             for worker, reason in self._update(model, self.workers).items():
-                self.replace(worker, reason)
+                self._replace(worker, reason)
 
     def answer(self, model: str) -> Any:
         """Return the workers' answer to their switch to the weights of a model; None before the first."""
@@ -183,11 +188,11 @@ class WorkerGroup:
         self, workers: Sequence[Worker], does: str, method: str, model: str, argument: Any
     ) -> dict[Worker, str]:
         """Call a method of all these workers at once; why those that could not are lost."""
-        asked = {worker: self.cluster.call(worker.actor, method, model, argument) for worker in workers}
+        asked = {worker: self.call(worker, does, method, model, argument) for worker in workers}
         lost: dict[Worker, str] = {}
         for worker, future in asked.items():
             try:
-                found = self.cluster.wait(future, self.deadlines.sample, worker.name, does)
+                found = future.result()
             except WorkerLostError as error:
                 lost[worker] = str(error)
             else:
@@ -211,11 +216,13 @@ class WorkerGroup:
 
     def _send_once(self, model: str, workers: Sequence[Worker]) -> dict[Worker, Exception]:
         self._read_again(model)
-        snapshot, seconds = self._served[model].snapshot, self.deadlines.transfer
+        snapshot, does = self._served[model].snapshot, "receive weights"
         manifest = snapshot.missing([worker.held[model] for worker in workers], self.transfer.bucket_bytes)
         invitation = self._invitation(tuple(workers))
         asked = {
-            worker: self.cluster.call(worker.actor, "stage", model, invitation, rank, manifest)
+            worker: self.cluster.call(
+                worker.actor, worker.name, does, math.inf, "stage", model, invitation, rank, manifest
+            )
             for rank, worker in enumerate(workers, 1)
         }
         looked = time.monotonic()
@@ -237,7 +244,9 @@ class WorkerGroup:
         for worker, future in asked.items():
             try:
                 # What they wait for ends within the deadline, or with the group.
-                self.cluster.wait(future, 3 * seconds, worker.name, "receive weights")
+                if not wait([future], 3 * self.deadlines.transfer).done:
+                    raise WorkerLostError(f"{worker.name} did not {does} in time after the last bucket")
+                future.result()
             except EngineError as error:
                 failed[worker] = error
                 self._group = None
@@ -245,14 +254,32 @@ class WorkerGroup:
 
     def _invitation(self, workers: tuple[Worker, ...]) -> Invitation:
         """To the group of these workers, the one before if it was theirs and works."""
-        if self._group is not None and self._group[0] == workers:
-            invitation = self._sender.invite_again(self._group[1])
-        else:
-            invitation = self._sender.invite(len(workers))
-        self._group = workers, invitation
-        return invitation
+        if self._group is None or self._group[0] != workers:
+            self._group = workers, self._sender.invite(len(workers))
+        return self._group[1]
 
     # Workers.
+
+    def call(self, worker: Worker, does: str, method: str, *arguments: Any) -> Future[Any]:
+        """Return the future of a worker's answer; see :meth:`~mrlm_pl.engines.ray.cluster.RayCluster.call`."""
+        return self.cluster.call(worker.actor, worker.name, does, self.deadlines.sample, method, *arguments)
+
+    async def ask(self, place: int, does: str, method: str, *arguments: Any) -> Any:
+        """Return the answer of the worker at a place; a lost one is replaced and its successor is asked.
+
+        Raises:
+            EngineError: too many workers were lost, or the cluster is.
+            Exception: the worker's own error.
+        """
+        while True:
+            worker = self.workers[place]
+            try:
+                return await asyncio.wrap_future(self.call(worker, does, method, *arguments))
+            except WorkerLostError as error:
+                if worker not in self._repairs:
+                    self._repairs[worker] = self._repairing.submit(self._replace_if_current, worker, str(error))
+                # A caller that is cancelled must not cancel the repair for the others.
+                await asyncio.shield(asyncio.wrap_future(self._repairs[worker]))
 
     def _open(self, weights: PreTrainedModel) -> None:
         """Start Ray, the workers and the sender, unless they run."""
@@ -307,8 +334,8 @@ class WorkerGroup:
         if self.cluster.started_here or not own.learner_gpus:
             return
         teller = self.cluster.actor(GpuTeller, self.count, (), 1, {"GPU": own.learner_gpus})
-        future = self.cluster.call(teller, "gpus")
-        reserved = self.cluster.wait(future, self.deadlines.start, "what was reserved for the learner", "answer")
+        who = "what was reserved for the learner"
+        reserved = self.cluster.call(teller, who, "answer", self.deadlines.start, "gpus").result()
         self.cluster.kill(teller)
         wrong = wrong_reservation(reserved, learner, visible_gpus())
         if wrong is not None:
@@ -321,7 +348,7 @@ class WorkerGroup:
 
     def _started(self, place: int, actor: Any) -> Worker:
         name = f"worker {place} of {self.kind} on {self.cluster.address}"
-        about = self.cluster.wait(self.cluster.call(actor, "describe"), self.deadlines.start, name, "start")
+        about = self.cluster.call(actor, name, "start", self.deadlines.start, "describe").result()
         worker = Worker(place, name, actor, about)
         if self.resources.gpus and not self.resources.share_learner_gpus:
             assert self.learner is not None
@@ -333,7 +360,7 @@ class WorkerGroup:
                 )
         return worker
 
-    def replace(self, lost: Worker, reason: str) -> None:
+    def _replace(self, lost: Worker, reason: str) -> None:
         """Put a new worker with the current weights of all models in the place of one that is lost.
 
         Raises:
@@ -367,14 +394,14 @@ class WorkerGroup:
                 return
             lost, reason = new, reasons[0]
 
-    def replace_if_current(self, lost: Worker, reason: str) -> None:
-        """See :meth:`replace`; nothing when somebody else has done it."""
+    def _replace_if_current(self, lost: Worker, reason: str) -> None:
         with self.updating:
             if not self.closed and self.workers[lost.place] is lost:
-                self.replace(lost, reason)
+                self._replace(lost, reason)
 
     def close(self) -> None:
         """End the workers, and Ray if it was started here and nobody else uses it; may be called twice."""
+        self._repairing.shutdown(wait=False)
         with self.updating:
             self.closed = True
             workers, self.workers = self.workers, []

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.local.engine import InProcessEngine
-from mrlm_pl.engines.ray.cluster import CHECK_SECONDS, WorkerLostError
-from mrlm_pl.engines.ray.group import OfWorkers, Worker, WorkerGroup
+from mrlm_pl.engines.ray.group import OfWorkers, WorkerGroup
 from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
 from mrlm_pl.engines.routing import sampled_in_parts
 from mrlm_pl.errors import EngineError
@@ -68,8 +64,6 @@ class RayPool(OfWorkers, Engine):
             "the pool", self._worker, workers, address, resources, transfer, deadlines, replacements
         )
         self._spreading = Spreading(workers)
-        self._repairs: dict[Worker, Future[None]] = {}
-        self._repairing = ThreadPoolExecutor(1, thread_name_prefix="mrlm-ray-pool")
 
     def _worker(self, place: int, gpus: str | None) -> tuple[type, tuple[Any, ...]]:
         from mrlm_pl.engines.ray.workers import PoolWorker
@@ -135,31 +129,8 @@ class RayPool(OfWorkers, Engine):
             self._spreading.done(places)
 
     async def _ask(self, place: int, requests: list[SampleRequest]) -> list[Sample]:
-        """Return the samples of a place, from as many workers after each other as it takes."""
-        while True:
-            worker = self._group.workers[place]
-            try:
-                return await self._answer(worker, requests)
-            except WorkerLostError as error:
-                if worker not in self._repairs:
-                    repair = self._repairing.submit(self._group.replace_if_current, worker, str(error))
-                    self._repairs[worker] = repair
-                # Of all who wait for this worker none must take the repair along when it is cancelled.
-                await asyncio.shield(asyncio.wrap_future(self._repairs[worker]))
-
-    async def _answer(self, worker: Worker, requests: list[SampleRequest]) -> list[Sample]:
-        cluster, seconds = self._group.cluster, self._group.deadlines.sample
-        future = asyncio.wrap_future(cluster.call(worker.actor, "sample", requests))
-        deadline = time.monotonic() + seconds
-        while not (await asyncio.wait({future}, timeout=CHECK_SECONDS))[0]:
-            await asyncio.to_thread(cluster.check)
-            if time.monotonic() > deadline:
-                raise WorkerLostError(f"{worker.name} did not answer within {seconds:g} s")
-        try:
-            return future.result()
-        except Exception as error:
-            found = await asyncio.to_thread(cluster.translated, error, worker.name, "generate")
-            raise found from error
+        samples: list[Sample] = await self._group.ask(place, "generate", "sample", requests)
+        return samples
 
     @property
     def stats(self) -> list[Any]:
@@ -168,19 +139,13 @@ class RayPool(OfWorkers, Engine):
         Raises:
             WorkerLostError: a worker does not answer.
         """
-        group = self._group
-        asked = [(worker, group.cluster.call(worker.actor, "stats")) for worker in group.workers]
-        return [group.cluster.wait(item, group.deadlines.start, worker.name, "answer") for worker, item in asked]
+        asked = [self._group.call(worker, "answer", "stats") for worker in self._group.workers]
+        return [future.result() for future in asked]
 
     def release(self, session_prefix: str) -> None:
         """Forget caches, in the background; see :meth:`Engine.release`."""
         for place in self._spreading.release(session_prefix):
-            self._group.cluster.call(self._group.workers[place].actor, "release", session_prefix)
-
-    def close(self) -> None:
-        """End the workers, and Ray if it was started here and nobody else uses it; may be called twice."""
-        super().close()
-        self._repairing.shutdown(wait=False)
+            self._group.call(self._group.workers[place], "answer", "release", session_prefix)
 
 
 class Spreading:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections import deque
+import asyncio
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines.learner_place import LearnerPlace
-from mrlm_pl.engines.ray.cluster import CHECK_SECONDS, WorkerLostError
-from mrlm_pl.engines.ray.group import OfWorkers, Worker, WorkerGroup
+from mrlm_pl.engines.ray.group import OfWorkers, WorkerGroup
 from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
 from mrlm_pl.engines.reference import Reference, TokenRows
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.passes import ForwardPass, forward_passes
 
-logger = logging.getLogger(__name__)
+_DOES = "compute log-probabilities for the learner"
 
 
 class RayReference(OfWorkers, Reference):
@@ -59,6 +56,7 @@ class RayReference(OfWorkers, Reference):
         self._group = WorkerGroup(
             "the reference pool", self._worker, workers, address, resources, transfer, deadlines, replacements
         )
+        self._loop = EventLoopThread()
         self._planners: dict[str, Any] = {}  # models without memory, which the passes are planned for
 
     def _worker(self, place: int, gpus: str | None) -> tuple[type, tuple[Any, ...]]:
@@ -80,12 +78,18 @@ class RayReference(OfWorkers, Reference):
         device = rows.token_ids.device
         passes = self._passes(self._planners[model], policy, rows)
         precision = Precision.now(device)
-        found = self._ask("logprobs", [(model, one.to("cpu"), precision) for one in passes])
+        calls = [(model, one.to("cpu"), precision) for one in passes]
+        found = self._loop.submit(self._ask(calls)).result()
         dtype = found[0].dtype if found else torch.float32
         flat = torch.zeros(rows.token_ids.numel(), dtype=dtype, device=device)
         for one, values in zip(passes, found, strict=True):
             flat[one.inputs.destinations] = values.to(device)
         return flat.view(rows.token_ids.shape)
+
+    def close(self) -> None:
+        """End the workers; see :meth:`OfWorkers.close`."""
+        super().close()
+        self._loop.close()
 
     def _loaded(self, policy: Policy) -> str:
         """Return the name of the policy's initial weights in the workers, which have them."""
@@ -111,31 +115,18 @@ class RayReference(OfWorkers, Reference):
             passes = forward_passes(planner, **rows.inputs(), max_tokens=share)
         return passes
 
-    def _ask(self, method: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the workers' answers in the order of the calls; each worker has one call at a time."""
-        group, does = self._group, "compute log-probabilities for the learner, which waits for them"
-        waiting, answers = deque(range(len(calls))), dict[int, Any]()
-        under_way: dict[Future[Any], tuple[Worker, int, float]] = {}
-        while waiting or under_way:
-            busy = {worker for worker, _, _ in under_way.values()}
-            for worker in [item for item in group.workers if item not in busy][: len(waiting)]:
-                number = waiting.popleft()
-                future = group.cluster.call(worker.actor, method, *calls[number])
-                under_way[future] = worker, number, time.monotonic() + group.deadlines.sample
-            first = min(deadline for _, _, deadline in under_way.values())
-            seconds = max(0.0, min(CHECK_SECONDS, first - time.monotonic()))
-            if not wait(under_way, timeout=seconds, return_when=FIRST_COMPLETED).done:
-                group.cluster.check()
-            for future in [item for item, (_, _, ends) in under_way.items() if item.done() or time.monotonic() > ends]:
-                worker, number, _ = under_way.pop(future)
-                try:
-                    answers[number] = self._answer(future, worker, does)
-                except WorkerLostError as error:
-                    group.replace_if_current(worker, str(error))
-                    waiting.appendleft(number)
-        return [answers[number] for number in range(len(calls))]
+    async def _ask(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return the workers' log-probabilities in the order of the calls; each worker has one call at a time."""
+        waiting, answers = iter(enumerate(calls)), dict[int, Any]()
 
-    def _answer(self, future: Future[Any], worker: Worker, does: str) -> Any:
-        if not future.done():
-            raise WorkerLostError(f"{worker.name} did not {does}, within {self._group.deadlines.sample:g} s")
-        return self._group.cluster.wait(future, self._group.deadlines.sample, worker.name, does)
+        async def serve(place: int) -> None:
+            for number, call in waiting:
+                answers[number] = await self._group.ask(place, _DOES, "logprobs", *call)
+
+        serving = [asyncio.ensure_future(serve(place)) for place in range(self._group.count)]
+        try:
+            await asyncio.gather(*serving)
+        finally:
+            for task in serving:
+                task.cancel()
+        return [answers[number] for number in range(len(calls))]

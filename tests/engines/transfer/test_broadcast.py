@@ -69,11 +69,12 @@ def sent(
     receivers: list[WeightReceiver],
     again: Invitation | None = None,
     source: Callable[[str], Tensor] | None = None,
-) -> tuple[Invitation, dict[int, str], list[Future[Staged]]]:
-    """One sending to receivers in threads: its invitation, who failed, and what each receiver got."""
-    invitation = sender.invite_again(again) if again else sender.invite(len(receivers))
+) -> tuple[Invitation, list[Future[Staged]]]:
+    """One sending to receivers in threads: its invitation, and what each receiver got."""
+    invitation = again or sender.invite(len(receivers))
     got = [threads.submit(item.receive, invitation, rank, manifest) for rank, item in enumerate(receivers, 1)]
-    return invitation, sender.send(invitation, manifest, source or snapshot.__getitem__), got
+    sender.send(invitation, manifest, source or snapshot.__getitem__)
+    return invitation, got
 
 
 def snapshot_of(given: dict[str, Tensor]) -> Snapshot:
@@ -103,8 +104,7 @@ def test_receivers_get_every_tensor_of_any_dtype(
     given = tensors()
     snapshot = snapshot_of(given)
     manifest = snapshot.missing([{}], bucket_bytes)
-    _, failed, got = sent(sender(bucket_bytes), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
-    assert failed == {}
+    _, got = sent(sender(bucket_bytes), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
     for future in got:
         targets = empty_like(given)
         future.result().install(targets)
@@ -161,13 +161,12 @@ def test_a_group_is_used_again_and_a_new_one_has_other_members(
     given, one, two = tensors(), WeightReceiver(), WeightReceiver()
     learner, snapshot = sender(), snapshot_of(given)
     manifest = snapshot.missing([{}], 64)
-    first, failed, _ = sent(learner, threads, snapshot, manifest, [one, two])
-    again, failed_again, got = sent(learner, threads, snapshot, manifest, [one, two], first)
-    assert failed == failed_again == {}
-    assert (again.group, again.sending > first.sending) == (first.group, True)
-    assert all(torch.equal(future.result().tensors["wide"], given["wide"]) for future in got)
-    other, failed, (future,) = sent(learner, threads, snapshot, manifest, [two])
-    assert failed == {}
+    first, before = sent(learner, threads, snapshot, manifest, [one, two])
+    joined = one._joined
+    _, got = sent(learner, threads, snapshot, manifest, [one, two], first)
+    assert one._joined is joined
+    assert all(torch.equal(future.result().tensors["wide"], given["wide"]) for future in [*before, *got])
+    other, (future,) = sent(learner, threads, snapshot, manifest, [two])
     assert other.group != first.group
     assert torch.equal(future.result().tensors["wide"], given["wide"])
 
@@ -182,8 +181,7 @@ def test_all_579_tensors_arrive_through_buckets_smaller_than_the_largest(
     manifest = snapshot.missing([{}], bucket)
     assert len(manifest.tensors) == 579
     assert max(item.size for item in manifest.tensors) > 3 * bucket
-    _, failed, got = sent(sender(bucket), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
-    assert failed == {}
+    _, got = sent(sender(bucket), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
     for future in got:
         staged = future.result()
         found = {
@@ -207,14 +205,11 @@ def test_a_flipped_bit_is_found_and_named(sender: Callable[..., WeightSender], t
 
     learner, manifest = sender(), snapshot.missing([{}], 64)
     receivers = [WeightReceiver(), WeightReceiver()]
-    _, failed, got = sent(learner, threads, snapshot, manifest, receivers, source=flipped)
-    assert failed.keys() == {1, 2}
-    for rank, future in enumerate(got, 1):
+    _, got = sent(learner, threads, snapshot, manifest, receivers, source=flipped)
+    for future in got:
         with pytest.raises(EngineError, match="weight 'bias' arrived with checksum"):
             future.result()
-        assert "'bias'" in failed[rank]
-    _, failed, got = sent(learner, threads, snapshot, manifest, receivers)
-    assert failed == {}
+    _, got = sent(learner, threads, snapshot, manifest, receivers)
     assert torch.equal(got[0].result().tensors["bias"], given["bias"])
 
 
@@ -285,7 +280,6 @@ def test_a_receiver_killed_in_the_middle_leaves_the_others_whole(
     assert error is None or any(repr(name) in str(error) for name in given)
     whole = {name: torch.zeros_like(value) if error else value for name, value in given.items()}
     assert all(torch.equal(serving[name], whole[name]) for name in given), "the old weights or the new ones"
-    _, failed, (future,) = sent(learner, threads, snapshot, manifest, [survivor])
-    assert failed == {}
+    _, (future,) = sent(learner, threads, snapshot, manifest, [survivor])
     future.result().install(serving)
     assert all(torch.equal(serving[name], value) for name, value in given.items())
