@@ -24,7 +24,7 @@ from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limit
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.connection import FINAL, Address, Connection, StatusError
+from mrlm_pl.serving.transport.connection import FINAL, Address, Connection, StatusError, refuse
 from mrlm_pl.serving.transport.security import Identity
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class ControllerService(EnvironmentService):
                 continue
             worker.placed += 1
             try:
-                reply: pb.OpenReply = await worker.connection.operation(FORWARD_SECONDS, open=request)
+                reply: pb.OpenReply = await worker.connection.call("Open", request, FORWARD_SECONDS)
             except StatusError as error:
                 worker.placed -= 1
                 if error.code not in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
@@ -111,11 +111,11 @@ class ControllerService(EnvironmentService):
 
     async def step(self, request: pb.StepRequest) -> pb.StepReply:
         """Forward a step."""
-        return await self._forward(request.session, step=request)
+        return await self._forward("Step", request)
 
     async def close(self, request: pb.CloseRequest) -> pb.CloseReply:
         """Closing, forwarded."""
-        return await self._forward(request.session, close=request)
+        return await self._forward("Close", request)
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
         """Renewal of leases, forwarded to each worker."""
@@ -126,9 +126,8 @@ class ControllerService(EnvironmentService):
         for name, sessions in by_worker.items():
             try:
                 await self._until(lambda name=name: name in self.live)
-                reply = await self._worker(name).connection.operation(
-                    FORWARD_SECONDS, keep_alive=pb.KeepAliveRequest(sessions=sessions)
-                )
+                renewed = pb.KeepAliveRequest(sessions=sessions)
+                reply = await self._worker(name).connection.call("KeepAlive", renewed, FORWARD_SECONDS)
             except (StatusError, RefusalError):
                 unknown += sessions
             else:
@@ -191,29 +190,26 @@ class ControllerService(EnvironmentService):
         total = 0
         for worker in list(self.live.values()):
             with suppress(StatusError):  # it is gone
-                reply = await worker.connection.unary("ListSessions", request, 10.0)
+                reply = await worker.connection.call("ListSessions", request, 10.0)
                 sessions += reply.sessions
                 total += reply.total
         return pb.ListSessionsReply(sessions=sessions[: request.limit] if request.limit else sessions, total=total)
-
-    def _result_at_once(self, operation: pb.Operation) -> pb.Result | None:
-        return None  # everything is a worker's to answer
 
     async def _ask_any(self, environment: str, method: str, request: Any) -> Any:
         await self._until(lambda: any(worker.hosts(environment) for worker in self.live.values()))
         for worker in self.live.values():
             if worker.hosts(environment):
                 try:
-                    return await worker.connection.unary(method, request, 60.0)
+                    return await worker.connection.call(method, request, 60.0)
                 except StatusError as error:
                     raise RefusalError(error.code, error.text) from error
         raise RefusalError(Code.NOT_FOUND, f"no worker has an environment {environment[:100]!r}")
 
-    async def _forward(self, session: str, **request: Any) -> Any:
-        name = session.partition(SEPARATOR)[0]
+    async def _forward(self, method: str, request: Any) -> Any:
+        name = request.session.partition(SEPARATOR)[0]
         await self._until(lambda: name in self.live)
         try:
-            return await self._worker(name).connection.operation(FORWARD_SECONDS, **request)
+            return await self._worker(name).connection.call(method, request, FORWARD_SECONDS)
         except StatusError as error:
             raise RefusalError(error.code, error.text) from error
 
@@ -239,7 +235,7 @@ class _Joining(environment_pb2_grpc.ControllerServiceServicer):
             async for order in orders:
                 yield order
         except RefusalError as error:
-            await context.abort(error.code, error.reason)
+            await refuse(context, error.code, error.reason)
         finally:
             await orders.aclose()  # type: ignore[attr-defined] # it is a generator
 

@@ -175,7 +175,6 @@ class EnvironmentServer:
             self._sweeper.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeper
-        self.service.stopping.set()
         await server.stop(1.0)
         if self.verifier is not None:
             self.verifier.close()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ from mrlm_pl.serving.environments.service import Limits
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.codec import to_actions, to_map, to_task
+from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.connection import Address
 
 ROOT = Path(__file__).parents[2]
-TASK = Task("scripted", "train", 0, 2**64 + 1, {"flag": True, "one": 1, "share": 1.0, "bytes": b"\x00\xff"})
+TASK = Task("scripted", "train", 0, 2**64 + 1, {"flag": True, "one": 1, "share": 1.0, "large": 2**70})
 
 
 class Scripted(SingleAgentEnvironment):
@@ -126,8 +126,8 @@ class Served:
     def open(self, environment: str = "scripted", task: Task = TASK, **fields: Any) -> pb.OpenReply:
         fields = {"client": "test", **fields}
         if "settings" in fields:
-            fields["settings"] = to_map(fields["settings"])
-        return self.stub.Open(pb.OpenRequest(environment=environment, task=to_task(task), **fields), timeout=20)
+            fields["settings"] = to_json(fields["settings"])
+        return self.stub.Open(pb.OpenRequest(environment=environment, task=to_json(task), **fields), timeout=20)
 
     def step(self, session: str, turn: int, *texts: str, timeout: float = 20, **by_agent: str) -> pb.StepReply:
         return self.stub.Step(step_request(session, turn, *texts, **by_agent), timeout=timeout)
@@ -143,7 +143,7 @@ class Served:
 
 def step_request(session: str, turn: int, text: str = "go", **by_agent: str) -> pb.StepRequest:
     actions = {agent: Message("assistant", said) for agent, said in (by_agent or {"agent": text}).items()}
-    return pb.StepRequest(session=session, turn=turn, actions=to_actions(actions))
+    return pb.StepRequest(session=session, turn=turn, actions=to_json(actions))
 
 
 def offer(**options: Any) -> Offer:
@@ -164,21 +164,6 @@ def attempt(call: Any, *arguments: Any, **options: Any) -> grpc.StatusCode | Non
     except grpc.RpcError as error:
         return error.code()
     return None
-
-
-def operations(served: Served) -> list[pb.Operation]:
-    good, other = served.open().session, served.open().session
-    return [
-        pb.Operation(id=1, step=step_request(good, 0, "a")),
-        pb.Operation(id=2, step=step_request("nobody", 0)),
-        pb.Operation(id=3, step=step_request(other, 7)),
-        pb.Operation(id=4, open=pb.OpenRequest(environment="scripted", task=to_task(TASK))),
-        pb.Operation(id=5, open=pb.OpenRequest(environment="nothing", task=to_task(TASK))),
-        pb.Operation(id=6, keep_alive=pb.KeepAliveRequest(sessions=[good, "nobody"])),
-        pb.Operation(id=7, close=pb.CloseRequest(session=other)),
-        pb.Operation(id=8),
-        pb.Operation(id=9, step=step_request(good, 0, "a")),
-    ]
 
 
 def played(environment: Environment, *texts: str, task: Task = TASK) -> Step:
@@ -294,31 +279,27 @@ class Nonsense(environment_pb2_grpc.EnvironmentServiceServicer):
     def __init__(self, way: str) -> None:
         self.way = way
 
-    async def Exchange(  # noqa: N802
-        self, requests: AsyncIterator[pb.BatchRequest], context: Any
-    ) -> AsyncIterator[pb.BatchReply]:
-        async for batch in requests:
-            for operation in batch.operations:
-                kind = operation.WhichOneof("request")
-                result = pb.Result(id=operation.id)
-                if self.way == "silence":
-                    return
-                if kind == "open":
-                    said = [pb.AgentMessages(agent="agent", messages=[pb.Message(role="user", content="Say 1")])]
-                    result.open.CopyFrom(pb.OpenReply(session="s", lease_seconds=60, observations=said))
-                elif self.way == "session":
-                    result.step.CopyFrom(pb.StepReply(session="t", turn=operation.step.turn))
-                elif self.way == "turn":
-                    result.step.CopyFrom(pb.StepReply(session="s", turn=9))
-                elif self.way == "kind":
-                    result.close.CopyFrom(pb.CloseReply())
-                elif self.way == "code":
-                    result.code, result.message = 77, "what"
-                elif self.way == "role":
-                    messages = [pb.AgentMessages(agent="agent", messages=[pb.Message(role="root")])]
-                    result.step.CopyFrom(pb.StepReply(session="s", observations=messages))
-                if kind in ("open", "step"):
-                    yield pb.BatchReply(results=[pb.Result(id=12345), result])
+    async def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenReply:  # noqa: N802
+        if self.way == "silence":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke")
+        said = {"agent": [Message("user", "Say 1")]}
+        return pb.OpenReply(session="s", lease_seconds=60, observations=to_json(said), tools=to_json({}))
+
+    async def Step(self, request: pb.StepRequest, context: Any) -> pb.StepReply:  # noqa: N802
+        if self.way == "session":
+            return pb.StepReply(session="t", turn=request.turn)
+        if self.way == "turn":
+            return pb.StepReply(session="s", turn=9)
+        if self.way == "code":
+            await context.abort(grpc.StatusCode.UNKNOWN, "what")
+        observations = {"agent": [{"role": "root", "content": ""}]} if self.way == "role" else {}
+        return pb.StepReply(session="s", step=to_json({"observations": observations, "way": self.way}))
+
+    async def Close(self, request: pb.CloseRequest, context: Any) -> pb.CloseReply:  # noqa: N802
+        return pb.CloseReply()
+
+    async def KeepAlive(self, request: pb.KeepAliveRequest, context: Any) -> pb.KeepAliveReply:  # noqa: N802
+        return pb.KeepAliveReply()
 
 
 async def talk_nonsense(way: str) -> tuple[grpc.aio.Server, int]:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -17,6 +17,8 @@ from mrlm_pl.reward_models import TextScore, TextScorer
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Limits
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from mrlm_pl.serving.transport.codec import to_json
+from mrlm_pl.serving.transport.connection import refuse
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
 from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
@@ -102,14 +104,21 @@ class Verifier:
 def request(*texts: str) -> pb.ScoreRequest:
     """The texts as replies to a question, numbered from 1."""
     conversations = [
-        pb.Conversation(id=number, messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": text}])
+        pb.Conversation(id=number, messages=to_json([Message("user", "q"), Message("assistant", text)]))
         for number, text in enumerate(texts, start=1)
     ]
     return pb.ScoreRequest(conversations=conversations)
 
 
+class Broken(NamedTuple):
+    """A status of the network."""
+
+    code: grpc.StatusCode
+    text: str
+
+
 class Liar(verifier_pb2_grpc.VerifierServiceServicer):
-    """Answers every request with what a function makes of it, which may raise a status."""
+    """Answers every request with the result of a function: a reply, a status of the service or one of the network."""
 
     def __init__(self, answer: Callable[[pb.ScoreRequest], pb.ScoreReply | tuple[grpc.StatusCode, str]]) -> None:
         self.answer, self.asked = answer, 0
@@ -117,8 +126,10 @@ class Liar(verifier_pb2_grpc.VerifierServiceServicer):
     async def Score(self, request: pb.ScoreRequest, context: Any) -> Any:  # noqa: N802
         self.asked += 1
         found = self.answer(request)
-        if isinstance(found, tuple):
+        if isinstance(found, Broken):
             await context.abort(*found)
+        elif isinstance(found, tuple):
+            await refuse(context, *found)
         return found
 
 
@@ -144,7 +155,7 @@ class LyingServer:
 
 
 class Digits(TextScorer):
-    """The share of digits in a reply, which takes a while; what a run is paid by a process of its own."""
+    """The fraction of digits in a reply, slowly; the reward of a run, from another process."""
 
     probability = True
 

@@ -4,12 +4,11 @@
         [--workers 0]
 
 For each number of sessions a server of its own hosts an environment that only counts: as a quick one, stepped on the
-server's event loop, and as one on threads. ``paced`` steps the sessions over one multiplexed stream, so many steps a
-second in all whatever the server does, and counts latency from the moment at which a step was due. Every answer must
-echo its session and turn and hold the session's own count, one step in a hundred is asked for twice and must be
-answered alike, and at the end no session may be left. ``speed`` makes as many steps as it can, in turns over the
-stream, in batches of 64 and one by one. Exit status 1 when an answer is wrong. Everything stays on this machine, and
-the client has a part of it: CPU seconds stand beside wall seconds.
+server's event loop, and as one on threads. ``paced`` steps the sessions at a fixed rate, whatever the server does, and
+counts latency from the moment at which a step was due. Every answer must echo its session and turn and hold the
+session's own count, one step in a hundred is sent twice and must have equal answers, and at the end no session may be
+left. ``speed`` makes as many steps as it can, with 256 requests in flight. Exit status 1 when an answer is wrong.
+Everything stays on this machine, and the client has a part of it: CPU seconds stand beside wall seconds.
 
 With ``--workers N`` the sessions are opened at a controller, which places them on N workers; the client then goes to
 the workers. Every figure of a server is the sum over the workers, and ``per_worker`` is the sessions that each got.
@@ -44,15 +43,14 @@ from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.codec import from_step, to_actions, to_task
+from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
 
 __all__ = ["CounterEnvironment", "ThreadedCounter"]  # this file is a plug-in of the servers that it starts
 
 TIMEOUT = 60.0
 ASKED_TWICE = 100
-IN_FLIGHT = {"stream": 256, "batch": 4, "unary": 64}
-BATCH = 64
+IN_FLIGHT = 256
 
 
 class CounterEnvironment(Environment):
@@ -167,12 +165,12 @@ class Session:
 
     def request(self) -> pb.StepRequest:
         """The next step."""
-        actions = to_actions({"agent": Message("assistant", "count")})
+        actions = to_json({"agent": Message("assistant", "count")})
         return pb.StepRequest(session=self.id, turn=self.turn, actions=actions)
 
     def take(self, reply: pb.StepReply) -> str | None:
         """What is wrong with the answer to the next step, if anything; it is counted as made."""
-        step, turn = from_step(reply), self.turn
+        step, turn = from_json(reply.step, step_from), self.turn
         self.turn += 1
         if (reply.session, reply.turn) != (self.id, turn):
             return "misrouted"
@@ -202,12 +200,12 @@ class Client:
         async def one(number: int) -> Session:
             request = pb.OpenRequest(
                 environment=self.environment,
-                task=to_task(Task(self.environment, "train", number, number, {})),
+                task=to_json(Task(self.environment, "train", number, number, {})),
                 client="benchmark",
                 key=secrets.token_urlsafe(16),
             )
             async with gate:
-                reply = await self.connection.operation(TIMEOUT, open=request)
+                reply = await self.connection.call("Open", request, TIMEOUT)
             if reply.direct and reply.direct not in self.workers:
                 self.workers[reply.direct] = Connection(Address(reply.direct))
             connection = self.workers[reply.direct] if reply.direct else self.connection
@@ -223,10 +221,10 @@ class Client:
         async def one(session: Session) -> None:
             session.connection.release(session.id)
             async with gate:
-                await session.connection.operation(TIMEOUT, close=pb.CloseRequest(session=session.id))
+                await session.connection.call("Close", pb.CloseRequest(session=session.id), TIMEOUT)
 
         await asyncio.gather(*(one(session) for session in self.sessions))
-        left = await self.connection.unary("ListSessions", pb.ListSessionsRequest(limit=1), TIMEOUT)
+        left = await self.connection.call("ListSessions", pb.ListSessionsRequest(limit=1), TIMEOUT)
         return left.total
 
     def take(self, session: Session, reply: pb.StepReply) -> None:
@@ -236,10 +234,10 @@ class Client:
             self.wrong[problem] += 1
 
     async def step(self, session: Session) -> None:
-        """One step over the stream; now and then it is asked for twice at once."""
+        """Take one step; now and then its request is sent twice at once."""
         request = session.request()
         asked = 2 if random.random() < 1 / ASKED_TWICE else 1
-        calls = (session.connection.operation(TIMEOUT, step=request) for _ in range(asked))
+        calls = (session.connection.call("Step", request, TIMEOUT) for _ in range(asked))
         try:
             reply, *again = await asyncio.gather(*calls) if asked > 1 else [await next(calls)]
         except StatusError as error:
@@ -248,19 +246,6 @@ class Client:
         self.take(session, reply)
         if any(other != reply for other in again):
             self.wrong["answered in two ways"] += 1
-
-    async def step_unary(self, session: Session) -> None:
-        """One step with a call of its own."""
-        self.take(session, await session.connection.unary("Step", session.request(), TIMEOUT))
-
-    async def step_batch(self, sessions: Sequence[Session]) -> None:
-        """A step of each session in one call."""
-        operations = [pb.Operation(id=place, step=session.request()) for place, session in enumerate(sessions)]
-        reply = await sessions[0].connection.unary("Batch", pb.BatchRequest(operations=operations), TIMEOUT)
-        if len(reply.results) != len(sessions):
-            self.wrong["batch of another length"] += 1
-        for result in reply.results:
-            self.take(sessions[result.id], result.step)
 
 
 @asynccontextmanager
@@ -344,26 +329,16 @@ async def paced(environment: str, count: int, rate: float, seconds: float, worke
 
 
 async def speed(environment: str, count: int, seconds: float, repeats: int, workers: int) -> dict[str, Any]:
-    """Steps per second of each way, medians over the repetitions, and the server's CPU microseconds for a step."""
+    """Return steps per second and the server's CPU microseconds for a step, medians over the repetitions."""
     async with connected(environment, count, workers) as (server, client, row):
-        places: dict[Connection, list[Session]] = {}
-        for session in client.sessions:
-            places.setdefault(session.connection, []).append(session)
-        batches = [there[at : at + BATCH] for there in places.values() for at in range(0, len(there), BATCH)]
-        ways: dict[str, tuple[Callable[[Any], Awaitable[None]], Sequence[Any]]] = {
-            "stream": (client.step, client.sessions),
-            "batch": (client.step_batch, batches),
-            "unary": (client.step_unary, client.sessions),
-        }
-        found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-        for _, (way, (call, items)) in itertools.product(range(repeats), ways.items()):
+        found: list[tuple[float, float]] = []
+        for _ in range(repeats):
             made, cpu = sum(session.turn for session in client.sessions), server.cpu_seconds()
-            elapsed = await flat_out(call, items, IN_FLIGHT[way], seconds)
+            elapsed = await flat_out(client.step, client.sessions, IN_FLIGHT, seconds)
             made = sum(session.turn for session in client.sessions) - made
-            found[way].append((made / elapsed, 1e6 * (server.cpu_seconds() - cpu) / made))
-        for way, pairs in found.items():
-            row[f"{way}_per_second"] = round(statistics.median(pair[0] for pair in pairs))
-            row[f"{way}_server_cpu_us"] = round(statistics.median(pair[1] for pair in pairs))
+            found.append((made / elapsed, 1e6 * (server.cpu_seconds() - cpu) / made))
+        row["steps_per_second"] = round(statistics.median(pair[0] for pair in found))
+        row["server_cpu_us"] = round(statistics.median(pair[1] for pair in found))
     return row
 
 
@@ -395,7 +370,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1000.0, help="steps a second in all, of paced")
     parser.add_argument("--seconds", type=float, default=60.0, help="of paced")
     parser.add_argument("--repeats", type=int, default=5, help="of speed")
-    parser.add_argument("--speed-seconds", type=float, default=3.0, help="of each way in each repetition")
+    parser.add_argument("--speed-seconds", type=float, default=3.0, help="of each repetition of speed")
     parser.add_argument("--workers", type=int, default=0, help="behind a controller; 0: one server without it")
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()

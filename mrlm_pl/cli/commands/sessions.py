@@ -40,10 +40,10 @@ def run(arguments: Sequence[str]) -> int:
     try:
         reply = submit(_list(Address(options.address, options.token_file, identity), request)).result()
     except StatusError as error:
-        if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        if error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise RemoteError(
-                f"no server answers at {options.address} within {ANSWER_SECONDS:g} s; start one with `mrlm serve`, or "
-                "check the address and whether both sides use TLS"
+                f"no server answers at {options.address}; start one with `mrlm serve`, or check the address and TLS on "
+                f"both sides ({error.text})"
             ) from error
         raise RemoteError(str(error)) from error
     if options.json:
@@ -71,4 +71,4 @@ def _printable(text: str) -> str:
 
 async def _list(address: Address, request: pb.ListSessionsRequest) -> Any:
     server = await connection(address)
-    return await server.unary("ListSessions", request, ANSWER_SECONDS)
+    return await server.call("ListSessions", request, ANSWER_SECONDS)

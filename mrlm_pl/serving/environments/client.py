@@ -22,15 +22,7 @@ from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.addresses import addresses_of, first_answer, note_gone
-from mrlm_pl.serving.transport.codec import (
-    from_observations,
-    from_step,
-    from_task,
-    from_tools,
-    to_actions,
-    to_map,
-    to_task,
-)
+from mrlm_pl.serving.transport.codec import from_json, observations_from, step_from, task_from, to_json, tools_from
 from mrlm_pl.serving.transport.connection import (
     CONTROLLER_SECONDS,
     Address,
@@ -112,7 +104,7 @@ class RemoteEnvironment(Environment, proxy=True):
             ConfigurationError: there is no such environment, or its settings are wrong.
         """
         if self._described is None:
-            request = pb.DescribeRequest(environment=self.name, settings=to_map(self.settings))
+            request = pb.DescribeRequest(environment=self.name, settings=to_json(self.settings))
             reply = self._ask("Describe", request)
             self._described = tuple(reply.environments[0].agents)
         return self._described
@@ -141,8 +133,8 @@ class RemoteEnvironment(Environment, proxy=True):
         self._place, self._session, self._turn = place, opened.session, 0
         # One that is dropped without close() must not be kept alive for ever.
         self._dropped = weakref.finalize(self, _close_in_background, place, opened.session, os.getpid())
-        self._tools = {item.agent: from_tools(item.tools) for item in opened.tools}
-        return from_observations(opened.observations)
+        self._tools = from_json(opened.tools, tools_from)
+        return from_json(opened.observations, observations_from)
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Take a turn; see :meth:`Environment.step`.
@@ -152,16 +144,20 @@ class RemoteEnvironment(Environment, proxy=True):
         """
         if self._place is None:
             raise EnvironmentContractError(f"environment {self.name!r}: step was called before reset; call reset first")
-        request = pb.StepRequest(session=self._session, turn=self._turn, actions=to_actions(actions))
+        request = pb.StepRequest(session=self._session, turn=self._turn, actions=to_json(actions))
         reply = await _on_loop(self._step(self._place, request))
-        if (reply.session, reply.turn) != (request.session, request.turn):
+        try:
+            if (reply.session, reply.turn) != (request.session, request.turn):
+                raise RemoteError(
+                    f"{self._place.target} answered turn {reply.turn} of session {reply.session!r}, not turn "
+                    f"{request.turn} of {request.session!r}"
+                )
+            step = from_json(reply.step, step_from)
+        except RemoteError:
             await _on_loop(_pass_over(self._place))
-            raise RemoteError(
-                f"{self._place.target} answered turn {reply.turn} of session {reply.session!r}, not turn "
-                f"{request.turn} of {request.session!r}"
-            )
+            raise
         self._turn += 1
-        return from_step(reply)
+        return step
 
     def close(self) -> None:
         """End the session, if there is one."""
@@ -177,8 +173,8 @@ class RemoteEnvironment(Environment, proxy=True):
     async def _open(self, task: Task) -> tuple[pb.OpenReply, Address]:
         request = pb.OpenRequest(
             environment=self.name,
-            settings=to_map(self.settings),
-            task=to_task(task),
+            settings=to_json(self.settings),
+            task=to_json(task),
             client=client_name(),
             key=secrets.token_urlsafe(16),
         )
@@ -188,7 +184,7 @@ class RemoteEnvironment(Environment, proxy=True):
             return None if again else _told(error, f"environment {self.name!r}")
 
         def ask(server: Connection) -> Awaitable[pb.OpenReply]:
-            return server.operation(self.step_seconds, open=request)
+            return server.call("Open", request, self.step_seconds)
 
         try:
             reply, address = await first_answer(self.addresses, ask, Backoff(self.open_seconds), final)
@@ -208,7 +204,7 @@ class RemoteEnvironment(Environment, proxy=True):
         backoff = Backoff(self.step_seconds)
         while True:
             try:
-                return await server.operation(self.step_seconds, step=request)
+                return await server.call("Step", request, self.step_seconds)
             except StatusError as error:
                 if error.code in _GONE or isinstance(error, SilenceError):
                     note_gone(place)
@@ -233,7 +229,7 @@ class RemoteEnvironment(Environment, proxy=True):
             return None if again else _told(error, f"environment {self.name!r}")
 
         def ask(server: Connection) -> Awaitable[Any]:
-            return server.unary(method, request, ASK_SECONDS, wait=False)
+            return server.call(method, request, ASK_SECONDS, patience=0)
 
         def waiting(problem: StatusError) -> None:
             logger.warning("no server answers yet (%s); retrying for %g s", problem.text, ASK_SECONDS)
@@ -265,22 +261,26 @@ class RemoteTasks(TaskSource):
         self._parts: dict[int, list[Task]] = {}
         reply = self._read(0, TASKS_AT_ONCE)
         self.size = reply.size if reply.HasField("size") else None
-        self._parts[0] = [from_task(task) for task in reply.tasks]
+        self._parts[0] = _tasks(reply)
 
     def __getitem__(self, index: int) -> Task:
         self._check_index(index)
         part, place = divmod(index, TASKS_AT_ONCE)
         if part not in self._parts:
             reply = self._read(part * TASKS_AT_ONCE, TASKS_AT_ONCE)
-            self._parts[part] = [from_task(task) for task in reply.tasks]
+            self._parts[part] = _tasks(reply)
         return self._parts[part][place]
 
     def _read(self, start: int, count: int) -> pb.TasksReply:
-        settings = to_map(self._environment.settings)
+        settings = to_json(self._environment.settings)
         request = pb.TasksRequest(
             environment=self._environment.name, settings=settings, split=self.split, start=start, count=count
         )
         return self._environment._ask("GetTasks", request)
+
+
+def _tasks(reply: pb.TasksReply) -> list[Task]:
+    return from_json(reply.tasks, lambda values: [task_from(value) for value in values])
 
 
 _reached: dict[Address, tuple[bool, float]] = {}
@@ -302,7 +302,7 @@ async def _reaches(worker: Address, session: str) -> bool:
     if not known and now - asked > ASK_AGAIN_SECONDS:
         server = await connection(worker)
         try:
-            reply = await server.operation(REACH_SECONDS, keep_alive=pb.KeepAliveRequest(sessions=[session]))
+            reply = await server.call("KeepAlive", pb.KeepAliveRequest(sessions=[session]), REACH_SECONDS)
             known = not reply.unknown
         except StatusError:
             known = False
@@ -326,7 +326,7 @@ async def _close(place: Address, session: str) -> None:
     server = await connection(place)
     server.release(session)
     try:
-        await server.operation(ASK_SECONDS, close=pb.CloseRequest(session=session))
+        await server.call("Close", pb.CloseRequest(session=session), ASK_SECONDS)
     except StatusError:
         return  # the server is gone, and the session with it; or its lease will end it
 

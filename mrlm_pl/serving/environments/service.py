@@ -1,4 +1,4 @@
-"""The service: opens, steps and ends sessions, one by one, in batches or over a stream."""
+"""The service: opens, steps and ends sessions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,22 +16,13 @@ import grpc
 from mrlm_pl.concurrency.workers import DeadlineError, QueueFullError, Workers, as_error
 from mrlm_pl.environment import Environment, Observations, Step
 from mrlm_pl.episode import Task
-from mrlm_pl.errors import EnvironmentContractError
-from mrlm_pl.serving.environments.hosted import Offer
-from mrlm_pl.serving.environments.refusals import refusal_of, refused
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
+from mrlm_pl.serving.environments.hosted import Offer, UnknownEnvironmentError
 from mrlm_pl.serving.environments.sessions import RefusalError, Session, SessionTable, UnknownSessionError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.codec import (
-    from_actions,
-    from_map,
-    from_task,
-    to_observations,
-    to_step,
-    to_task,
-    to_tools,
-)
-from mrlm_pl.serving.transport.exchange import MAX_IN_FLIGHT, SIZE_HEADER, exchanged, fitting, smaller_size
+from mrlm_pl.serving.transport.codec import actions_from, from_json, settings_from, task_from, to_json
+from mrlm_pl.serving.transport.connection import refuse
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +62,7 @@ def _unary(method: str) -> Any:
             refusal = refusal_of(asyncio.CancelledError())
         except Exception as error:  # an environment may raise anything, and each is told with its class
             refusal = refusal_of(error)
-        return await context.abort(refusal.code, refusal.reason)  # which raises
+        return await refuse(context, refusal.code, refusal.reason)
 
     return answered
 
@@ -89,7 +80,6 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         self.offer, self.workers, self.limits = offer, workers, limits
         self.sessions = SessionTable()
         self.draining = False
-        self.stopping = asyncio.Event()
         self.opening = 0
         self.steps_total = self.expired_total = self.failed_total = 0
         self._opened: dict[str, asyncio.Future[pb.OpenReply]] = {}
@@ -113,17 +103,27 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         return await asyncio.shield(opened)
 
     async def step(self, request: pb.StepRequest) -> pb.StepReply:
-        """Return the answer to a turn; the same turn again has the same answer, whether it is under way or done."""
+        """Return the answer to a turn; a repeated request has the same answer, during the turn and after it."""
         session = self.sessions.find(request.session)
-        if session.busy is not None and request.turn == session.turn:
-            return await asyncio.shield(session.busy)
-        reply = self._step_at_once(session, request)
-        if reply is not None:
-            return reply
-        actions = from_actions(request.actions)
-        # Not the task of this call: if the caller goes away, the turn is made all the same, for its retry.
-        session.busy = asyncio.ensure_future(self._make_step(session, actions))
-        session.busy.add_done_callback(_retrieved)
+        self._forget_answer(session)
+        if session.reply is not None and request.turn == session.turn - 1:
+            return session.reply
+        if request.turn != session.turn:
+            raise RefusalError(
+                Code.FAILED_PRECONDITION, f"the session is at turn {session.turn}, and the request is of {request.turn}"
+            )
+        if session.failure is not None:
+            raise session.failure
+        if session.busy is None:
+            actions = from_json(request.actions, actions_from)
+            if session.quick:
+                try:
+                    return self._made(session, session.environment.step(actions))
+                except BaseException as raised:
+                    raise self._failed(session, as_error(raised)) from raised
+            # A task of its own: if the caller disconnects, the turn is executed all the same, for its repetition.
+            session.busy = asyncio.ensure_future(self._make_step(session, actions))
+            session.busy.add_done_callback(_retrieved)
         return await asyncio.shield(session.busy)
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
@@ -170,7 +170,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             raise RefusalError(
                 Code.INVALID_ARGUMENT, f"lease_seconds is {lease}; it must be above 0 and finite, or 0 for the server's"
             )
-        task, settings = from_task(request.task), from_map(request.settings)
+        task, settings = from_json(request.task, task_from), settings_from(request.settings)
         self.opening += 1
         try:
             return await self._begin(request, task, settings, min(lease, self.limits.lease_seconds))
@@ -189,8 +189,8 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             )
             reply = pb.OpenReply(
                 lease_seconds=lease_seconds,
-                observations=to_observations(observations),
-                tools=[pb.AgentTools(agent=agent, tools=to_tools(found)) for agent, found in tools.items() if found],
+                observations=to_json(observations),
+                tools=to_json(tools),
             )
         except BaseException:
             self._close_soon(client, name, environment)
@@ -200,25 +200,6 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         reply.session = session.id
         self.sessions.add(session)
         return reply
-
-    def _step_at_once(self, session: Session, request: pb.StepRequest) -> pb.StepReply | None:
-        """The answer to a turn that was made before or is that of a quick environment; None if it takes waiting."""
-        self._forget_answer(session)
-        if session.reply is not None and request.turn == session.turn - 1:
-            return session.reply
-        if session.failure is not None and request.turn == session.turn:
-            raise session.failure
-        if request.turn != session.turn:
-            raise RefusalError(
-                Code.FAILED_PRECONDITION, f"the session is at turn {session.turn}, and the request is of {request.turn}"
-            )
-        if session.busy is not None or not session.quick:
-            return None
-        actions = from_actions(request.actions)
-        try:
-            return self._made(session, session.environment.step(actions))
-        except BaseException as raised:
-            raise self._failed(session, as_error(raised)) from raised
 
     async def _make_step(self, session: Session, actions: dict[str, Any]) -> pb.StepReply:
         try:
@@ -237,7 +218,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             session.touch()
 
     def _made(self, session: Session, step: Step) -> pb.StepReply:
-        reply = to_step(session.id, session.turn, step)
+        reply = pb.StepReply(session=session.id, turn=session.turn, step=to_json(step))
         session.turn += 1
         session.reply = reply
         self.steps_total += 1
@@ -312,37 +293,9 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
     GetTasks = _unary("_tasks")
     ListSessions = _unary("_list")
 
-    async def Batch(self, request: pb.BatchRequest, context: Any) -> pb.BatchReply:  # noqa: N802
-        if len(request.operations) > MAX_IN_FLIGHT:
-            text = f"{len(request.operations)} operations are more than the {MAX_IN_FLIGHT} that a batch may have"
-            await context.abort(Code.INVALID_ARGUMENT, text)
-        results = [self._result_at_once(operation) for operation in request.operations]
-        left = [item for item, result in zip(request.operations, results, strict=True) if result is None]
-        waited = iter(await asyncio.gather(*(self._result(item) for item in left)))
-        largest = self.limits.message_mb << 20
-        found = [next(waited) if result is None else result for result in results]
-        return pb.BatchReply(results=[fitting(result, largest) for result in found])
-
-    async def Exchange(  # noqa: N802
-        self, requests: AsyncIterator[pb.BatchRequest], context: Any
-    ) -> AsyncIterator[pb.BatchReply]:
-        own = self.limits.message_mb << 20
-        largest = smaller_size(own, context.invocation_metadata())
-        await context.send_initial_metadata(((SIZE_HEADER, str(own)),))
-
-        def at_once(operation: pb.Operation) -> pb.Result | None:
-            result = self._result_at_once(operation)
-            return None if result is None else fitting(result, largest)
-
-        async def waited(operation: pb.Operation) -> pb.Result:
-            return fitting(await self._result(operation), largest)
-
-        async for reply in exchanged(requests, at_once, waited, self.stopping):
-            yield reply
-
     async def _describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
         names = [request.environment] if request.environment else sorted(self.offer.factories)
-        settings = from_map(request.settings)
+        settings = settings_from(request.settings)
         described = []
         for name in names:
             template: Environment = await self._blocking("", lambda name=name: self.offer.template(name, settings))  # type: ignore[misc]
@@ -356,14 +309,14 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
                 Code.INVALID_ARGUMENT,
                 f"start is {request.start} and count {request.count}; they must be 0 or above, count up to {MAX_TASKS}",
             )
-        settings = from_map(request.settings)
+        settings = settings_from(request.settings)
 
         def read() -> pb.TasksReply:
             source = self.offer.source(request.environment, settings, request.split)
             stop = request.start + request.count
             stop = stop if source.size is None else min(stop, source.size)
-            tasks = [to_task(source[index]) for index in range(request.start, stop)]
-            return pb.TasksReply(tasks=tasks, size=source.size)
+            tasks = [source[index] for index in range(request.start, stop)]
+            return pb.TasksReply(tasks=to_json(tasks), size=source.size)
 
         return await self._blocking("", read)
 
@@ -372,31 +325,26 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         shown = found[: request.limit] if request.limit > 0 else found
         return pb.ListSessionsReply(sessions=[session.described() for session in shown], total=len(found))
 
-    async def _result(self, operation: pb.Operation) -> pb.Result:
-        kind = operation.WhichOneof("request")
-        handlers: dict[str, Callable[[Any], Awaitable[Any]]] = {
-            "open": self.open,
-            "step": self.step,
-            "keep_alive": self.keep_alive,
-            "close": self.close,
-        }
-        try:
-            if kind is None:
-                raise RefusalError(Code.INVALID_ARGUMENT, "the operation is of no kind")
-            reply = await handlers[kind](getattr(operation, kind))
-        except (Exception, asyncio.CancelledError) as error:
-            return refused(operation, error)
-        return pb.Result(id=operation.id, **{kind: reply})
 
-    def _result_at_once(self, operation: pb.Operation) -> pb.Result | None:
-        """Return the result of a step that takes no waiting; None of any other operation."""
-        if operation.WhichOneof("request") != "step":
-            return None
-        try:
-            reply = self._step_at_once(self.sessions.find(operation.step.session), operation.step)
-        except Exception as error:  # an environment may raise anything, and each is told with its class
-            return refused(operation, error)
-        return None if reply is None else pb.Result(id=operation.id, step=reply)
+def refusal_of(error: BaseException) -> RefusalError:
+    """Return an error's status, and its class and text as the reason."""
+    text = f"{type(error).__name__}: {error}"
+    match error:
+        case RefusalError():
+            return error
+        case UnknownSessionError() | UnknownEnvironmentError():
+            return RefusalError(Code.NOT_FOUND, str(error))
+        case RemoteError() | ConfigurationError() | IndexError():
+            return RefusalError(Code.INVALID_ARGUMENT, text)
+        case EnvironmentContractError():
+            return RefusalError(Code.FAILED_PRECONDITION, text)
+        case TimeoutError():
+            return RefusalError(Code.DEADLINE_EXCEEDED, text)
+        case QueueFullError():
+            return RefusalError(Code.RESOURCE_EXHAUSTED, str(error))
+        case asyncio.CancelledError():
+            return RefusalError(Code.ABORTED, "the session was ended during its turn")
+    return RefusalError(Code.ABORTED, text)
 
 
 def _retrieved(done: asyncio.Future[Any]) -> None:

@@ -96,7 +96,7 @@ class RemoteEngine(Engine):
         server = await connection(self.address)
         try:
             request = pb.ReleaseRequest(session_prefix=session_prefix)
-            await server.of(_STUB, "Release", request, self.seconds, wait=False)
+            await server.call("Release", request, self.seconds, _STUB, patience=0)
         except StatusError:
             return  # caches are bounded; a server that is gone has none
 
@@ -106,7 +106,7 @@ class RemoteEngine(Engine):
 
         def ask(server: Connection) -> Awaitable[Any]:
             # Not waited for in the library, so that what keeps the server from answering can be told.
-            return server.of(_STUB, method, request, max(backoff.left, 0.001), wait=False)
+            return server.call(method, request, max(backoff.left, 0.001), _STUB, patience=0)
 
         def final(error: StatusError, address: Address) -> Exception | None:
             if error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND):

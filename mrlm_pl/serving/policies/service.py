@@ -13,6 +13,7 @@ from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
+from mrlm_pl.serving.transport.connection import refuse
 
 logger = logging.getLogger(__name__)
 
@@ -40,19 +41,20 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
     async def Sample(self, request: pb.SampleBatch, context: Any) -> pb.SampleReplies:  # noqa: N802 (of the protocol)
         if len(request.requests) > MAX_REQUESTS:
             text = f"{len(request.requests)} turns in one call; at most {MAX_REQUESTS} are taken"
-            return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            return await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
             asked = [_from_request(item) for item in request.requests]
             unknown = sorted({item.policy for item in asked} - self.policies.keys())
             if unknown:
-                return await context.abort(
+                return await refuse(
+                    context,
                     grpc.StatusCode.NOT_FOUND,
                     f"there is no policy {unknown[0][:100]!r} here; there are {', '.join(sorted(self.policies))}",
                 )
             async with self._one_at_a_time:
                 samples = await self.engine.sample(asked)
         except (ConfigurationError, EngineError, ValueError) as error:
-            return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{type(error).__name__}: {error}")
+            return await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"{type(error).__name__}: {error}")
         return pb.SampleReplies(samples=[_to_sample(sample) for sample in samples])
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802

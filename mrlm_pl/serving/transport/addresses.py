@@ -122,7 +122,7 @@ async def _until_back(address: Address) -> None:
     while await backoff.pause():
         try:
             server = await connection(address)
-            await server.operation(PROBE_SECONDS, keep_alive=pb.KeepAliveRequest())
+            await server.call("KeepAlive", pb.KeepAliveRequest(), PROBE_SECONDS)
             return
         except StatusError:
             continue

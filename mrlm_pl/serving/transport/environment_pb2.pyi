@@ -6,133 +6,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Value(_message.Message):
-    __slots__ = ("null", "boolean", "integer", "large_integer", "number", "text", "data", "list", "map")
-    NULL_FIELD_NUMBER: _ClassVar[int]
-    BOOLEAN_FIELD_NUMBER: _ClassVar[int]
-    INTEGER_FIELD_NUMBER: _ClassVar[int]
-    LARGE_INTEGER_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    LIST_FIELD_NUMBER: _ClassVar[int]
-    MAP_FIELD_NUMBER: _ClassVar[int]
-    null: bool
-    boolean: bool
-    integer: int
-    large_integer: str
-    number: float
-    text: str
-    data: bytes
-    list: List
-    map: Map
-    def __init__(self, null: _Optional[bool] = ..., boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., large_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., list: _Optional[_Union[List, _Mapping]] = ..., map: _Optional[_Union[Map, _Mapping]] = ...) -> None: ...
-
-class List(_message.Message):
-    __slots__ = ("items",)
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[Value]
-    def __init__(self, items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
-
-class Map(_message.Message):
-    __slots__ = ("entries",)
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
-    entries: _containers.RepeatedCompositeFieldContainer[Entry]
-    def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
-
-class Entry(_message.Message):
-    __slots__ = ("key", "value")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    key: str
-    value: Value
-    def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
-
-class ToolCall(_message.Message):
-    __slots__ = ("id", "name", "arguments")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
-    id: str
-    name: str
-    arguments: Map
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[_Union[Map, _Mapping]] = ...) -> None: ...
-
-class Message(_message.Message):
-    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "name")
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_FIELD_NUMBER: _ClassVar[int]
-    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
-    TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    role: str
-    content: str
-    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
-    tool_call_id: str
-    name: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
-
-class ToolSchema(_message.Message):
-    __slots__ = ("name", "description", "parameters")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    description: str
-    parameters: Map
-    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[_Union[Map, _Mapping]] = ...) -> None: ...
-
-class Task(_message.Message):
-    __slots__ = ("environment", "split", "index", "seed", "data")
-    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
-    SPLIT_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    environment: str
-    split: str
-    index: int
-    seed: str
-    data: Map
-    def __init__(self, environment: _Optional[str] = ..., split: _Optional[str] = ..., index: _Optional[int] = ..., seed: _Optional[str] = ..., data: _Optional[_Union[Map, _Mapping]] = ...) -> None: ...
-
-class Messages(_message.Message):
-    __slots__ = ("messages",)
-    MESSAGES_FIELD_NUMBER: _ClassVar[int]
-    messages: _containers.RepeatedCompositeFieldContainer[Message]
-    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
-
-class AgentMessages(_message.Message):
-    __slots__ = ("agent", "messages")
-    AGENT_FIELD_NUMBER: _ClassVar[int]
-    MESSAGES_FIELD_NUMBER: _ClassVar[int]
-    agent: str
-    messages: _containers.RepeatedCompositeFieldContainer[Message]
-    def __init__(self, agent: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
-
-class AgentTools(_message.Message):
-    __slots__ = ("agent", "tools")
-    AGENT_FIELD_NUMBER: _ClassVar[int]
-    TOOLS_FIELD_NUMBER: _ClassVar[int]
-    agent: str
-    tools: _containers.RepeatedCompositeFieldContainer[ToolSchema]
-    def __init__(self, agent: _Optional[str] = ..., tools: _Optional[_Iterable[_Union[ToolSchema, _Mapping]]] = ...) -> None: ...
-
-class Components(_message.Message):
-    __slots__ = ("agent", "parts")
-    AGENT_FIELD_NUMBER: _ClassVar[int]
-    PARTS_FIELD_NUMBER: _ClassVar[int]
-    agent: str
-    parts: Map
-    def __init__(self, agent: _Optional[str] = ..., parts: _Optional[_Union[Map, _Mapping]] = ...) -> None: ...
-
 class DescribeRequest(_message.Message):
     __slots__ = ("environment", "settings")
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     environment: str
-    settings: Map
-    def __init__(self, environment: _Optional[str] = ..., settings: _Optional[_Union[Map, _Mapping]] = ...) -> None: ...
+    settings: bytes
+    def __init__(self, environment: _Optional[str] = ..., settings: _Optional[bytes] = ...) -> None: ...
 
 class EnvironmentDescription(_message.Message):
     __slots__ = ("name", "agents", "summary")
@@ -158,19 +38,19 @@ class TasksRequest(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     environment: str
-    settings: Map
+    settings: bytes
     split: str
     start: int
     count: int
-    def __init__(self, environment: _Optional[str] = ..., settings: _Optional[_Union[Map, _Mapping]] = ..., split: _Optional[str] = ..., start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    def __init__(self, environment: _Optional[str] = ..., settings: _Optional[bytes] = ..., split: _Optional[str] = ..., start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class TasksReply(_message.Message):
     __slots__ = ("tasks", "size")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
-    tasks: _containers.RepeatedCompositeFieldContainer[Task]
+    tasks: bytes
     size: int
-    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., size: _Optional[int] = ...) -> None: ...
+    def __init__(self, tasks: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("environment", "settings", "task", "client", "key", "lease_seconds")
@@ -181,12 +61,12 @@ class OpenRequest(_message.Message):
     KEY_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     environment: str
-    settings: Map
-    task: Task
+    settings: bytes
+    task: bytes
     client: str
     key: str
     lease_seconds: float
-    def __init__(self, environment: _Optional[str] = ..., settings: _Optional[_Union[Map, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., client: _Optional[str] = ..., key: _Optional[str] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, environment: _Optional[str] = ..., settings: _Optional[bytes] = ..., task: _Optional[bytes] = ..., client: _Optional[str] = ..., key: _Optional[str] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("session", "lease_seconds", "observations", "tools", "direct")
@@ -197,18 +77,10 @@ class OpenReply(_message.Message):
     DIRECT_FIELD_NUMBER: _ClassVar[int]
     session: str
     lease_seconds: float
-    observations: _containers.RepeatedCompositeFieldContainer[AgentMessages]
-    tools: _containers.RepeatedCompositeFieldContainer[AgentTools]
+    observations: bytes
+    tools: bytes
     direct: str
-    def __init__(self, session: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., observations: _Optional[_Iterable[_Union[AgentMessages, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[AgentTools, _Mapping]]] = ..., direct: _Optional[str] = ...) -> None: ...
-
-class AgentAction(_message.Message):
-    __slots__ = ("agent", "message")
-    AGENT_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    agent: str
-    message: Message
-    def __init__(self, agent: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., observations: _Optional[bytes] = ..., tools: _Optional[bytes] = ..., direct: _Optional[str] = ...) -> None: ...
 
 class StepRequest(_message.Message):
     __slots__ = ("session", "turn", "actions")
@@ -217,32 +89,18 @@ class StepRequest(_message.Message):
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
     session: str
     turn: int
-    actions: _containers.RepeatedCompositeFieldContainer[AgentAction]
-    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., actions: _Optional[_Iterable[_Union[AgentAction, _Mapping]]] = ...) -> None: ...
+    actions: bytes
+    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., actions: _Optional[bytes] = ...) -> None: ...
 
 class StepReply(_message.Message):
-    __slots__ = ("session", "turn", "observations", "rewards", "components", "done", "stop_reason", "truncated", "success", "metrics")
+    __slots__ = ("session", "turn", "step")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
-    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
-    REWARDS_FIELD_NUMBER: _ClassVar[int]
-    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
-    DONE_FIELD_NUMBER: _ClassVar[int]
-    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
-    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
-    SUCCESS_FIELD_NUMBER: _ClassVar[int]
-    METRICS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     session: str
     turn: int
-    observations: _containers.RepeatedCompositeFieldContainer[AgentMessages]
-    rewards: Map
-    components: _containers.RepeatedCompositeFieldContainer[Components]
-    done: bool
-    stop_reason: str
-    truncated: bool
-    success: bool
-    metrics: Map
-    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., observations: _Optional[_Iterable[_Union[AgentMessages, _Mapping]]] = ..., rewards: _Optional[_Union[Map, _Mapping]] = ..., components: _Optional[_Iterable[_Union[Components, _Mapping]]] = ..., done: _Optional[bool] = ..., stop_reason: _Optional[str] = ..., truncated: _Optional[bool] = ..., success: _Optional[bool] = ..., metrics: _Optional[_Union[Map, _Mapping]] = ...) -> None: ...
+    step: bytes
+    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., step: _Optional[bytes] = ...) -> None: ...
 
 class KeepAliveRequest(_message.Message):
     __slots__ = ("sessions",)
@@ -265,50 +123,6 @@ class CloseRequest(_message.Message):
 class CloseReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class Operation(_message.Message):
-    __slots__ = ("id", "open", "step", "keep_alive", "close")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    OPEN_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    KEEP_ALIVE_FIELD_NUMBER: _ClassVar[int]
-    CLOSE_FIELD_NUMBER: _ClassVar[int]
-    id: int
-    open: OpenRequest
-    step: StepRequest
-    keep_alive: KeepAliveRequest
-    close: CloseRequest
-    def __init__(self, id: _Optional[int] = ..., open: _Optional[_Union[OpenRequest, _Mapping]] = ..., step: _Optional[_Union[StepRequest, _Mapping]] = ..., keep_alive: _Optional[_Union[KeepAliveRequest, _Mapping]] = ..., close: _Optional[_Union[CloseRequest, _Mapping]] = ...) -> None: ...
-
-class Result(_message.Message):
-    __slots__ = ("id", "code", "message", "open", "step", "keep_alive", "close")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    OPEN_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    KEEP_ALIVE_FIELD_NUMBER: _ClassVar[int]
-    CLOSE_FIELD_NUMBER: _ClassVar[int]
-    id: int
-    code: int
-    message: str
-    open: OpenReply
-    step: StepReply
-    keep_alive: KeepAliveReply
-    close: CloseReply
-    def __init__(self, id: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., open: _Optional[_Union[OpenReply, _Mapping]] = ..., step: _Optional[_Union[StepReply, _Mapping]] = ..., keep_alive: _Optional[_Union[KeepAliveReply, _Mapping]] = ..., close: _Optional[_Union[CloseReply, _Mapping]] = ...) -> None: ...
-
-class BatchRequest(_message.Message):
-    __slots__ = ("operations",)
-    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
-    operations: _containers.RepeatedCompositeFieldContainer[Operation]
-    def __init__(self, operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ...) -> None: ...
-
-class BatchReply(_message.Message):
-    __slots__ = ("results",)
-    RESULTS_FIELD_NUMBER: _ClassVar[int]
-    results: _containers.RepeatedCompositeFieldContainer[Result]
-    def __init__(self, results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ...) -> None: ...
 
 class ListSessionsRequest(_message.Message):
     __slots__ = ("environment", "limit")

@@ -64,16 +64,6 @@ class EnvironmentServiceStub:
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.CloseRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.CloseReply.FromString,
                 _registered_method=True)
-        self.Batch = channel.unary_unary(
-                '/mrlm.remote.v1.EnvironmentService/Batch',
-                request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.BatchRequest.SerializeToString,
-                response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.BatchReply.FromString,
-                _registered_method=True)
-        self.Exchange = channel.stream_stream(
-                '/mrlm.remote.v1.EnvironmentService/Exchange',
-                request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.BatchRequest.SerializeToString,
-                response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.BatchReply.FromString,
-                _registered_method=True)
         self.ListSessions = channel.unary_unary(
                 '/mrlm.remote.v1.EnvironmentService/ListSessions',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ListSessionsRequest.SerializeToString,
@@ -120,20 +110,6 @@ class EnvironmentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Batch(self, request, context):
-        """Many operations in one message, answered together, each with a status of its own.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Exchange(self, request_iterator, context):
-        """The same over a stream, answered one by one as they are done, in any order.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ListSessions(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -172,16 +148,6 @@ def add_EnvironmentServiceServicer_to_server(servicer, server):
                     servicer.Close,
                     request_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.CloseRequest.FromString,
                     response_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.CloseReply.SerializeToString,
-            ),
-            'Batch': grpc.unary_unary_rpc_method_handler(
-                    servicer.Batch,
-                    request_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.BatchRequest.FromString,
-                    response_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.BatchReply.SerializeToString,
-            ),
-            'Exchange': grpc.stream_stream_rpc_method_handler(
-                    servicer.Exchange,
-                    request_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.BatchRequest.FromString,
-                    response_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.BatchReply.SerializeToString,
             ),
             'ListSessions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSessions,
@@ -351,60 +317,6 @@ class EnvironmentService:
             '/mrlm.remote.v1.EnvironmentService/Close',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.CloseRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.CloseReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Batch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/mrlm.remote.v1.EnvironmentService/Batch',
-            mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.BatchRequest.SerializeToString,
-            mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.BatchReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Exchange(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/mrlm.remote.v1.EnvironmentService/Exchange',
-            mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.BatchRequest.SerializeToString,
-            mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.BatchReply.FromString,
             options,
             channel_credentials,
             insecure,

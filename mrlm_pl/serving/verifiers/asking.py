@@ -17,7 +17,7 @@ from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.errors import DataError, RemoteError
 from mrlm_pl.reward_models.scorer import Conversation, TextScore
 from mrlm_pl.serving.transport.addresses import first_answer
-from mrlm_pl.serving.transport.codec import to_message
+from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
@@ -37,8 +37,8 @@ AT_ONCE = 4
 
 LONGEST_PAUSE = 5.0
 _AGAIN = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.CANCELLED)
-_BROKEN = ("RST_STREAM", "Stream removed")
-"""The library's messages, under various statuses, when a connection breaks."""
+_BROKEN = (Code.INTERNAL, Code.UNKNOWN)
+"""Further statuses of the network when a connection breaks."""
 
 _ids = itertools.count(1)
 _waited_for: set[tuple[Address, ...]] = set()
@@ -110,10 +110,7 @@ def _parts(conversations: Sequence[Conversation], batch_size: int) -> Iterator[l
 async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[TextScore]:
     """Return the scores of one request, from whichever server answers first."""
     request = pb.ScoreRequest(
-        conversations=[
-            pb.Conversation(id=next(_ids), messages=[to_message(message) for message in messages])
-            for messages in conversations
-        ]
+        conversations=[pb.Conversation(id=next(_ids), messages=to_json(messages)) for messages in conversations]
     )
     backoff, allowed = Backoff(terms.patience_seconds, longest=LONGEST_PAUSE), terms.timeout_seconds
 
@@ -121,7 +118,7 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
         nonlocal allowed
         seconds = min(allowed, max(backoff.left, 0.05))
         try:
-            return await server.of(verifier_pb2_grpc.VerifierServiceStub, "Score", request, seconds, wait=False)
+            return await server.call("Score", request, seconds, verifier_pb2_grpc.VerifierServiceStub, patience=0)
         except StatusError as error:
             if error.code is Code.DEADLINE_EXCEEDED:
                 allowed *= 2  # it may have too much to do, and never be done in time
@@ -142,11 +139,8 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
 
 
 def _may_pass(error: StatusError) -> bool:
-    """Return whether asking again may help."""
-    if any(text in error.text for text in _BROKEN):
-        return True
-    too_large = error.code is Code.RESOURCE_EXHAUSTED and "larger than max" in error.text
-    return error.code in _AGAIN and not too_large
+    """Return whether a repetition may help."""
+    return error.code in _AGAIN or (error.code in _BROKEN and not error.refused)
 
 
 def _checked(reply: pb.ScoreReply, request: pb.ScoreRequest, target: str) -> list[TextScore]:

@@ -15,7 +15,8 @@ import grpc
 from mrlm_pl.concurrency.backoff import until
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.reward_models.scorer import Conversation, TextScorer, as_probability
-from mrlm_pl.serving.transport.codec import from_message
+from mrlm_pl.serving.transport.codec import from_json, messages_from
+from mrlm_pl.serving.transport.connection import refuse
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
 from mrlm_pl.serving.verifiers.asking import MAX_BATCH, MAX_CHARACTERS
@@ -146,7 +147,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def _refuse(self, context: Any, code: grpc.StatusCode, text: str) -> Any:
         self.refused_total += 1
-        await context.abort(code, text[:2000])
+        await refuse(context, code, text)
 
     def _put(self, request: _Request) -> None:
         if not request.conversations:
@@ -237,12 +238,13 @@ def _conversations(request: pb.ScoreRequest) -> list[Conversation]:
         raise RemoteError("two conversations of the request have the same id; number them")
     found: list[Conversation] = []
     for place, item in enumerate(request.conversations):
-        size = sum(len(message.content) for message in item.messages)
-        if not item.messages:
+        messages = from_json(item.messages, messages_from)
+        size = sum(len(message.content) for message in messages)
+        if not messages:
             raise RemoteError(f"conversation {place} has no messages")
         if size > MAX_CHARACTERS:
             raise RemoteError(f"conversation {place} has {size} characters; at most {MAX_CHARACTERS} are taken")
-        found.append([from_message(message) for message in item.messages])
+        found.append(messages)
     return found
 
 

@@ -22,28 +22,27 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from mrlm_pl.serving.transport import environment_pb2 as mrlm__pl_dot_serving_dot_transport_dot_environment__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(mrlm_pl/serving/verifiers/verifier.proto\x12\x10mrlm.verifier.v1\x1a+mrlm_pl/serving/transport/environment.proto\"E\n\x0c\x43onversation\x12\n\n\x02id\x18\x01 \x01(\x04\x12)\n\x08messages\x18\x02 \x03(\x0b\x32\x17.mrlm.remote.v1.Message\"E\n\x0cScoreRequest\x12\x35\n\rconversations\x18\x01 \x03(\x0b\x32\x1e.mrlm.verifier.v1.Conversation\";\n\x05Score\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x13\n\x0bprobability\x18\x02 \x01(\x01\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"5\n\nScoreReply\x12\'\n\x06scores\x18\x01 \x03(\x0b\x32\x17.mrlm.verifier.v1.Score\"\x11\n\x0f\x44\x65scribeRequest\"Q\n\rDescribeReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11max_conversations\x18\x02 \x01(\x04\x12\x16\n\x0emax_characters\x18\x03 \x01(\x04\x32\xa8\x01\n\x0fVerifierService\x12\x45\n\x05Score\x12\x1e.mrlm.verifier.v1.ScoreRequest\x1a\x1c.mrlm.verifier.v1.ScoreReply\x12N\n\x08\x44\x65scribe\x12!.mrlm.verifier.v1.DescribeRequest\x1a\x1f.mrlm.verifier.v1.DescribeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(mrlm_pl/serving/verifiers/verifier.proto\x12\x10mrlm.verifier.v1\",\n\x0c\x43onversation\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x10\n\x08messages\x18\x02 \x01(\x0c\"E\n\x0cScoreRequest\x12\x35\n\rconversations\x18\x01 \x03(\x0b\x32\x1e.mrlm.verifier.v1.Conversation\";\n\x05Score\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x13\n\x0bprobability\x18\x02 \x01(\x01\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"5\n\nScoreReply\x12\'\n\x06scores\x18\x01 \x03(\x0b\x32\x17.mrlm.verifier.v1.Score\"\x11\n\x0f\x44\x65scribeRequest\"Q\n\rDescribeReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11max_conversations\x18\x02 \x01(\x04\x12\x16\n\x0emax_characters\x18\x03 \x01(\x04\x32\xa8\x01\n\x0fVerifierService\x12\x45\n\x05Score\x12\x1e.mrlm.verifier.v1.ScoreRequest\x1a\x1c.mrlm.verifier.v1.ScoreReply\x12N\n\x08\x44\x65scribe\x12!.mrlm.verifier.v1.DescribeRequest\x1a\x1f.mrlm.verifier.v1.DescribeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mrlm_pl.serving.verifiers.verifier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CONVERSATION']._serialized_start=107
-  _globals['_CONVERSATION']._serialized_end=176
-  _globals['_SCOREREQUEST']._serialized_start=178
-  _globals['_SCOREREQUEST']._serialized_end=247
-  _globals['_SCORE']._serialized_start=249
-  _globals['_SCORE']._serialized_end=308
-  _globals['_SCOREREPLY']._serialized_start=310
-  _globals['_SCOREREPLY']._serialized_end=363
-  _globals['_DESCRIBEREQUEST']._serialized_start=365
-  _globals['_DESCRIBEREQUEST']._serialized_end=382
-  _globals['_DESCRIBEREPLY']._serialized_start=384
-  _globals['_DESCRIBEREPLY']._serialized_end=465
-  _globals['_VERIFIERSERVICE']._serialized_start=468
-  _globals['_VERIFIERSERVICE']._serialized_end=636
+  _globals['_CONVERSATION']._serialized_start=62
+  _globals['_CONVERSATION']._serialized_end=106
+  _globals['_SCOREREQUEST']._serialized_start=108
+  _globals['_SCOREREQUEST']._serialized_end=177
+  _globals['_SCORE']._serialized_start=179
+  _globals['_SCORE']._serialized_end=238
+  _globals['_SCOREREPLY']._serialized_start=240
+  _globals['_SCOREREPLY']._serialized_end=293
+  _globals['_DESCRIBEREQUEST']._serialized_start=295
+  _globals['_DESCRIBEREQUEST']._serialized_end=312
+  _globals['_DESCRIBEREPLY']._serialized_start=314
+  _globals['_DESCRIBEREPLY']._serialized_end=395
+  _globals['_VERIFIERSERVICE']._serialized_start=398
+  _globals['_VERIFIERSERVICE']._serialized_end=566
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,3 @@
-from mrlm_pl.serving.transport import environment_pb2 as _environment_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -12,8 +11,8 @@ class Conversation(_message.Message):
     ID_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     id: int
-    messages: _containers.RepeatedCompositeFieldContainer[_environment_pb2.Message]
-    def __init__(self, id: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[_environment_pb2.Message, _Mapping]]] = ...) -> None: ...
+    messages: bytes
+    def __init__(self, id: _Optional[int] = ..., messages: _Optional[bytes] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("conversations",)

@@ -8,10 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from mrlm_pl.episode import Message
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from mrlm_pl.serving.transport.codec import to_actions, to_task
-from tests.support.environment_servers import TASK, Scripted, Served, attempt, operations, refusal, step_request
+from mrlm_pl.serving.transport.codec import to_json
+from tests.support.environment_servers import TASK, Scripted, Served, attempt, refusal, step_request
 
 Code = grpc.StatusCode
 
@@ -19,16 +18,10 @@ Code = grpc.StatusCode
 def test_an_answer_that_is_too_large_for_a_message(serve: Any) -> None:
     served = serve(message_mb=1)
     first, second = served.open().session, served.open().session
-    batch = pb.BatchRequest(
-        operations=[
-            pb.Operation(id=1, step=step_request(first, 0, "big 3000000")),
-            pb.Operation(id=2, step=step_request(second, 0)),
-        ]
-    )
-    results = {r.id: r for reply in served.stub.Exchange(iter([batch])) for r in reply.results}
-    assert results[1].code == Code.OUT_OF_RANGE.value[0]
-    assert results[1].message == "the answer has 2.9 MiB, and messages up to 1; raise message_mb"
-    assert results[2].code == 0
+    code, text = refusal(served.step, first, 0, "big 3000000")
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert "larger than max" in text
+    assert served.step(second, 0).turn == 0
 
 
 def test_an_action_of_a_hundred_megabytes(served: Served) -> None:
@@ -41,22 +34,15 @@ def test_an_action_of_a_hundred_megabytes(served: Served) -> None:
 
 
 MALFORMED = [b"\xff\xff\xff", b"\x0a\xff\x01", b"\x0a\x02\xff\xfe", bytes(range(256))]
-METHODS = ["Describe", "GetTasks", "Open", "Step", "KeepAlive", "Close", "Batch", "ListSessions"]
+METHODS = ["Describe", "GetTasks", "Open", "Step", "KeepAlive", "Close", "ListSessions"]
 
 
-@pytest.mark.parametrize("method", [*METHODS, "Exchange"])
+@pytest.mark.parametrize("method", METHODS)
 def test_malformed_messages_are_refused(served: Served, method: str) -> None:
     session = served.open().session
     path = f"/mrlm.remote.v1.EnvironmentService/{method}"
     for data in MALFORMED[1:3]:
-        if method == "Exchange":
-            call = served.channel.stream_stream(path)
-            good = pb.BatchRequest(operations=[pb.Operation(id=1, step=step_request(session, 0))])
-            replies = call(iter([good.SerializeToString(), data]))
-            assert next(replies), "what came before is answered"
-            code, text = refusal(lambda replies=replies: list(replies))
-        else:
-            code, text = refusal(served.channel.unary_unary(path), data)
+        code, text = refusal(served.channel.unary_unary(path), data)
         assert code is Code.INVALID_ARGUMENT, (method, data, text)
         assert "malformed" in text
     assert served.step(session, 0).turn == 0
@@ -65,13 +51,12 @@ def test_malformed_messages_are_refused(served: Served, method: str) -> None:
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        (pb.StepRequest(actions=[pb.AgentAction(agent="agent")]), "role is ''"),
-        (pb.StepRequest(actions=to_actions({"agent": Message("user", "")}) * 2), "'agent' comes twice"),
-        (pb.OpenRequest(environment="scripted", task=pb.Task(seed="x")), "seed 'x' is no integer"),
-        (
-            pb.OpenRequest(environment="scripted", settings=pb.Map(entries=[pb.Entry(key="a")])),
-            "a value without a kind",
-        ),
+        (pb.StepRequest(actions=b'{"agent": {"role": "", "content": ""}}'), "role is ''"),
+        (pb.StepRequest(actions=b'{"agent": {"content": ""}}'), "KeyError: 'role'"),
+        (pb.StepRequest(actions=b"[" * 100_000), "malformed"),
+        (pb.OpenRequest(environment="scripted"), "malformed"),
+        (pb.OpenRequest(environment="scripted", task=to_json({**vars(TASK), "seed": "x"})), "'x'"),
+        (pb.OpenRequest(environment="scripted", task=to_json(TASK), settings=b"[1]"), "malformed"),
     ],
 )
 def test_messages_that_make_no_sense_are_refused(served: Served, request_: Any, text: str) -> None:
@@ -91,8 +76,7 @@ def test_no_random_message_disturbs_the_server(served: Served) -> None:
     session, bystander = served.open().session, served.open().session
     samples = [
         step_request(session, 5, "x"),
-        pb.OpenRequest(environment="scripted", task=to_task(TASK), settings=pb.Map()),
-        pb.BatchRequest(operations=operations(served)),
+        pb.OpenRequest(environment="scripted", task=to_json(TASK), settings=b"{}"),
         pb.TasksRequest(environment="scripted", split="train", count=5),
         pb.ListSessionsRequest(limit=-5),
         pb.CloseRequest(session="x"),

@@ -35,7 +35,6 @@ from tests.support.environment_servers import (
     Served,
     eventually,
     played,
-    step_request,
     talk_nonsense,
 )
 
@@ -195,10 +194,10 @@ def test_an_environment_that_hangs_costs_its_episode_alone(serve: Server) -> Non
     [
         ("session", "answered turn 0 of session 't', not turn 0 of 's'"),
         ("turn", "answered turn 9 of session 's'"),
-        ("kind", "INTERNAL: .* answered a request of another kind"),
-        ("code", "UNKNOWN: what"),
+        ("kind", "malformed content .*'way'"),
+        ("code", "UNKNOWN: .* what"),
         ("role", "role is 'root'"),
-        ("silence", "UNAVAILABLE: .* the server ended the stream"),
+        ("silence", "UNAVAILABLE: .* the connection broke"),
     ],
 )
 def test_a_server_that_answers_wrongly(way: str, text: str) -> None:
@@ -251,7 +250,7 @@ def test_a_connection_that_is_cut_loses_and_repeats_nothing(served: Served) -> N
             proxy.cut()
             assert [step.result(10).rewards for step in steps] == [{"agent": 2.0 * turn + 1}] * 4
         for environment in playing:
-            assert say(environment).rewards == {"agent": 2.0 * turn + 2}, "nothing goes into a stream that broke"
+            assert say(environment).rewards == {"agent": 2.0 * turn + 2}, "nothing goes into a connection that broke"
     assert len(Scripted.steps) == 24
     for environment in playing:
         environment.close()
@@ -269,24 +268,6 @@ def test_a_connection_that_falls_silent_is_replaced(served: Served) -> None:
     assert time.monotonic() - started < 80, "pings tell the library that nobody is there"
     environment.close()
     proxy.close()
-
-
-def test_a_slow_reader_holds_up_nobody_else(served: Served) -> None:
-    count = 400
-    sessions = [served.open().session for _ in range(count)]
-    batches = [
-        pb.BatchRequest(operations=[pb.Operation(id=n, step=step_request(session, 0, "big 100000"))])
-        for n, session in enumerate(sessions)
-    ]
-    unread = served.stub.Exchange(iter(batches))
-    eventually(lambda: Scripted.steps)
-    other = begun(remote(served.target))
-    for _ in range(10):
-        started = time.monotonic()
-        say(other)
-        assert time.monotonic() - started < 15
-    other.close()
-    assert sorted(result.id for reply in unread for result in reply.results) == list(range(count))
 
 
 def test_twice_the_load_that_a_server_bears(serve: Server) -> None:

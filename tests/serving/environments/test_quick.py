@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import pytest
 from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from tests.support.environment_servers import Served, offer, step_request
+from tests.support.environment_servers import Served, offer, refusal
 
 
 class Where(SingleAgentEnvironment):
@@ -44,7 +45,7 @@ def served(serve: Callable[..., Served]) -> Served:
 
 
 def said(reply: pb.StepReply) -> str:
-    return reply.observations[0].messages[0].content
+    return json.loads(reply.step)["observations"]["agent"][0]["content"]
 
 
 def test_only_steps_of_quick_environments_are_made_on_the_loop(served: Served) -> None:
@@ -55,23 +56,12 @@ def test_only_steps_of_quick_environments_are_made_on_the_loop(served: Served) -
 def test_a_quick_step_is_made_once_however_it_is_asked_for(served: Served) -> None:
     session = served.open("quick").session
     first = served.step(session, 0)
-    operations = [pb.Operation(id=turn, step=step_request(session, turn)) for turn in (0, 1, 1, 2)]
-    for results in (
-        served.stub.Batch(pb.BatchRequest(operations=operations), timeout=20).results,
-        [
-            result
-            for reply in served.stub.Exchange(iter([pb.BatchRequest(operations=operations[2:])]), timeout=20)
-            for result in reply.results
-        ],
-    ):
-        turns = {0: "1", 1: "2", 2: "3"}
-        for result in results:
-            if result.code:
-                assert (result.id, result.code) == (1, grpc.StatusCode.FAILED_PRECONDITION.value[0])
-            else:
-                assert (result.step.turn, said(result.step).split()[0]) == (result.id, turns[result.id])
+    assert served.step(session, 0) == first
+    second = served.step(session, 1)
+    assert (said(second).split()[0], served.step(session, 1)) == ("2", second)
+    assert refusal(served.step, session, 5)[0] is grpc.StatusCode.FAILED_PRECONDITION
     assert said(first).split()[0] == "1"
-    assert said(served.step(session, 3)).split()[0] == "4"
+    assert said(served.step(session, 2)).split()[0] == "3"
 
 
 def test_an_exit_of_a_quick_environment_is_told_again_and_ends_nothing(served: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 import threading
@@ -26,9 +27,8 @@ from mrlm_pl.environment import DatasetTasks, Environment, Outcome, SingleAgentE
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.policy import Policy
 from mrlm_pl.serving import RemoteEnvironment
-from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.connection import Connection
-from tests.support.environment_servers import Proxy, Served, offer, step_request, talk_nonsense
+from tests.support.environment_servers import Proxy, Served, offer, talk_nonsense
 from tests.support.served_training import episodes
 
 Trouble = Callable[[Task, int], None]
@@ -276,14 +276,7 @@ def test_a_server_with_twice_the_load_that_it_bears_and_a_slow_reader(
     whole = Workers._put
     monkeypatch.setattr(Workers, "_put", put)
     served = letters(serve, threads=1, queue=3)  # eight steps at once, for four places
-    sessions = [served.open().session for _ in range(100)]
-    batches = [
-        pb.BatchRequest(operations=[pb.Operation(id=n, step=step_request(session, 0, "big 100000"))])
-        for n, session in enumerate(sessions)
-    ]
-    unread = served.stub.Exchange(iter(batches))
     run = train(remote(served.target), lambda task, number: time.sleep(0.05))
-    unread.cancel()
     assert len(refused) >= ITERATIONS * TURNS
     assert run.failed == [0.0] * ITERATIONS
     assert run.attempts == [1] * EPISODES
@@ -294,21 +287,21 @@ def test_a_server_with_twice_the_load_that_it_bears_and_a_slow_reader(
 def test_requests_that_come_twice_and_in_another_order(
     serve: Any, train: Any, undisturbed: Run, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:
-    sent: list[pb.Operation] = []
-    whole = Connection._next_batch
+    sent: list[tuple[str, Any]] = []
+    whole = Connection.call
 
-    def shuffled(connection: Connection) -> list[pb.Operation]:
-        batch = whole(connection)
-        if connection.address.target != served.target:
-            return batch  # another test's, that still ends its sessions: ids are those of a connection
-        sent.extend(batch)
-        late = rng.sample(sent, min(len(sent), 2 * len(batch)))
-        batch = [*batch, *batch, *late]
-        rng.shuffle(batch)
-        return batch
+    async def repeated(connection: Connection, method: str, request: Any, timeout: float, **options: Any) -> Any:
+        if connection.address.target != served.target or method not in ("Open", "Step"):
+            return await whole(connection, method, request, timeout, **options)
+        sent.append((method, request))
+        calls = [(method, request), (method, request), *rng.sample(sent, min(len(sent), 2))]
+        rng.shuffle(calls)
+        made = (whole(connection, *call, timeout, **options) for call in calls)
+        answers = await asyncio.gather(*made, return_exceptions=True)
+        return next(answer for call, answer in zip(calls, answers, strict=True) if call[1] is request)
 
     served = letters(serve)
-    monkeypatch.setattr(Connection, "_next_batch", shuffled)
+    monkeypatch.setattr(Connection, "call", repeated)
     run = train(remote(served.target))
     assert len(sent) >= EPISODES + STEPS
     assert run.failed == [0.0] * ITERATIONS

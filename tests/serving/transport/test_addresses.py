@@ -69,7 +69,7 @@ def test_it_is_asked_ever_more_rarely_and_in_the_background(serve: Server, monke
             return sleep if name == "sleep" else getattr(asyncio, name)
 
     class Gone:
-        async def operation(self, seconds: float, **request: Any) -> None:
+        async def call(self, method: str, request: Any, timeout: float) -> None:
             raise addresses.StatusError(client.grpc.StatusCode.UNAVAILABLE, "away")
 
     async def connection(address: Any) -> Gone:

@@ -10,13 +10,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.server import Endpoint
-from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.security import Identity, is_loopback, read_token
 from tests.support.certificates import Authority
 from tests.support.environment_servers import Served, played
 
 Code = grpc.StatusCode
-METHODS = ["Describe", "GetTasks", "Open", "Step", "KeepAlive", "Close", "Batch", "ListSessions"]
+METHODS = ["Describe", "GetTasks", "Open", "Step", "KeepAlive", "Close", "ListSessions"]
 
 
 def status(call: Any) -> tuple[grpc.StatusCode | None, str]:
@@ -36,8 +35,6 @@ def test_calls_without_the_token_are_refused(serve: Any, token: str | None) -> N
         code, text = status(lambda call=call: call(b"", metadata=metadata, timeout=10))
         assert code is Code.UNAUTHENTICATED
         assert text == "the token is missing or wrong; give it with token_file or in MRLM_TOKEN"
-    stream = served.stub.Exchange(iter([pb.BatchRequest()]), metadata=metadata)
-    assert status(lambda: list(stream))[0] is Code.UNAUTHENTICATED
     unknown = served.channel.unary_unary("/mrlm.remote.v1.EnvironmentService/Explode")
     assert status(lambda: unknown(b"", metadata=metadata))[0] is Code.UNAUTHENTICATED
     health = health_pb2_grpc.HealthStub(served.channel)

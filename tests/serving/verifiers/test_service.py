@@ -15,9 +15,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.reward_models import RewardModel
 from mrlm_pl.serving.server import Endpoint
+from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.security import TOKEN_VARIABLE
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers.asking import MAX_BATCH, MAX_CHARACTERS
@@ -91,7 +93,7 @@ def test_what_a_classifier_cannot_read_is_the_callers_fault(serve: Any, tmp_path
     assert code is Code.INVALID_ARGUMENT
     assert "roles must alternate" in told
     tokenizer.chat_template = None
-    one = pb.Conversation(id=1, messages=[{"role": "user", "content": "q"}])
+    one = pb.Conversation(id=1, messages=to_json([Message("user", "q")]))
     code, told = refusal(server.stub.Score, pb.ScoreRequest(conversations=[one]))
     assert code is Code.INVALID_ARGUMENT
     assert "a conversation has 1 messages" in told
@@ -214,9 +216,9 @@ def test_wrong_requests(serve: Any) -> None:
     for asked, text in (
         (request(*["0"] * (MAX_BATCH + 1)), "1025 conversations in one request; at most 1024 are taken"),
         (request("x" * MAX_CHARACTERS), f"conversation 0 has {MAX_CHARACTERS + 1} characters"),
-        (pb.ScoreRequest(conversations=[pb.Conversation(id=1)]), "conversation 0 has no messages"),
+        (pb.ScoreRequest(conversations=[pb.Conversation(id=1, messages=b"[]")]), "conversation 0 has no messages"),
         (pb.ScoreRequest(conversations=[*request("0").conversations] * 2), "have the same id"),
-        (pb.ScoreRequest(conversations=[pb.Conversation(messages=[{"role": "root"}])]), "root"),
+        (pb.ScoreRequest(conversations=[pb.Conversation(messages=b'[{"role": "root", "content": ""}]')]), "root"),
     ):
         code, told = refusal(server.stub.Score, asked)
         assert code is Code.INVALID_ARGUMENT
