@@ -23,10 +23,10 @@ _BEST = AuxUse(calls=True, thin=False, ignores=False)
 
 
 def split_solution(solution: str, entry: str) -> tuple[str, str]:
-    """Programs of the helper and of the main agent that do together what the solution does.
+    """Return programs of the helper and of the main agent that together do the work of the solution.
 
-    ``aux`` is the largest expression of the function that leaves it work of its own: ``3 * (x + 4)`` becomes
-    ``aux(x)``, which is ``x + 4``, and ``part = aux(x)``, ``return 3 * part``. Where no expression will do, as in
+    ``aux`` is the largest part of the function's last ``return`` that leaves it work of its own: ``3 * (x + 4)``
+    becomes ``aux(x)``, which is ``x + 4``, and ``part = aux(x)``, ``return 3 * part``. Where no part will do, as in
     ``x + y``, ``aux`` is the whole solution, and the main function does the work again where ``aux`` returns None.
     Other functions of the solution are the helper's.
 
@@ -42,10 +42,7 @@ def split_solution(solution: str, entry: str) -> tuple[str, str]:
     others = [node for node in tree.body if node not in imports and node is not function]
     others = [node for node in others if not (isinstance(node, METHOD) and node.name == entry)]
     main, aux = next(_divisions(function))
-    return (
-        ast.unparse(ast.fix_missing_locations(ast.Module([*imports, *inside, *others, aux], []))),
-        ast.unparse(ast.fix_missing_locations(ast.Module([*imports, main], []))),
-    )
+    return ast.unparse(ast.Module([*imports, *inside, *others, aux], [])), ast.unparse(ast.Module([*imports, main], []))
 
 
 def _without_aux(tree: ast.Module) -> ast.Module:
@@ -65,105 +62,60 @@ def _without_aux(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def _divisions(function: ast.FunctionDef) -> Iterator[tuple[ast.FunctionDef, ast.FunctionDef]]:
-    """Main functions that use ``aux`` fully, with it, from the largest part to the smallest, then by redundancy."""
-    nodes = list(ast.walk(function))
-    local = _bound(function)
-    skipped = {id(inner) for node in nodes for outer in _outside(node) for inner in ast.walk(outer)}
-    skipped |= {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    most = 0.6 * len(nodes)
-    places = [
-        (size, place)
-        for place, node in enumerate(nodes)
-        if isinstance(node, ast.expr)
-        and not isinstance(node, _NO_PART)
-        and id(node) not in skipped
-        and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
-        and 1 < (size := sum(1 for _ in ast.walk(node))) <= most
-        and not any(isinstance(inner, _BINDING) for inner in ast.walk(node))
-    ]
-    for _, place in sorted(places, key=lambda pair: (-pair[0], pair[1])):
-        for hoisted in (False, True):
-            made = _extracted(function, place, local, hoisted=hoisted)
-            if made is not None and aux_use(ast.unparse(made[0]), function.name) == _BEST:
-                yield made
+def _divisions(function: ast.FunctionDef) -> Iterator[tuple[ast.FunctionDef, ast.stmt]]:
+    """Yield main functions that use ``aux`` fully, each with its ``aux``, from the largest part to the smallest."""
+    sizes = [_size(part) for part in _parts(function.body[-1])]
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        main = copy.deepcopy(function)
+        aux = _extracted(main, list(_parts(main.body[-1]))[place])
+        if sizes[place] <= 0.6 * _size(function) and aux and aux_use(ast.unparse(main), main.name) == _BEST:
+            yield main, aux
     yield _redundant(function)
 
 
-def _extracted(
-    function: ast.FunctionDef, place: int, local: set[str], *, hoisted: bool
-) -> tuple[ast.FunctionDef, ast.FunctionDef] | None:
-    """The function with a call of ``aux`` for the expression at a place, and ``aux``; None where that changes it.
+def _size(node: ast.AST) -> int:
+    return sum(1 for _ in ast.walk(node))
 
-    Args:
-        function: what is divided.
-        place: the expression's, in the order of ``ast.walk``.
-        local: names that the function binds.
-        hoisted: the call is assigned in a line of its own before the function's only statement.
+
+def _parts(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions in a last ``return`` that are always evaluated, and once."""
+    for part in ast.iter_child_nodes(node):
+        if _evaluates(node, part):
+            if isinstance(part, ast.expr) and not isinstance(part, _NO_PART):
+                yield part
+            yield from _parts(part)
+
+
+def _extracted(main: ast.FunctionDef, part: ast.expr) -> ast.stmt | None:
+    """Put a call of ``aux`` before the last statement, in place of a part of it; return ``aux``.
+
+    None where that would change the program.
     """
-    main = copy.deepcopy(function)
-    nodes = list(ast.walk(main))
-    part = nodes[place]
-    assert isinstance(part, ast.expr)
-    inner = _bound_in(ast.walk(part))
-    if inner & _bound_in(node for node in nodes if node not in set(ast.walk(part))):
-        return None  # which of two equal names is meant would take an analysis of scopes
-    loaded = [node.id for node in ast.walk(part) if isinstance(node, ast.Name)]
-    free = list(dict.fromkeys(name for name in loaded if name in local and name not in inner))
-    call = ast.Call(ast.Name(AUX, ast.Load()), [ast.Name(name, ast.Load()) for name in free], [])
-    replacement: ast.expr = call
-    if hoisted:
-        parents = {id(child): node for node in nodes for child in ast.iter_child_nodes(node)}
-        above: ast.AST = part
-        while above is not main.body[-1]:
-            below, above = above, parents[id(above)]
-            if not _evaluates(above, below):
-                return None
-        name = next(name for name in ("part", "helped", "from_aux") if name not in local)
-        replacement = ast.Name(name, ast.Load())
-        main.body.insert(len(main.body) - 1, ast.Assign([ast.Name(name, ast.Store())], call))
-    _replace(main, part, replacement)
-    arguments = ast.arguments(
-        posonlyargs=[], args=[ast.arg(name) for name in free], kwonlyargs=[], kw_defaults=[], defaults=[]
-    )
-    return _located(main), _located(_function(AUX, arguments, [ast.Return(part)]))
+    inside = list(ast.walk(part))
+    inner, local = _bound_in(inside), _bound_in(node for node in ast.walk(main) if node is not main)
+    # Which of two equal names is meant would take an analysis of scopes.
+    if any(isinstance(node, _BINDING) for node in inside) or inner & _bound_in(set(ast.walk(main)) - set(inside)):
+        return None
+    loaded = [node.id for node in inside if isinstance(node, ast.Name)]
+    free = ", ".join(dict.fromkeys(name for name in loaded if name in local and name not in inner))
+    name = next(name for name in ("part", "helped", "from_aux") if name not in local)
+    _replace(main.body[-1], part, ast.Name(name, ast.Load()))
+    main.body[-1:-1] = ast.parse(f"{name} = {AUX}({free})").body
+    return ast.parse(f"def {AUX}({free}):\n    return {ast.unparse(part)}").body[0]
 
 
 def _redundant(function: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
     """Return a main function that does the work itself where ``aux``, the whole of it, returns None."""
-    aux, main = copy.deepcopy(function), copy.deepcopy(function)
+    aux, main, given = copy.deepcopy(function), copy.deepcopy(function), function.args
     aux.name = AUX
-    given = function.args
-    values: list[ast.expr] = [ast.Name(node.arg, ast.Load()) for node in (*given.posonlyargs, *given.args)]
-    values += [ast.Starred(ast.Name(given.vararg.arg, ast.Load()), ast.Load())] if given.vararg else []
-    named = [ast.keyword(node.arg, ast.Name(node.arg, ast.Load())) for node in given.kwonlyargs]
-    named += [ast.keyword(None, ast.Name(given.kwarg.arg, ast.Load()))] if given.kwarg else []
-    call = ast.Call(ast.Name(AUX, ast.Load()), values, named)
-    name = next(name for name in ("value", "helped", "from_aux") if name not in _bound(function))
-    known = ast.Compare(ast.Name(name, ast.Load()), [ast.IsNot()], [ast.Constant(None)])
-    main.body[:0] = [
-        ast.Assign([ast.Name(name, ast.Store())], call),
-        ast.If(known, [ast.Return(ast.Name(name, ast.Load()))], []),
-    ]
-    return _located(main), _located(aux)
-
-
-def _outside(node: ast.AST) -> list[ast.AST]:
-    """Parts of a node that are no values of the function's work: annotations, defaults, called names, formats."""
-    if isinstance(node, METHOD):
-        return [node.args, *node.decorator_list, *([node.returns] if node.returns else [])]
-    if isinstance(node, ast.AnnAssign):
-        return [node.annotation]
-    if isinstance(node, ast.FormattedValue):
-        return [node.format_spec] if node.format_spec else []
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return [node.value]
-    return [node.func] if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else []
-
-
-def _bound(function: ast.FunctionDef) -> set[str]:
-    """Return names that are bound anywhere in a function."""
-    return _bound_in(node for node in ast.walk(function) if node is not function)
+    passed = [node.arg for node in (*given.posonlyargs, *given.args)]
+    passed += [f"*{given.vararg.arg}"] if given.vararg else []
+    passed += [f"{node.arg}={node.arg}" for node in given.kwonlyargs]
+    passed += [f"**{given.kwarg.arg}"] if given.kwarg else []
+    name = next(name for name in ("value", "helped", "from_aux") if name not in _bound_in(ast.walk(function)))
+    call = f"{name} = {AUX}({', '.join(passed)})\nif {name} is not None:\n    return {name}"
+    main.body[:0] = ast.parse(call).body
+    return main, aux
 
 
 def _bound_in(nodes: Iterable[ast.AST]) -> set[str]:
@@ -198,14 +150,3 @@ def _replace(tree: ast.AST, old: ast.expr, new: ast.expr) -> None:
                 setattr(node, field, new)
             elif isinstance(value, list) and any(item is old for item in value):
                 value[:] = [new if item is old else item for item in value]
-
-
-def _function(name: str, arguments: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:
-    function = ast.parse(f"def {name}(): pass").body[0]
-    assert isinstance(function, ast.FunctionDef)
-    function.args, function.body = arguments, body
-    return function
-
-
-def _located(function: ast.FunctionDef) -> ast.FunctionDef:
-    return ast.fix_missing_locations(function)
