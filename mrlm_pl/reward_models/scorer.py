@@ -26,7 +26,13 @@ class TextScore:
 
 
 class TextScorer(ABC):
-    """Gives a conversation a number, higher for a better last reply. Called from several threads; pickled."""
+    """Gives a conversation a number, higher for a better last reply. Called from several threads; pickled.
+
+    Copies of an environment share it: a model is in memory once.
+    """
+
+    def __deepcopy__(self, memo: dict[int, object]) -> TextScorer:
+        return self
 
     @property
     def probability(self) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
-from mrlm_environments.answers import Format, agree, is_right, read_answer, vote
+from mrlm_environments.answers import FORMATS, Format, agree, is_right, read_answer, vote
+from mrlm_environments.collaborative_reasoning.inferences import generate_inference
 from mrlm_environments.collaborative_reasoning.masks import AnswerMasks
 from mrlm_environments.collaborative_reasoning.record import (
     LEADER,
@@ -19,14 +21,16 @@ from mrlm_environments.collaborative_reasoning.record import (
     clipped,
     shown_answers,
 )
-from mrlm_environments.collaborative_reasoning.scores import AnswerScorer
-from mrlm_environments.collaborative_reasoning.tasks import ReasoningTasks
+from mrlm_environments.collaborative_reasoning.scores import scored
+from mrlm_environments.collaborative_reasoning.tasks import MATH_FIELDS, generate_math, identity, task_data
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.math.problems import MAX_DIFFICULTY
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.episode import person_of
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import at_least, one_of, whole_range
 
 Role = Literal["leader", "summarizer"]
 LEAD = "You lead the team. Read its answers and give the team's answer."
@@ -97,15 +101,13 @@ class CollaborativeReasoningEnvironment(Environment):
         self.max_turns, self.role = max_turns, role
         self.show_scores, self.consensus_stop, self.policies_by = show_scores, consensus_stop, policies_by
         self.masks, self.instruction = masks, instruction
-        self._tasks = ReasoningTasks(self.name, data, format, difficulty, bad_rows)
-        self._scorer = AnswerScorer(scorer)
+        one_of(FORMATS, f"{self.name}: ", format=format)
+        self.format = format
+        self.difficulty = whole_range(1, MAX_DIFFICULTY, f"{self.name}: ", difficulty=difficulty)
+        self._tasks = DataTasks(self.name, data, bad_rows)
+        self.scorer = scorer
         self._solvers = tuple(f"solver_{number}" for number in range(1, solvers + 1))
         self.agents = self._all_agents()
-
-    @property
-    def scorer(self) -> Literal["label"] | TextScorer:
-        """The scorer of the answers, which copies of the environment share."""
-        return self._scorer.scorer
 
     def _check(self, solvers: int, max_turns: int, role: str | None, consensus_stop: bool, policies_by: str) -> None:
         at_least(1, f"{self.name}: ", solvers=solvers, max_turns=max_turns)
@@ -134,7 +136,9 @@ class CollaborativeReasoningEnvironment(Environment):
             DataError: a row cannot be used.
             ConfigurationError: the split is unknown or empty.
         """
-        return self._tasks.source(split)
+        generate = generate_inference if self.format == "nli" else partial(generate_math, difficulty=self.difficulty)
+        fields = MATH_FIELDS if self.format == "math" else ()
+        return self._tasks.source(split, generate, "key", fields, identity, partial(task_data, form=self.format))
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the worked solution of everybody; None where a model scores, or the masks would not let it pass."""
@@ -181,7 +185,8 @@ class CollaborativeReasoningEnvironment(Environment):
 
     def close(self) -> None:
         """Free the scorer's resources."""
-        self._scorer.close()
+        if not isinstance(self.scorer, str):
+            self.scorer.close()
 
     # Who speaks next.
 
@@ -247,19 +252,22 @@ class CollaborativeReasoningEnvironment(Environment):
         faults = self.masks.faults(text, answered=answer is not None)
         return (None if faults else answer), faults
 
-    def _judged(self, texts: Mapping[str, str]) -> dict[str, Answer]:
+    def _judged(self, said: Mapping[str, str]) -> dict[str, Answer]:
         """Return all answers of a turn, scored at once."""
         found = {}
-        for person, text in texts.items():
+        for person, text in said.items():
             answer, faults = self._read(text, self._form)
             found[person] = Answer(text, answer, faults, is_right(answer, self._expected, self._form), 0.0)
         valid = [person for person, answer in found.items() if not answer.faults]
-        scores, truncated = self._scorer.scores(
-            self._question, [found[person].text for person in valid], [found[person].right for person in valid]
+        scores, truncated = scored(
+            self.scorer,
+            self._question,
+            [found[person].text for person in valid],
+            [found[person].right for person in valid],
         )
         self._truncated += truncated
-        scored = {person: replace(found[person], score=score) for person, score in zip(valid, scores, strict=True)}
-        return found | scored
+        rated = {person: replace(found[person], score=score) for person, score in zip(valid, scores, strict=True)}
+        return found | rated
 
     def _pay(self, answers: Mapping[str, Answer], turn: int) -> dict[str, dict[str, float]]:
         """Return the components of each agent's reward for its answer."""
