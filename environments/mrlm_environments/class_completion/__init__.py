@@ -1,5 +1,1 @@
 """Agents complete the methods of a class together."""
-
-from mrlm_environments.class_completion.environment import ClassCompletionEnvironment
-
-__all__ = ["ClassCompletionEnvironment"]

@@ -1,5 +1,1 @@
 """Two sides debate before a judge."""
-
-from mrlm_environments.debate.environment import DebateEnvironment
-
-__all__ = ["DebateEnvironment"]

@@ -1,5 +1,1 @@
 """Questions about tables, answered with SQL tools."""
-
-from mrlm_environments.sql.environment import SqlEnvironment
-
-__all__ = ["SqlEnvironment"]
