@@ -3,69 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-_STOP_WORDS = """
-    a about above after again all am an and any are as at be because been before being below between both but by can
-    could d did do does doing down during each few for from further had has have having he her here hers him his how i
-    if in into is it its just ll m may me might more most must my no nor not now of off on once only or other our ours
-    out over own re s same shall she should so some such t than that the their theirs them then there these they this
-    those through to too under until up upon us ve very was we were what when where which while who whom why will with
-    would you your yours
-"""
-STOP_WORDS = frozenset(_STOP_WORDS.split())
-"""Words that are no content: articles, pronouns, auxiliaries, prepositions, and what contractions leave behind."""
+import yaml
 
-TRANSITIONS: dict[str, tuple[str, ...]] = {
-    "addition": (
-        *("additionally", "also", "besides", "furthermore", "moreover", "in addition", "as well as", "what is more"),
-        *("along with", "not only"),
-    ),
-    "example": (
-        *("for example", "for instance", "such as", "namely", "in particular", "particularly", "to illustrate"),
-        *("specifically", "including"),
-    ),
-    "explanation": (
-        *("in other words", "that is", "that means", "to put it simply", "put simply", "put differently", "to clarify"),
-        "more precisely",
-    ),
-    "cause": (
-        *("accordingly", "as a consequence", "as a result", "because of", "consequently", "due to", "for this reason"),
-        *("hence", "owing to", "thanks to", "thereby", "therefore", "thus"),
-    ),
-    "contrast": (
-        *("by contrast", "conversely", "however", "in contrast", "instead", "on the contrary", "on the other hand"),
-        *("rather than", "unlike", "whereas"),
-    ),
-    "sequence": (
-        *("after that", "at first", "finally", "first", "firstly", "lastly", "next", "second", "secondly", "third"),
-        *("thirdly", "to begin with", "to start with"),
-    ),
-    "emphasis": (
-        *("above all", "certainly", "clearly", "definitely", "in fact", "indeed", "most importantly", "notably"),
-        *("obviously", "of course", "undoubtedly", "without doubt"),
-    ),
-    "summary": (
-        *("all in all", "altogether", "in brief", "in conclusion", "in short", "in summary", "on the whole", "overall"),
-        *("to conclude", "to sum up", "to summarize"),
-    ),
-    "comparison": (
-        *("by analogy", "compared with", "equally", "in comparison", "in the same way", "just like", "likewise"),
-        *("similar to", "similarly"),
-    ),
-    "concession": (
-        *("admittedly", "albeit", "although", "despite", "even so", "even though", "in spite of", "nevertheless"),
-        *("nonetheless", "notwithstanding", "regardless of", "though"),
-    ),
-    "condition": (
-        *("as long as", "assuming that", "given that", "if", "in case", "on condition that", "otherwise"),
-        *("provided that", "supposing that", "unless"),
-    ),
-    "time": (
-        *("afterwards", "at the same time", "currently", "earlier", "eventually", "formerly", "later", "meanwhile"),
-        *("nowadays", "previously", "recently", "simultaneously", "since then", "subsequently"),
-    ),
-}
-"""Twelve categories, each with its words and phrases; none is in two of them."""
+_LISTS = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+STOP_WORDS = frozenset(_LISTS["stop_words"].split())
+"""Words that are no content."""
+
+TRANSITIONS: dict[str, list[str]] = _LISTS["transitions"]
+"""Categories of transitions, each with its words and phrases."""
 
 _WORD = re.compile(r"\w+")
 _PART_OF_WORD = re.compile(r"[\w-]")
