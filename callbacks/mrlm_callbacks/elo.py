@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,37 +31,18 @@ class Rating:
     high: float
 
 
-class GameTable:
-    """Results of games between players that have names.
+class GameTable(dict[tuple[str, str], tuple[float, int]]):
+    """Results of games between players that have names: the first one's score and the number of games, by pair.
 
     A win counts 1 and a draw a half; what a player did not score the other did.
     """
-
-    def __init__(self) -> None:
-        self._games: dict[tuple[str, str], tuple[float, int]] = {}
 
     def add(self, player: str, other: str, score: float, games: int) -> None:
         """Book ``games`` games of which the player won ``score``."""
         if player > other:
             player, other, score = other, player, games - score
-        before = self._games.get((player, other), (0.0, 0))
-        self._games[player, other] = (before[0] + score, before[1] + games)
-
-    def items(self) -> list[tuple[str, str, float, int]]:
-        """(player, other, the player's score, games) of every pair that met."""
-        return [(*pair, *found) for pair, found in self._games.items()]
-
-    def players(self) -> list[str]:
-        """Everybody who has played, by name."""
-        return sorted({player for pair in self._games for player in pair})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the table as plain values."""
-        return {"games": self.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
-        self._games = {(player, other): (score, games) for player, other, score, games in state["games"]}
+        before = self.get((player, other), (0.0, 0))
+        self[player, other] = (before[0] + score, before[1] + games)
 
 
 def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict[str, Rating]:
@@ -84,12 +63,12 @@ def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict
     >>> round(elo_ratings(table, zero="weak", virtual_draws=0)["strong"].elo, 2)  # 400 log10(75 / 25)
     190.85
     """
-    players = table.players()
+    players = sorted({player for pair in table for player in pair})
     if not players:
         return {zero: Rating(0.0, 0.0, 0.0)}
     index = {player: place for place, player in enumerate(players)}
     scores = torch.zeros(len(players), len(players), dtype=torch.float64)
-    for player, other, score, games in table.items():
+    for (player, other), (score, games) in table.items():
         row, column = index[player], index[other]
         scores[row, column] = score + virtual_draws / 2
         scores[column, row] = games - score + virtual_draws / 2

@@ -163,7 +163,7 @@ class SelfPlay(Callback, CollectionObserver):
     def state_dict(self) -> dict[str, Any]:
         return {
             "pool": self.pool.state_dict(),
-            "table": self.table.state_dict(),
+            "table": dict(self.table),
             "history": self.history,
             "drawn": self._drawn,
             "score": self._score,
@@ -171,7 +171,7 @@ class SelfPlay(Callback, CollectionObserver):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.pool.load_state_dict(state_dict["pool"])
-        self.table.load_state_dict(state_dict["table"])
+        self.table = GameTable(state_dict["table"])
         self.history = list(state_dict["history"])
         self._drawn, self._score = state_dict["drawn"], state_dict["score"]
 

@@ -45,12 +45,9 @@ def test_expected_scores_give_back_the_strengths() -> None:
     assert {name: item.elo for name, item in found.items()} == pytest.approx(elo, abs=1e-6)
 
 
-def test_results_add_up_from_both_sides_and_survive_a_checkpoint() -> None:
+def test_results_add_up_from_both_sides() -> None:
     games = table(("a", "b", 1.5, 4), ("b", "a", 3, 6))
-    assert games.items() == [("a", "b", 4.5, 10)]
-    again = GameTable()
-    again.load_state_dict(games.state_dict())
-    assert again.items() == games.items()
+    assert games == {("a", "b"): (4.5, 10)}
 
 
 def test_without_games_the_first_player_has_rating_zero() -> None:

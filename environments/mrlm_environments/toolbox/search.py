@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sqlite3
 import threading
@@ -52,7 +53,7 @@ class SearchBackend(ABC):
 class CorpusSearch(SearchBackend):
     """Full-text search of a corpus by BM25 with word stems (SQLite's FTS5, in memory).
 
-    The index is built at the first search and shared by the copies of an environment in one process.
+    The index is built at the first search, once in a process.
 
     Args:
         path: a ``.jsonl``, ``.json`` or ``.parquet`` file, each also with ``.gz``, whose rows have ``title`` and
@@ -66,12 +67,11 @@ class CorpusSearch(SearchBackend):
         self.path = Path(path) if path is not None else EMBEDDED_CORPUS
         if not self.path.is_file():
             raise DataError(f"corpus {str(path)!r} is no file; give a .jsonl file whose rows have a title and a text")
-        self._prepare()
 
     @property
     def label(self) -> str:  # type: ignore[override]
         """Name of the searched collection, which is never the web."""
-        return f"a local corpus of {self._connected()[1]} documents (not the web)"
+        return f"a local corpus of {_indexed(self.path)[1]} documents (not the web)"
 
     def search(self, query: str, k: int) -> list[SearchResult]:
         """Documents that hold any of the query's words, those with the most telling words first."""
@@ -79,34 +79,14 @@ class CorpusSearch(SearchBackend):
         if not words:
             return []
         match = " OR ".join(f'"{word}"' for word in words)
-        with self._lock:
-            rows = self._connected()[0].execute(
+        connection, _, lock = _indexed(self.path)
+        with lock:
+            rows = connection.execute(
                 "SELECT title, text FROM documents WHERE documents MATCH ? "
                 "ORDER BY bm25(documents, 2.0, 1.0), rowid LIMIT ?",
                 (match, k),
             )
             return [SearchResult(title, text) for title, text in rows]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CorpusSearch:
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._prepare()
-
-    def _prepare(self) -> None:
-        self._lock = threading.RLock()
-        self._index: tuple[sqlite3.Connection, int] | None = None
-
-    def _connected(self) -> tuple[sqlite3.Connection, int]:
-        """Return the index and its number of documents."""
-        with self._lock:
-            if self._index is None:
-                self._index = _indexed(self.path)
-            return self._index
 
 
 class WebSearch(Tool):
@@ -159,12 +139,13 @@ class WebSearch(Tool):
         return "\n".join(parts)
 
 
-def _indexed(path: Path) -> tuple[sqlite3.Connection, int]:
+@functools.lru_cache(maxsize=8)
+def _indexed(path: Path) -> tuple[sqlite3.Connection, int, threading.Lock]:
+    """Return the index of a corpus, its number of documents, and the lock for searching it."""
     rows = read_rows(str(path), None, ("title", "text"))
     for number, row in enumerate(rows, start=1):
         if not isinstance(row["title"], str) or not isinstance(row["text"], str):
             raise DataError(f"corpus {str(path)!r}, row {number}: title and text must be texts")
-    # One thread at a time, by the lock; not always the same one.
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     try:
         connection.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text, tokenize='porter unicode61')")
@@ -175,4 +156,4 @@ def _indexed(path: Path) -> tuple[sqlite3.Connection, int]:
             ) from error
     connection.executemany("INSERT INTO documents VALUES (?, ?)", [(row["title"], row["text"]) for row in rows])
     connection.commit()
-    return connection, len(rows)
+    return connection, len(rows), threading.Lock()

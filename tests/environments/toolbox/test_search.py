@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from mrlm_environments.toolbox.search import EMBEDDED_CORPUS, CorpusSearch, SearchBackend, SearchResult, WebSearch
+from mrlm_environments.toolbox.search import (
+    EMBEDDED_CORPUS,
+    CorpusSearch,
+    SearchBackend,
+    SearchResult,
+    WebSearch,
+    _indexed,
+)
 
 from mrlm_pl.environment.rows import read_rows
 from mrlm_pl.environment.tools import ToolError
@@ -74,11 +81,12 @@ def test_an_empty_query_is_refused() -> None:
         asked("  ")
 
 
-def test_copies_share_the_index_and_other_processes_build_their_own() -> None:
+def test_copies_share_the_index() -> None:
     tool = WebSearch()
     expected = tool.call({"query": "gold"})
-    other = copy.deepcopy(tool)
-    assert other.backend is tool.backend
+    built = _indexed.cache_info().misses
+    assert copy.deepcopy(tool).call({"query": "gold"}) == expected
+    assert _indexed.cache_info().misses == built
     assert pickle.loads(pickle.dumps(tool)).call({"query": "gold"}) == expected
 
 
