@@ -1,4 +1,4 @@
-# Every target sets up what it needs. PYTHON is any Python 3.10 to 3.13.
+# Every target installs its requirements. PYTHON is any Python 3.10 to 3.13.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 quickstart: $(VENV)/.installed  ## train the built-in tiny model on the built-in math problems (about two minutes)
 	$(BIN)/mrlm fit --config configs/quickstart.yaml
 
-# Workers with a thread each: more threads would fight for two cores. One worker more than cores, as tests wait for
+# One thread per worker, since more would compete for two cores. One worker more than cores, since tests wait for
 # processes, servers and deadlines for a fifth of their time.
 test: export OMP_NUM_THREADS = 1
 test: install  ## the default tier of the tests
@@ -23,10 +23,10 @@ check: install  ## lint, format and types
 test-all: install  ## with the slow tests
 	$(BIN)/python -m pytest -q -m "not gpu"
 
-install: $(VENV)/.installed-dev  ## everything that tests and checks need
+install: $(VENV)/.installed-dev  ## the dependencies of tests and checks
 
-# A bare `torch` is the build with CUDA on Linux. torch==2.13.0 is that too, unless pip is configured for a CPU index;
-# to choose another build, name it with its index: make install TORCH="torch==2.13.0 --index-url URL".
+# On Linux torch==2.13.0 is the CUDA build, unless pip is configured for a CPU index.
+# Choose another build by its index: make install TORCH="torch==2.13.0 --index-url URL".
 TORCH ?= torch==2.13.0
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,7 +38,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with, in an environment of their own
+peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with, in a separate environment
 .venv-peers/.installed:
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet $(TORCH)
@@ -48,9 +48,9 @@ peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with
 	.venv-peers-multi/bin/python -m pip install --quiet "comlrl==1.4.3" "transformers==5.23.*"
 	touch $@
 
-# One thread: the order of the additions, and with it the last digits of the weights, depends on their number.
+# One thread: the number of threads sets the order of additions, and so the last digits of the weights.
 tiny-model: export OMP_NUM_THREADS = 1
-tiny-model: $(VENV)/.installed  ## make the weights of builtin:tiny again, in runs/tiny-model/policies/main (about five minutes)
+tiny-model: $(VENV)/.installed  ## train the weights of builtin:tiny, in runs/tiny-model/policies/main (about five minutes)
 	$(BIN)/python examples/tiny_model/make_demonstrations.py --output runs/tiny-data
 	$(BIN)/mrlm train --config configs/recipes/tiny_worked.yaml --output runs/tiny-worked
 	$(BIN)/mrlm train --config configs/recipes/tiny.yaml --output runs/tiny-model
