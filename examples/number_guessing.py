@@ -1,4 +1,4 @@
-"""A new environment and a run on it, from Python: guess a digit with "higher" and "lower" as hints.
+"""Write an environment and train on it from Python: guess a digit with "higher" and "lower" as hints.
 
 python examples/number_guessing.py
 """
@@ -15,13 +15,13 @@ from mrlm_pl.runs import Trainer
 
 
 class NumberGuessing(SingleAgentEnvironment):
-    """Guess a number from 1 to 9 within four turns; each wrong guess is answered by a hint."""
+    """Guess a number from 1 to 9 within four turns, with a hint after each wrong guess."""
 
     name = "number-guessing"
     MAX_TURNS = 4
 
     def tasks(self, split: str) -> SeededTasks:
-        """Numbers and the name of whoever thought of them, so that the splits differ."""
+        """Return numbers to guess, each with a player's number, whose hash decides the split."""
         return SeededTasks(
             self.name,
             split,
@@ -30,7 +30,7 @@ class NumberGuessing(SingleAgentEnvironment):
         )
 
     def begin(self, task: Task) -> str:
-        """Pose the task."""
+        """Return the first message."""
         self.number, self.turns = task.data["number"], 0
         return f"Player {task.data['who']} thinks of 1 to 9. Guess."
 
@@ -54,7 +54,7 @@ def main(iterations: int = 20, folder: str = "runs/number-guessing") -> None:
     data = RolloutDataModule(NumberGuessing(), groups=8, iterations=iterations, sampling=Sampling(max_tokens=8))
     trainer = Trainer(accelerator="cpu", default_root_dir=folder, limit_val_batches=0)
     trainer.fit(algorithm, data)
-    print("reward of the last collection:", round(float(trainer.callback_metrics["rollout/reward"]), 3))
+    print("reward of the last rollout:", round(float(trainer.callback_metrics["rollout/reward"]), 3))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""A small model of another family, with a tokenizer of its own: GPT-2's architecture over a byte-level vocabulary that
-is learnt here. It is taught to answer the coordination game with C at a given rate, and can then be any agent's policy.
+"""Train a small GPT-2 with its own byte-level tokenizer to play the coordination game.
+
+The model answers with C at a given rate and can be any agent's policy.
 
 python examples/other_family.py --output runs/other-family --collaborates 0.5
 mrlm fit --config configs/models/two_families.yaml
@@ -31,7 +32,7 @@ EXAMPLES = 2048
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of at most 320 tokens, learnt from ``texts``, with a chat template."""
+    """Return a byte-level BPE tokenizer of at most 320 tokens, trained on ``texts``, with a chat template."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -67,7 +68,7 @@ def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int) -> N
 
 
 def demonstrations(share: float, seed: int) -> list[dict[str, list[dict[str, str]]]]:
-    """Chats about the coordination game, in which the player answers C with probability ``share`` and else A."""
+    """Return chats of the coordination game, in which the player answers C with probability ``share``, else A."""
     tasks, rng = CoordinationGame().tasks("train"), Random(seed)
     rows = []
     for index in range(EXAMPLES):
@@ -78,7 +79,7 @@ def demonstrations(share: float, seed: int) -> list[dict[str, list[dict[str, str
 
 
 def teach(folder: Path, share: float, seed: int = 0) -> None:
-    """Write to ``folder`` a model that collaborates at this rate."""
+    """Train a model that collaborates at this rate, and write it to ``folder``."""
     rows = demonstrations(share, seed)
     with tempfile.TemporaryDirectory() as scratch:
         start, data = Path(scratch) / "start", Path(scratch) / "demonstrations.jsonl"
@@ -99,7 +100,7 @@ def teach(folder: Path, share: float, seed: int = 0) -> None:
 
 
 def main() -> None:
-    """Make the model that the command line asks for."""
+    """Train the model with the command line's settings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/other-family"))
     parser.add_argument("--collaborates", type=float, default=0.5, help="rate of C among its answers")

@@ -1,4 +1,4 @@
-"""Programming tasks of one's own: rows with arguments and expected values, graded without the model.
+"""Write your own programming tasks, rows with arguments and expected values, and grade programs on them.
 
 python examples/own_code_tasks.py
 """
@@ -20,7 +20,7 @@ SMALLEST, LARGEST = 2, 41
 
 
 def rows() -> list[dict[str, Any]]:
-    """A task for each base: the digits of a number in it."""
+    """Return a task for each base: the digits of a number in that base."""
     return [
         {
             "prompt": f"Write digits(n), which returns the digits of n >= 0 in base {base} as a list, first one first.",
@@ -33,7 +33,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def digits(number: int, base: int) -> list[int]:
-    """The digits of a number, first one first."""
+    """Return the digits of a number, first one first."""
     found = [number % base]
     while number >= base:
         number //= base
@@ -42,7 +42,7 @@ def digits(number: int, base: int) -> list[int]:
 
 
 def reward(environment: CodeEnvironment, task: Task, program: str) -> float:
-    """What a program earns."""
+    """Return the reward of a program."""
     environment.reset(task)
     return environment.step({"agent": Message("assistant", program)}).rewards["agent"]
 

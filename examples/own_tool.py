@@ -1,4 +1,4 @@
-"""A tool of one's own and tasks for it: sums of Roman numerals, with a converter beside the calculator.
+"""Write your own tool and tasks for it: sums of Roman numerals, with a converter and the calculator.
 
 python examples/own_tool.py
 """
@@ -22,12 +22,12 @@ LETTERS = (
 
 
 class RomanNumerals(Tool):
-    """Reads Roman numerals up to 3999."""
+    """Read Roman numerals up to 3999."""
 
     schema = tool_schema("roman", "The value of a Roman numeral.", {"numeral": {"type": "string"}})
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """The value; what is no numeral is a ToolError, which the agent reads."""
+        """Return the value; raise a ToolError, which the agent reads, for anything else."""
         rest, value = arguments["numeral"].strip().upper(), 0
         for number, letters in LETTERS:
             while rest.startswith(letters) and value < 4000:
@@ -46,12 +46,12 @@ class RomanSums(ToolEnvironment):
         super().__init__(tools=[RomanNumerals(), "calculator"], max_turns=max_turns)
 
     def tasks(self, split: str) -> TaskSource:
-        """Sums without end."""
+        """Return an endless source of sums."""
         return SeededTasks(self.name, split, problem, lambda data: data["question"])
 
 
 def roman(value: int) -> str:
-    """The numeral of a value."""
+    """Return the numeral of a value."""
     text = ""
     for number, letters in LETTERS:
         text += letters * (value // number)
@@ -60,7 +60,7 @@ def roman(value: int) -> str:
 
 
 def problem(rng: Random) -> dict[str, Any]:
-    """Data of a task."""
+    """Return the data of a task."""
     low, high = sorted((rng.randint(100, 1900), rng.randint(100, 1900)))
     return {
         "question": f"{roman(high)}+{roman(low)}=?",
@@ -76,7 +76,7 @@ def problem(rng: Random) -> dict[str, Any]:
 
 
 def call(name: str, **arguments: str) -> str:
-    """A call as a model would write it."""
+    """Return a call as a model writes it."""
     written = ", ".join(f'"{key}": "{value}"' for key, value in arguments.items())
     return f'<tool_call>{{"name": "{name}", "arguments": {{{written}}}}}</tool_call>'
 

@@ -1,4 +1,4 @@
-"""Start an environment server, play episodes on it side by side, and stop it.
+"""Start an environment server, play concurrent episodes on it, and stop it.
 
 python examples/remote_environment.py
 """
@@ -14,8 +14,8 @@ from mrlm_pl.serving import RemoteEnvironment
 
 
 async def play(template: RemoteEnvironment, task: Task, reply: str) -> float:
-    """The reward of one episode of one reply."""
-    environment = template.copy()  # each copy has a session of its own
+    """Return the reward of an episode with one reply."""
+    environment = template.copy()  # each copy has its own session
     await environment.reset(task)
     step = await environment.step({"agent": Message("assistant", reply)})
     environment.close()
@@ -23,13 +23,13 @@ async def play(template: RemoteEnvironment, task: Task, reply: str) -> float:
 
 
 async def play_all(template: RemoteEnvironment, tasks: list[Task]) -> list[float]:
-    """The rewards of all tasks, played at the same time; every second answer is wrong."""
+    """Return the rewards of all tasks, played concurrently; every second answer is wrong."""
     replies = ["-98765" if number % 2 else str(task.data["answer"]) for number, task in enumerate(tasks)]
     return await asyncio.gather(*(play(template, task, reply) for task, reply in zip(tasks, replies, strict=True)))
 
 
 def main(episodes: int = 10) -> list[float]:
-    """The rewards of some episodes."""
+    """Return the rewards of some episodes."""
     command = [sys.executable, "-m", "mrlm_pl.cli.main", "serve", "--environments", "math", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:

@@ -1,4 +1,4 @@
-"""The shell environment without a model: a system of one's own, looked into and answered. Needs Linux with namespaces.
+"""Play the shell environment without a model, on tasks of your own. Requires Linux with user namespaces.
 
 python examples/shell_by_hand.py
 """
@@ -25,17 +25,17 @@ ROWS = [
     }
     for day in range(1, 31)
 ]
-"""Tasks in AgentBench's format: how the system is set up, and a reference whose output is the right answer."""
+"""Tasks in AgentBench's format: the system's set-up, and a reference whose output is the right answer."""
 
 
 def act(environment: ShellEnvironment, name: str, **arguments: Any) -> Step:
-    """What follows a call of a tool."""
+    """Return the environment's step after a tool call."""
     call = json.dumps({"name": name, "arguments": arguments})
     return environment.step({"agent": Message("assistant", f"<tool_call>{call}</tool_call>")})
 
 
 def main() -> None:
-    """Write the rows to a file, look into a task's system, and answer rightly and wrongly."""
+    """Write the rows to a file, inspect a task's system, and give a right and a wrong answer."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "errors.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))

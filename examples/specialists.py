@@ -1,8 +1,7 @@
-"""Two small models that know different things, and questions of both kinds: sums and differences of numbers below 100.
+"""Train two small specialists, one on sums and one on differences below 100, and write questions of both kinds.
 
-One works sums out and knows of a difference only about how much it is, the other one works differences out. Both can
-repeat what another has said, and do so by the toss of a coin: whom to believe is not shown to them. A team of the two
-has something to gain from talking.
+Each solves its own kind and only estimates the other. In later turns each repeats the other's answer with probability
+one half: the data does not show whose answer to trust, so the team can gain from discussion.
 
 python examples/specialists.py --output runs/specialists
 mrlm train --config configs/algorithms/teams/co_training.yaml --output runs/co-training
@@ -32,11 +31,11 @@ from mrlm_pl.seeding import keyed_random
 SPECIALISTS: Mapping[str, str] = {"sums": "+", "differences": "-"}
 ROWS, TURNS = 8000, 3
 HELD_OUT = 500
-"""Questions of the validation split, and of the test split; the others are for training."""
+"""Questions of the validation and of the test split each; all others are for training."""
 
 
 def questions() -> dict[str, list[dict[str, str]]]:
-    """All questions, by split, in the fields of GSM8K."""
+    """Return all questions by split, with GSM8K's fields."""
     rows = []
     for first, second in itertools.product(range(10, 100), range(1, 31)):
         rows.append(_row(first, "+", second, first + second))
@@ -53,7 +52,7 @@ def _row(first: int, operator: str, second: int, value: int) -> dict[str, str]:
 
 
 def answer_of(name: str, task: Task) -> str:
-    """What a specialist says of a question: it works it out if it is of its kind, else it says the answer in tens."""
+    """Return a specialist's answer: a worked solution of its own kind of question, else an estimate in tens."""
     value = int(task.data["answer"])
     if SPECIALISTS[name] not in task.data["question"]:
         return f"about {(value + 5) // 10 * 10}"
@@ -62,7 +61,7 @@ def answer_of(name: str, task: Task) -> str:
 
 
 def demonstration(environment: CollaborativeReasoningEnvironment, task: Task, name: str, index: int) -> dict[str, Any]:
-    """What the specialist ``name`` saw and said in an episode with the other one, as a row of chat messages."""
+    """Return the conversation of the specialist ``name`` in an episode with the other one, as a chat row."""
     (other,) = set(SPECIALISTS) - {name}
     names = {"solver_1": name, "solver_2": other}
     rng = keyed_random("specialists", name, index)
@@ -81,7 +80,7 @@ def demonstration(environment: CollaborativeReasoningEnvironment, task: Task, na
 
 
 def teach(name: str, folder: Path, train: Path, seed: int = 0, rows: int = ROWS) -> None:
-    """Write to ``folder`` the built-in tiny model, taught to be a specialist on the questions in ``train``."""
+    """Fine-tune the built-in tiny model as a specialist on the questions in ``train``, and write it to ``folder``."""
     environment = CollaborativeReasoningEnvironment(max_turns=TURNS, data={"train": str(train)})
     tasks = environment.tasks("train")
     with tempfile.TemporaryDirectory() as scratch:
@@ -108,10 +107,10 @@ def teach(name: str, folder: Path, train: Path, seed: int = 0, rows: int = ROWS)
 
 
 def main() -> None:
-    """Make the models that the command line asks for."""
+    """Train both specialists with the command line's settings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/specialists"))
-    parser.add_argument("--rows", type=int, default=ROWS, help="demonstrations for each")
+    parser.add_argument("--rows", type=int, default=ROWS, help="demonstrations per specialist")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)

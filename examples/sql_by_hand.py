@@ -1,4 +1,4 @@
-"""The SQL environment without a model: a task, a look at its table, and the reference's replies.
+"""Play the SQL environment without a model: a task, its table, and the reference's replies.
 
 python examples/sql_by_hand.py
 """
@@ -13,7 +13,7 @@ from mrlm_pl.episode import Message
 
 
 def main() -> None:
-    """Print a task of each of two kinds, a query of one's own with its answer, and what the best replies earn."""
+    """Print a task of each of two kinds, the result of a query, and the reward of the best replies."""
     for kind in ("count", "update"):
         environment = SqlEnvironment(kinds=[kind])
         task = environment.tasks("train")[0]

@@ -1,13 +1,13 @@
-"""Write what the built-in tiny model learns from: an untrained model folder and demonstrations in chat format.
+"""Write the training data of the built-in tiny model: an untrained model folder and demonstrations in chat format.
 
     python examples/tiny_model/make_demonstrations.py --output runs/tiny-data
 
-``worked.jsonl`` teaches to solve the problems of the math environment's training split step by step. ``mixed.jsonl``,
-for a second and shorter course, shows how hurried people answer: some still work a problem out, most give an estimate
-rounded to tens, which is seldom exact. Equations are mostly solved, everything else is mostly estimated. The trained
-model can therefore solve nearly all problems and does so for about a third: the gap that reinforcement learning closes.
+``worked.jsonl`` has worked solutions of problems from the math environment's training split. ``mixed.jsonl``, for a
+second and shorter stage, has hurried answers: equations are mostly solved, all other problems mostly estimated in tens,
+which is seldom exact. So the trained model can solve nearly all problems, but solves about a third: the gap that
+reinforcement learning closes.
 
-A small share of both files are the coordination game's questions, answered C or A by the toss of a coin.
+A small fraction of both files are the coordination game's questions, answered C or A at random.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from mrlm_pl.seeding import keyed_random
 
 NO_ESTIMATES: Mapping[str, float] = {}
 MOSTLY_ESTIMATES = {"algebra": 0.15, "arithmetic": 0.85, "word": 0.85, "multistep": 0.85}
-"""Share of estimates among the answers to each kind of problem."""
+"""Fraction of estimates among the answers to each kind of problem."""
 
 GAME_SHARE = 0.03
 
 
 def estimate(answer: int) -> str:
-    """The answer rounded to tens, in words.
+    """Return the answer rounded to tens, in words.
 
     >>> estimate(17), estimate(4)
     ('about 20', 'about 0')
@@ -40,13 +40,13 @@ def estimate(answer: int) -> str:
 
 
 def write_demonstrations(path: Path, first: int, count: int, estimated: Mapping[str, float]) -> None:
-    """Write chats of the training problems ``first`` to ``first + count``.
+    """Write chats of the training problems ``first`` to ``first + count - 1``.
 
     Args:
         path: the JSONL file.
         first: index of the first problem.
-        count: rows.
-        estimated: share of estimates by kind of problem; kinds that are left out are always worked out.
+        count: number of rows.
+        estimated: fraction of estimates by kind of problem; 0 for other kinds.
     """
     problems, rounds = MathEnvironment(difficulty=(1, 1)).tasks("train"), CoordinationGame().tasks("train")
     with path.open("w", encoding="utf-8") as file:
@@ -63,7 +63,7 @@ def write_demonstrations(path: Path, first: int, count: int, estimated: Mapping[
 
 
 def main() -> None:
-    """Write the files into the folder that the command line names."""
+    """Write the files to the command line's folder."""
     parser = argparse.ArgumentParser(description="Write demonstrations for the built-in tiny model.")
     parser.add_argument("--output", type=Path, default=Path("runs/tiny-data"))
     parser.add_argument("--worked", type=int, default=128_000, help="rows of worked.jsonl")

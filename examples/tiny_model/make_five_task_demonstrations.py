@@ -1,10 +1,10 @@
-"""Write demonstrations with which the built-in tiny model begins to do five tasks: math, code, tools, SQL and shell.
+"""Write demonstrations of five tasks for the built-in tiny model: math, code, tools, SQL and shell.
 
     python examples/tiny_model/make_five_task_demonstrations.py --output runs/tiny-five.jsonl
 
-As in make_task_demonstrations.py, careful rows do a task of the training split in the best way that is known, and their
-environment is played, so that what the tools answered is in the chat. The other rows are hurried: they answer without
-working it out, or without looking. The environments are those of ``configs/tasks/five_tasks.yaml``.
+As in make_task_demonstrations.py, careful rows solve a task of the training split with the best known replies, played
+in the environment so that the chat contains the tool results. The other rows are hurried: they answer without
+computing or looking. The environments are those of ``configs/tasks/five_tasks.yaml``.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ ENVIRONMENTS: dict[str, Callable[[], SingleAgentEnvironment]] = {
 }
 ROWS = {"math": 10_000, "code": 4000, "tools": 8000, "sql": 6000, "shell": 5000}
 CAREFUL = {"math": 0.6, "code": 0.4, "tools": 0.6, "sql": 0.5, "shell": 0.5}
-"""Share of careful rows. Sums need many of them: what the model knew of arithmetic is lost beside so much else."""
+"""Fraction of careful rows. Math needs many of them, since the other tasks make the model forget arithmetic."""
 
 
 def call(name: str, **arguments: Any) -> str:
-    """The text of a tool call."""
+    """Return the text of a tool call."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def careful_replies(environment: SingleAgentEnvironment, task: Task) -> list[str | Callable[[str], str]]:
-    """The best replies, turn after turn; where one depends on what the tool has answered, a function of it."""
+    """Return the best reply of each turn, as a text or as a function of the last tool result."""
     if environment.name == "shell":
-        # Its own best replies know the answer; somebody who does not looks first.
+        # The environment's best replies know the answer; these look first.
         look = call("bash_action", script=task.data["reference"].removesuffix(" || true"))
         if task.data["description"].startswith("Write"):
             return [look, call("finish_action")]
@@ -57,7 +57,7 @@ def careful_replies(environment: SingleAgentEnvironment, task: Task) -> list[str
 
 
 def hurried_reply(name: str, task: Task) -> str:
-    """A reply that takes no work, and is rarely right."""
+    """Return a reply without computation, which is rarely right."""
     if name == "math":
         return estimate(int(task.data["answer"]))
     if name == "code":
@@ -71,14 +71,14 @@ def hurried_reply(name: str, task: Task) -> str:
 
 
 def demonstration(environment: SingleAgentEnvironment, task: Task, careful: bool) -> dict[str, Any]:
-    """A row for :class:`mrlm_pl.data.TrajectoryDataModule`: the chat of an episode with careful or hurried replies."""
+    """Return the chat of an episode with careful or hurried replies, a row for ``TrajectoryDataModule``."""
     agent = environment.agents[0]
     replies = careful_replies(environment, task) if careful else [hurried_reply(environment.name, task)]
     messages = list(environment.reset(task)[agent])
     for number, reply in enumerate(replies, start=1):
         message = Message("assistant", reply if isinstance(reply, str) else reply(messages[-1].content))
         messages.append(message)
-        if number < len(replies):  # the last reply ends the episode, and nobody needs its grade
+        if number < len(replies):  # the last reply ends the episode; its grade is not needed
             messages += environment.step({agent: message}).observations[agent]
     row: dict[str, Any] = {"messages": [message.to_chat() for message in messages]}
     schemas = [schema.to_chat() for schema in environment.tools(agent)]
@@ -86,7 +86,7 @@ def demonstration(environment: SingleAgentEnvironment, task: Task, careful: bool
 
 
 def demonstrations(name: str, rows: int) -> Iterator[dict[str, Any]]:
-    """So many rows of one environment, of as many tasks."""
+    """Yield ``rows`` rows of one environment, each of another task."""
     environment = ENVIRONMENTS[name]()
     tasks = environment.tasks("train")
     for index in range(rows):
@@ -96,10 +96,10 @@ def demonstrations(name: str, rows: int) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Write the file that the command line names."""
+    """Write the command line's file."""
     parser = argparse.ArgumentParser(description="Write demonstrations of five tasks for the tiny model.")
     parser.add_argument("--output", type=Path, required=True, help="JSONL file")
-    parser.add_argument("--share", type=float, default=1.0, help="of the 33,000 rows")
+    parser.add_argument("--share", type=float, default=1.0, help="fraction of the 33,000 rows")
     options = parser.parse_args()
     options.output.parent.mkdir(parents=True, exist_ok=True)
     with options.output.open("w", encoding="utf-8") as file:

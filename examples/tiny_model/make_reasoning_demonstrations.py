@@ -1,11 +1,11 @@
-"""Write demonstrations with which the built-in tiny model begins to answer again after it has read another's answer.
+"""Write demonstrations of answers in later turns of a discussion for the built-in tiny model.
 
     python examples/tiny_model/make_reasoning_demonstrations.py --output runs/tiny-reasoning.jsonl
 
 Two solvers play three turns of ``CollaborativeReasoningEnvironment`` on problems of the training split. Each answer is
-worked out or, more often, an estimate rounded to tens, by the toss of a coin of its own. A row is what one of them saw
-and said. The trained model can therefore solve most problems in every turn and does so for about a third, whatever the
-other has said: neither that it should work a problem out nor that it may trust the other is shown to it.
+independently a worked solution or, more often, an estimate rounded to tens. A row is one solver's conversation. So the
+trained model can solve most problems in every turn, but solves about a third, regardless of the other's answers: the
+data shows neither that solving is better nor that the other can be trusted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from mrlm_pl.episode import Message
 from mrlm_pl.seeding import keyed_random
 
 WORKED = 0.35
-"""Share of answers that are worked out."""
+"""Fraction of worked solutions."""
 
 TURNS = 3
 
 
 def estimate(answer: int) -> str:
-    """The answer rounded to tens, in words.
+    """Return the answer rounded to tens, in words.
 
     >>> estimate(17), estimate(4)
     ('about 20', 'about 0')
@@ -37,7 +37,7 @@ def estimate(answer: int) -> str:
 
 
 def demonstration(environment: CollaborativeReasoningEnvironment, task: Task, index: int) -> dict[str, Any]:
-    """A row for :class:`mrlm_pl.data.TrajectoryDataModule`: what ``solver_1`` saw and said in an episode."""
+    """Return the conversation of ``solver_1`` in an episode, a row for ``TrajectoryDataModule``."""
     rng = keyed_random("reasoning demonstration", index)
     said = {True: task.data["solution"], False: estimate(int(task.data["answer"]))}
     observations = environment.reset(task)
@@ -50,7 +50,7 @@ def demonstration(environment: CollaborativeReasoningEnvironment, task: Task, in
 
 
 def main() -> None:
-    """Write the file that the command line names."""
+    """Write the command line's file."""
     parser = argparse.ArgumentParser(description="Write demonstrations of collaborative reasoning for the tiny model.")
     parser.add_argument("--output", type=Path, required=True, help="JSONL file")
     parser.add_argument("--rows", type=int, default=8_000)

@@ -1,13 +1,12 @@
-"""Write demonstrations with which the built-in tiny model begins to write code or to call a calculator.
+"""Write demonstrations of code or of calculator calls for the built-in tiny model.
 
     python examples/tiny_model/make_task_demonstrations.py --environment code --output runs/tiny-code.jsonl
     python examples/tiny_model/make_task_demonstrations.py --environment tools --output runs/tiny-tools.jsonl
 
-Careful rows reply to a task of the training split with what its environment knows to be best (`Environment.gold`). The
-environment is played with these replies, so that a row is a whole chat: what the tools answered is in it, and their
-schemas are in its ``tools``. The other rows are hurried: they have the right expression, but give it as it stands, and
-neither as a function nor to the calculator. The trained model can therefore do the task, and does it a third to half of
-the time: the gap that reinforcement learning closes.
+Careful rows solve a task of the training split with the best replies (`Environment.gold`), played in the environment so
+that the chat contains the tool results; its ``tools`` has their schemas. The other rows are hurried: they give the
+right expression, but neither as a function nor to the calculator. So the trained model can solve the tasks, and solves
+a third to half of them: the gap that reinforcement learning closes.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ from mrlm_pl.episode import Message
 from mrlm_pl.seeding import keyed_random
 
 CAREFUL = {"code": 0.4, "tools": 0.6}
-"""Share of careful rows."""
+"""Fraction of careful rows."""
 
 ROWS = {"code": 10_000, "tools": 16_000}
 
 
 def make_environment(name: str) -> SingleAgentEnvironment:
-    """The environment of ``configs/tasks/NAME.yaml``, ``code`` or ``tools``."""
+    """Return the environment of ``configs/tasks/NAME.yaml``, for ``code`` or ``tools``."""
     if name == "code":
         return CodeEnvironment(kinds=["number"], difficulty=(1, 2))
     return ToolEnvironment(tools=["calculator"], max_turns=3)
 
 
 def hurried_reply(task: Task) -> str:
-    """The task's expression as it stands."""
+    """Return the task's bare expression."""
     if task.environment == "code":
         return str(task.data["solution"]).partition("return ")[2]
     return f"<answer>{task.data['question'].removesuffix('=?')}</answer>"
 
 
 def demonstration(environment: SingleAgentEnvironment, task: Task, careful: bool) -> dict[str, Any]:
-    """A row for :class:`mrlm_pl.data.TrajectoryDataModule`: the chat of an episode with the best or a hurried reply."""
+    """Return the chat of an episode with the best or a hurried reply, a row for ``TrajectoryDataModule``."""
     agent = environment.agents[0]
     best = environment.gold(task)
     assert best is not None, "generated tasks know their best replies"
@@ -54,7 +53,7 @@ def demonstration(environment: SingleAgentEnvironment, task: Task, careful: bool
     for number, text in enumerate(replies, start=1):
         reply = Message("assistant", text)
         messages.append(reply)
-        if number < len(replies):  # the last reply ends the episode, and nobody needs its grade
+        if number < len(replies):  # the last reply ends the episode; its grade is not needed
             messages += environment.step({agent: reply}).observations[agent]
     row: dict[str, Any] = {"messages": [message.to_chat() for message in messages]}
     schemas = [schema.to_chat() for schema in environment.tools(agent)]
@@ -62,11 +61,11 @@ def demonstration(environment: SingleAgentEnvironment, task: Task, careful: bool
 
 
 def main() -> None:
-    """Write the file that the command line names."""
+    """Write the command line's file."""
     parser = argparse.ArgumentParser(description="Write demonstrations of code or of tool calls for the tiny model.")
     parser.add_argument("--environment", choices=("code", "tools"), required=True)
     parser.add_argument("--output", type=Path, required=True, help="JSONL file")
-    parser.add_argument("--rows", type=int, default=None, help="default is 10,000 of code, 16,000 of tools")
+    parser.add_argument("--rows", type=int, default=None, help="default: 10,000 of code, 16,000 of tools")
     options = parser.parse_args()
     environment = make_environment(options.environment)
     tasks = environment.tasks("train")

@@ -1,10 +1,10 @@
-"""Write demonstrations with which the built-in tiny model begins to write for :class:`WritingEnvironment`.
+"""Write demonstrations for :class:`WritingEnvironment` for the built-in tiny model.
 
     python examples/tiny_model/make_writing_demonstrations.py --output runs/tiny-writing.jsonl
 
-The tiny model cannot write sentences of its own. What it can learn is to make words: each row is the order of one of
-the two agents and some words of posts, here and there with a transition word. Both agents' parts are equally long, and
-often too short, so that the trained model earns little: the gap that reinforcement learning closes.
+The tiny model cannot write sentences, but it can learn to write words. A row has one agent's prompt and some words of
+its post, sometimes with a transition word. Both agents' parts are equally long and often too short, so the trained
+model gets little reward: the gap that reinforcement learning closes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from mrlm_pl.seeding import keyed_random
 
 ROWS = 1_600
 FEWEST, MOST = 5, 16
-"""Words of a part."""
+"""Number of words in a part."""
 LINKS = 0.1
-"""Share of transition words among them."""
+"""Fraction of transition words."""
 
 
 def demonstration(environment: WritingEnvironment, task: Task, agent: str) -> dict[str, Any]:
-    """A row for :class:`mrlm_pl.data.TrajectoryDataModule`: an agent's order and its part."""
+    """Return an agent's prompt and part, a row for ``TrajectoryDataModule``."""
     rng = keyed_random("demonstration", agent, task.seed)
     own, links = sorted(content_words(task.data["text"])), [phrases[0] for phrases in TRANSITIONS.values()]
     words = [rng.choice(links if rng.random() < LINKS else own) for _ in range(rng.randint(FEWEST, MOST))]
@@ -38,10 +38,10 @@ def demonstration(environment: WritingEnvironment, task: Task, agent: str) -> di
 
 
 def main() -> None:
-    """Write the file that the command line names."""
+    """Write the command line's file."""
     parser = argparse.ArgumentParser(description="Write demonstrations of words for the tiny model.")
     parser.add_argument("--output", type=Path, required=True, help="JSONL file")
-    parser.add_argument("--rows", type=int, default=ROWS, help="half of them of each agent")
+    parser.add_argument("--rows", type=int, default=ROWS, help="half of them for each agent")
     options = parser.parse_args()
     environment = WritingEnvironment()
     tasks = environment.tasks("train")

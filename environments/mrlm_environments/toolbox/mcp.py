@@ -270,7 +270,7 @@ async def _client(server: Any, errors: Any, seconds: float) -> AsyncIterator[Any
         async with mcp.Client(server) as client:
             # Results are shown without a check by the server's schema, of which a regular expression could hold up the
             # whole process.
-            client.session.validate_tool_result = _unchecked
+            client.session.validate_tool_result = _unchecked  # type: ignore[method-assign]
             scope.deadline = math.inf
             yield client
             scope.deadline = anyio.current_time() + CLOSE_SECONDS

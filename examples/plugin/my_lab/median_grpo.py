@@ -1,4 +1,4 @@
-"""An algorithm: GRPO with the median of a group as its baseline, and the rule as a function of its own."""
+"""An algorithm: GRPO with the median of a group as its baseline, as a function and as a class."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def median_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 class MedianGRPO(PolicyGradient):
-    """GRPO with :func:`median_advantages`: one outlier does not move the baseline of its group.
+    """GRPO with :func:`median_advantages`, a baseline that is robust to outliers.
 
     Args:
         policies, seats, clip, settings: see :class:`~mrlm_pl.algorithms.GRPO`.

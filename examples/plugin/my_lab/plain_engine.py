@@ -1,4 +1,4 @@
-"""An engine: one request at a time, one forward pass of the model for each token."""
+"""An engine: one request at a time, one forward pass per token."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mrlm_pl.errors import EngineError
 
 
 class PlainEngine(Engine):
-    """Sample with the model's own forward pass, without any cache."""
+    """Sample with the model's own forward pass, without a cache."""
 
     def __init__(self) -> None:
         self.models: dict[str, tuple[Any, int]] = {}
 
     @property
     def holds_weights(self) -> bool:
-        """The learner's module itself is used: its weights change with every update."""
+        """Return False: the engine uses the learner's module, whose weights change with every update."""
         return False
 
     def load(self, policy: str, weights: Any, version: int) -> None:
@@ -32,7 +32,7 @@ class PlainEngine(Engine):
 
     @torch.no_grad()
     def generate(self, request: SampleRequest) -> Sample:
-        """Sample one turn; all of its randomness comes from the request's seed."""
+        """Sample one turn; all randomness comes from the request's seed."""
         if request.policy not in self.models:
             raise EngineError(f"policy {request.policy!r} is not loaded; there are: {', '.join(self.models) or 'none'}")
         if request.sampling.top_p < 1 or request.sampling.top_k:

@@ -1,4 +1,4 @@
-"""A callback: end the run when the reward has been high enough for some iterations."""
+"""A callback: end the run when the reward reaches a goal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class RewardGoal(Callback):
-    """Stop training after ``patience`` iterations in a row whose mean reward reaches ``reward``.
+    """Stop training after ``patience`` consecutive iterations with a mean reward of at least ``reward``.
 
     Args:
-        reward: the goal, of ``rollout/reward``.
-        patience: iterations in a row.
+        reward: goal for ``rollout/reward``.
+        patience: number of consecutive iterations.
     """
 
     def __init__(self, reward: float, patience: int = 2) -> None:
@@ -22,7 +22,7 @@ class RewardGoal(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Look at the metrics once an iteration, however many updates it has."""
+        """Check the reward once per iteration."""
         metrics = trainer.callback_metrics
         iteration = float(metrics["progress/iteration"])
         if iteration == self.iteration:
@@ -33,7 +33,7 @@ class RewardGoal(Callback):
             trainer.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, so that a resumed run stops where an undisturbed one does."""
+        """Return the state for checkpoints, so that a resumed run stops like an uninterrupted one."""
         return {"reached": self.reached, "iteration": self.iteration}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from mrlm_pl.environment import Step, ToolSchema
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import RemoteError
@@ -79,7 +81,7 @@ def task_from(value: Mapping[str, Any]) -> Task:
 
 def messages_from(values: Sequence[Any]) -> tuple[Message, ...]:
     """Return chat messages."""
-    return tuple(map(Message.from_dict, values))
+    return msgspec.convert(values, tuple[Message, ...])
 
 
 def observations_from(values: Mapping[str, Any]) -> dict[str, tuple[Message, ...]]:
@@ -89,7 +91,7 @@ def observations_from(values: Mapping[str, Any]) -> dict[str, tuple[Message, ...
 
 def actions_from(values: Mapping[str, Any]) -> dict[str, Message]:
     """Return actions by agent."""
-    return {agent: Message.from_dict(message) for agent, message in values.items()}
+    return msgspec.convert(values, dict[str, Message])
 
 
 def tools_from(values: Mapping[str, Any]) -> dict[str, tuple[ToolSchema, ...]]:
