@@ -1,4 +1,4 @@
-"""Intervals of means of a few values, such as one for each seed."""
+"""Intervals of means of few values, such as one per seed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 
 
 
 def mean_and_half(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half of its 95 % interval; the half is NaN for one value.
+    """Return the mean and the half width of its 95 % interval; the half width is NaN for one value.
 
     Raises:
-        KeyError: there are more than ten values.
+        KeyError: more than ten values.
     """
     if len(values) < 2:
         return values[0], math.nan

@@ -1,4 +1,4 @@
-"""The trainer of the benchmarks: a CPU, nothing written but what is asked for, nothing printed."""
+"""Lightning's Trainer on a CPU without output, for benchmarks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import lightning
 
 
 def quiet_trainer(**options: Any) -> lightning.Trainer:
-    """A trainer that logs, saves, validates and shows nothing unless ``options`` say so."""
+    """Return a trainer that logs, saves, validates and prints only if ``options`` say so."""
     quiet: dict[str, Any] = {
         "accelerator": "cpu",
         "logger": False,

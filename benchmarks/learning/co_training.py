@@ -1,12 +1,12 @@
-"""What two different models gain from talking: co-training in three turns, against each alone on the same budget.
+"""Co-train two specialists in three turns, against each alone with the same number of decisions.
 
     python benchmarks/learning/co_training.py [--seeds 0 1 2] [--iterations 20] [--json out.json]
 
-The models are those of ``examples/specialists.py``, made once. ``team`` trains both with
-configs/algorithms/teams/co_training.yaml: two solvers, three turns, so six decisions in an episode. ``sums`` and
-``differences`` train one model alone in one turn, with the same algorithm on as many decisions as the team's, in six
-times as many updates. Accuracies are of held-out questions: ``turn_k`` of the mean over the solvers, ``team`` of the
-majority in the last turn; ``before`` is the untrained debate. Intervals are at 95 % over the seeds (Student's t).
+The models are those of ``examples/specialists.py``, trained once. ``team`` trains both with
+configs/algorithms/teams/co_training.yaml: two solvers, three turns, six decisions per episode. ``sums`` and
+``differences`` train one model alone in one turn, with the same algorithm and number of decisions, in six times as many
+updates. Accuracies are on held-out questions: ``turn_k`` is the mean over the solvers, ``team`` the majority in the
+last turn, ``before`` the untrained discussion. Intervals are 95 % over the seeds (Student's t).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALONE = {"sums": "first", "differences": "second"}
 
 
 def command_of(models: Path, seed: int, iterations: int, folder: Path) -> list[str]:
-    """``mrlm train`` of the team."""
+    """Options of ``mrlm train`` for the team."""
     mrlm = str(Path(sys.executable).with_name("mrlm"))
     policies = {policy: {"model": str(models / name), "learning_rate": 3e-4} for name, policy in ALONE.items()}
     data = {split: str(models / f"{split}.jsonl") for split in ("train", "validation", "test")}
@@ -40,7 +40,7 @@ def command_of(models: Path, seed: int, iterations: int, folder: Path) -> list[s
 
 
 def alone(command: Sequence[str], models: Path, name: str, iterations: int) -> list[str]:
-    """The same of one model by itself in one turn, on as many decisions."""
+    """Options for one model alone in one turn, with the same number of decisions."""
     policy = {"main": {"model": str(models / name), "learning_rate": 3e-4}}
     changed = [*command, "--model.policies", json.dumps(policy), "--model.seats", "{solver_1: main}"]
     changed += ["--data.environment.solvers", "1", "--data.environment.max_turns", "1"]
@@ -48,14 +48,14 @@ def alone(command: Sequence[str], models: Path, name: str, iterations: int) -> l
 
 
 def accuracies(folder: Path, moment: str, turns: int) -> dict[str, float]:
-    """Accuracy of each turn, and of the team's answer."""
+    """Return the accuracy of each turn, and of the team's answer."""
     (report,) = json.loads((folder / f"evaluation_{moment}.json").read_text()).values()
     found = {f"turn_{turn}": report["metrics"][f"turn_{turn}_accuracy"]["value"] for turn in range(1, turns + 1)}
     return {**found, "team": report["accuracy"]}
 
 
 def run(seed: int, models: Path, folder: Path, iterations: int) -> dict[str, dict[str, float]]:
-    """The rows of one seed, by name."""
+    """Return the rows of one seed, by name."""
     command = command_of(models, seed, iterations, folder / "team")
     started = time.perf_counter()
     call(command)
@@ -71,11 +71,11 @@ def run(seed: int, models: Path, folder: Path, iterations: int) -> dict[str, dic
 
 
 def main() -> None:
-    """Make the models, run every seed and print a row for each."""
+    """Train the models, run every seed and print its rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--iterations", type=int, default=20, help="collections of the team")
-    parser.add_argument("--models", type=Path, help="folder of examples/specialists.py; made if it is not given")
+    parser.add_argument("--iterations", type=int, default=20, help="iterations of the team")
+    parser.add_argument("--models", type=Path, help="folder of examples/specialists.py; default: run it")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     models = options.models

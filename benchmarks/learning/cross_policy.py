@@ -1,4 +1,4 @@
-"""Does it help when stale snapshots sample some turns? Number guessing, with and without, for several seeds.
+"""Train number guessing with and without stale snapshots that sample some turns, for several seeds.
 
     python benchmarks/learning/cross_policy.py [--seeds 0 1 2 3 4] [--iterations 30] [--arms none turn ...]
         [--json FILE]
@@ -8,9 +8,9 @@
     trajectory  a quarter of the trajectories by that snapshot
     several     a quarter of the turns by one of three snapshots
 
-The game (examples/number_guessing.py) has up to four turns: a digit is to be guessed, with "higher" and "lower" as
-hints. Told are the held-out success and reward after the run, of the current weights alone, and the mean over the
-seeds with its 95 % interval (Student's t); the differences to ``none`` are paired by seed.
+The game (examples/number_guessing.py) has up to four turns: guess a digit, with "higher" and "lower" as hints. Printed
+are the held-out success and reward of the current weights after the run, and the mean over the seeds with its 95 %
+interval (Student's t); the differences to ``none`` are paired by seed.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ ARMS: dict[str, CrossPolicy | None] = {
     "several": CrossPolicy(share=0.25, refresh=10, snapshots=3),
 }
 EPISODES = 512
-"""Of the evaluation after a run."""
+"""Episodes of the evaluation after a run."""
 
 
 class Measure(Callback):
-    """Keeps what was logged of each collection, and evaluates the weights that a run ends with."""
+    """Record the metrics of each rollout, and evaluate the final weights."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, float]] = []
@@ -67,7 +67,7 @@ class Measure(Callback):
 
 
 def run(arm: str, seed: int, iterations: int) -> dict[str, float]:
-    """Held-out numbers after a run, and what its last collections were like."""
+    """Return the held-out figures after a run, and means of its last rollouts."""
     lightning.seed_everything(seed, verbose=False)
     algorithm = GRPO({"main": Policy("builtin:tiny", learning_rate=1e-3)})
     data = RolloutDataModule(

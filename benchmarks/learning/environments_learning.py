@@ -1,11 +1,10 @@
-"""Does the tiny model learn to code and to call tools? Held-out reward before and after GRPO, for several seeds.
+"""Measure held-out reward of the tiny model on code and tools before and after GRPO, for several seeds.
 
     python benchmarks/learning/environments_learning.py [--environments code tools] [--seeds 0 1 2] [--json out.json]
 
-For each environment the recipe runs once (demonstrations, then a course of supervised fine-tuning from builtin:tiny,
-with seed 0), and GRPO from its policy once for each seed. 400 held-out episodes, drawn by that seed, are played before
-and after; intervals are at 95 % and respect repeated tasks. CPU seconds are those of all processes,
-evaluations included.
+For each environment the recipe runs once (demonstrations, then supervised fine-tuning from builtin:tiny, with seed 0),
+and GRPO from its policy once per seed. 400 held-out episodes, drawn by that seed, are played before and after; 95 %
+intervals respect repeated tasks. CPU seconds are those of all processes, evaluations included.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ DEMONSTRATIONS = "examples/tiny_model/make_task_demonstrations.py"
 
 
 def call(command: list[str]) -> None:
-    """Run a command; what it printed is shown if it fails."""
+    """Run a command, and print its output if it fails."""
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     if result.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
@@ -39,7 +38,7 @@ def train(config: str, folder: Path, *options: str) -> None:
 
 
 def timed(work: Callable[[], None]) -> dict[str, float]:
-    """CPU and wall seconds of what ``work`` starts."""
+    """Return the CPU and wall seconds of the processes that ``work`` starts."""
     used, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     work()
     wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -48,14 +47,14 @@ def timed(work: Callable[[], None]) -> dict[str, float]:
 
 
 def recipe(environment: str, folder: Path) -> None:
-    """Write demonstrations into a folder, and the run that learns from them to its ``recipe``."""
+    """Write demonstrations to a folder, and the run trained on them to its ``recipe``."""
     rows = str(folder / "rows.jsonl")
     call([sys.executable, DEMONSTRATIONS, "--environment", environment, "--output", rows])
     train(f"recipes/tiny_{environment}", folder / "recipe", "--data.train", rows)
 
 
 def learned(environment: str, policy: Path, seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
-    """A row of the table: GRPO from a policy."""
+    """Return a row of the table: GRPO from a policy."""
     start = ["--model.policies.main.model", str(policy), "--seed_everything", str(seed)]
     row: dict[str, Any] = {"environment": environment, "seed": seed}
     row |= timed(lambda: train(f"tasks/{environment}", folder, *start, *overrides))
@@ -71,7 +70,7 @@ def learned(environment: str, policy: Path, seed: int, folder: Path, overrides: 
 
 
 def main() -> None:
-    """Run every environment with every seed and print a row for each."""
+    """Run every environment with every seed and print a row each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--environments", nargs="+", choices=("code", "tools"), default=["code", "tools"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

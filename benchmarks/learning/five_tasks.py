@@ -1,13 +1,12 @@
-"""Five tasks at once with one tiny policy: counts against weights, rewards of each task over the run, and an ablation.
+"""Train one tiny policy on five tasks: counts against weights, rewards of each task over the run, and an ablation.
 
     python benchmarks/learning/five_tasks.py [--task-normalization none scale_only paper] [--cross-policy-share 0 0.25]
         [--seeds 0] [--json out.json] [OPTIONS]
 
-The course (configs/recipes/tiny_five_tasks.yaml) runs once, or ``--policy`` names what it left; then
+The recipe (configs/recipes/tiny_five_tasks.yaml) runs once, unless ``--policy`` names its result; then
 configs/tasks/five_tasks.yaml runs from its policy for every combination of the flags and seeds. Printed for each run
-and task: groups that were played against the weights, and the mean reward in the first and the last tenth of the
-iterations, with 95 % intervals whose unit is the group. Failed episodes are no outcomes. Further options go to ``mrlm
-train``.
+and task: played groups against the weights, and the mean reward in the first and the last tenth of the iterations, with
+95 % intervals over groups. Failed episodes are excluded. Further options go to ``mrlm train``.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ FLAGS = {
     "task_normalization": ("--model.task_normalization", "scale_only"),
     "cross_policy_share": ("--data.cross_policy.share", "0"),  # 0 is a run without snapshots
 }
-"""What is varied: an option of this command, the setting that it sets and its default. All combinations are run."""
+"""Options of this command, each with the setting that it varies and its default. All combinations run."""
 
 
 def call(command: list[str]) -> None:
-    """Run a command; what it printed is shown if it fails."""
+    """Run a command, and print its output if it fails."""
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     if result.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
@@ -62,7 +61,7 @@ def train(config: Path | str, folder: Path, *options: str) -> None:
 
 
 def recipe(folder: Path) -> Path:
-    """The policy that the course leaves."""
+    """Return the recipe's policy."""
     rows = folder / "rows.jsonl"
     call([sys.executable, "examples/tiny_model/make_five_task_demonstrations.py", "--output", str(rows)])
     train("configs/recipes/tiny_five_tasks.yaml", folder / "recipe", "--data.train", str(rows))
@@ -70,7 +69,7 @@ def recipe(folder: Path) -> Path:
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    """Counts and reward curves of a run, by task."""
+    """Return counts and reward curves of a run, by task."""
     data = yaml.safe_load((folder / "config.yaml").read_text())["data"]["init_args"]
     shares = {name: weight / sum(data["weights"]) for name, weight in zip(TASKS, data["weights"], strict=True)}
     groups: dict[str, dict[int, dict[str, list[Episode]]]] = {name: defaultdict(dict) for name in TASKS}
@@ -102,14 +101,14 @@ def measured(folder: Path) -> dict[str, Any]:
 
 
 def blocks(iterations: int) -> list[range]:
-    """The iterations in ten parts, or as many as there are."""
+    """Return the iterations in at most ten parts."""
     parts = min(10, iterations)
     bounds = [round(part * iterations / parts) for part in range(parts + 1)]
     return [range(*pair) for pair in itertools.pairwise(bounds)]
 
 
 def reward(groups: list[list[Episode]]) -> dict[str, Any]:
-    """Mean reward with its interval, and the share of successes."""
+    """Return the mean reward with its interval, and the success rate."""
     rewards = [[episode.reward for episode in group] for group in groups]
     flat = [value for group in rewards for value in group]
     if not flat:
@@ -124,7 +123,7 @@ def reward(groups: list[list[Episode]]) -> dict[str, Any]:
 
 
 def table(row: dict[str, Any]) -> str:
-    """The measured numbers of a run as text."""
+    """Return the figures of a run as text."""
     head = f"{', '.join(f'{name} {row[name]}' for name in (*FLAGS, 'seed'))}: {row['iterations']} iterations, "
     lines = [head + f"{row['wall_s']:.0f} s; counts within 1 of the weights: {row['counts_within_1']}"]
     for name, task in row["tasks"].items():
@@ -145,8 +144,8 @@ def main() -> None:
     for name, (_, default) in FLAGS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", default=[default])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--policy", type=Path, help="what the course left, in place of running it")
-    parser.add_argument("--folder", type=Path, help="for the runs; default is a temporary one")
+    parser.add_argument("--policy", type=Path, help="the recipe's result; default: run the recipe")
+    parser.add_argument("--folder", type=Path, help="folder of the runs; default: a temporary one")
     parser.add_argument("--json", type=Path)
     options, overrides = parser.parse_known_args()
     folder = options.folder or Path(tempfile.mkdtemp())

@@ -1,11 +1,11 @@
-"""Does each algorithm learn? Held-out accuracy before and after its configuration, for several seeds, in one table.
+"""Measure held-out accuracy before and after every algorithm, for several seeds, in one table.
 
     python benchmarks/learning/learning.py [--configs quickstart algorithms/ppo ...] [--seeds 0 1 2] [--json out.json]
 
 Every configuration starts from builtin:tiny on the generated problems of difficulty 1 and is evaluated on the same 500
-held-out problems before and after, at 95 % intervals that respect repeated problems. SFT and DPO learn from episodes
-that the policy played itself: 6,000 of them with `mrlm collect`, of which SFT keeps the right ones and DPO pairs the
-best and the worst of 8 for each problem. CPU seconds are those of all processes, collection and evaluations included.
+held-out problems before and after, with 95 % intervals that respect repeated problems. SFT and DPO train on 6,000
+episodes of the policy from `mrlm collect`: SFT on the right ones, DPO on the best against the worst of 8 for each
+problem. CPU seconds are those of all processes, collection and evaluations included.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EPISODES = 6000
 
 
 def call(*arguments: str) -> None:
-    """Run a command of mrlm."""
+    """Run an ``mrlm`` command."""
     command = [str(Path(sys.executable).with_name("mrlm")), *arguments]
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     if result.returncode:
@@ -47,7 +47,7 @@ def call(*arguments: str) -> None:
 
 
 def from_rollouts(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, dict[str, object]]:
-    """Reports before and after an online algorithm, whose callback evaluates."""
+    """Return the reports before and after an online algorithm, whose callback evaluates."""
     options = ["--seed_everything", str(seed), "--trainer.default_root_dir", str(folder / "run"), *overrides]
     path, *own = config.split()
     call("fit", "--config", f"configs/{path}.yaml", *own, *options)
@@ -56,7 +56,7 @@ def from_rollouts(config: str, seed: int, folder: Path, overrides: list[str]) ->
 
 
 def from_episodes(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, dict[str, object]]:
-    """Reports before and after learning from the policy's own episodes."""
+    """Return the reports before and after training on the policy's own episodes."""
     kept = ["--filter-reward", "1"] if config == "algorithms/sft" else ["--samples-per-task", "8"]
     episodes = str(folder / "episodes.jsonl")
     collected = ["--num-episodes", str(EPISODES), "--seed", str(seed), "--output", episodes, *kept]
@@ -72,7 +72,7 @@ def from_episodes(config: str, seed: int, folder: Path, overrides: list[str]) ->
 
 
 def run(config: str, seed: int, overrides: list[str]) -> dict[str, object]:
-    """One row of the table."""
+    """Return one row of the table."""
     used, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     learn = from_episodes if config in ("algorithms/sft", "algorithms/dpo") else from_rollouts
     reports = learn(config, seed, Path(tempfile.mkdtemp()), overrides)
@@ -90,7 +90,7 @@ def run(config: str, seed: int, overrides: list[str]) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run every configuration with every seed and print a row for each."""
+    """Run every configuration with every seed and print a row each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--configs", nargs="+", default=list(CONFIGS), help="paths below configs/, without .yaml, with options"

@@ -1,4 +1,4 @@
-"""The quick-start for several seeds: held-out accuracy before and after with intervals, and its CPU seconds.
+"""Run the quick-start for several seeds: held-out accuracy before and after, with intervals, and CPU seconds.
 
 python benchmarks/learning/quickstart.py [--seeds 0 1 2] [--json out.json]
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def run(seed: int) -> dict[str, object]:
-    """One quick-start in a process of its own."""
+    """Run one quick-start in its own process."""
     folder = Path(tempfile.mkdtemp()) / "run"
     command = [str(Path(sys.executable).with_name("mrlm")), "fit", "--config", "configs/quickstart.yaml"]
     command += ["--seed_everything", str(seed), "--trainer.default_root_dir", str(folder)]
@@ -40,7 +40,7 @@ def run(seed: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run the seeds and print a row for each."""
+    """Run the seeds and print a row each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path)

@@ -1,17 +1,17 @@
-"""What teams of tiny models learn: held-out reward before and after each experiment, for several seeds.
+"""Measure held-out reward of teams of tiny models before and after training, for several seeds.
 
     python benchmarks/learning/teams.py [--experiments families frozen emission halves ...] [--seeds 0 1 2 3 4]
         [--json out.json]
 
-    families    two models of different families, with tokenizers of their own, learn the coordination game together
-    frozen      one learner beside a frozen partner that collaborates at a rate of .3: it should act alone
-    emission    two agents say the word that they are told, 8 tokens, 8 decisions of each
-    halves      two agents must say different halves: joint modes align and cross on the same number of decisions
+    families    two models of different families, with their own tokenizers, learn the coordination game together
+    frozen      one learner with a frozen partner that collaborates at a rate of .3: it should act alone
+    emission    two agents say the requested word, 8 tokens, 8 decisions each
+    halves      two agents must say different halves: joint modes align and cross with the same number of decisions
     lengths     the length-ratio game, with one policy and with two
     three       three agents say the word
     debate      two policies debate before the rule-based judge
 
-Intervals are at 95 %: of an evaluation over its episodes, of a row ``all seeds`` over the seeds (Student's t).
+Intervals are 95 %: of an evaluation over its episodes, of a row ``all seeds`` over the seeds (Student's t).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ EPISODES = 512
 
 
 def call(command: Sequence[str]) -> None:
-    """Run a command; what it printed is shown if it fails."""
+    """Run a command, and print its output if it fails."""
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     if result.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{result.stdout[-1000:]}{result.stderr[-3000:]}")
 
 
 def train(config: str, seed: int, folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Both evaluations of a run of ``mrlm train``."""
+    """Run ``mrlm train`` and return both evaluations."""
     mrlm = str(Path(sys.executable).with_name("mrlm"))
     command = [mrlm, "train", "--config", f"configs/{config}.yaml", "--output", str(folder)]
     command += ["--seed_everything", str(seed), "--trainer.limit_val_batches", "0"]
@@ -56,20 +56,20 @@ def train(config: str, seed: int, folder: Path, options: Mapping[str, Any]) -> d
 
 
 def partner(folder: Path, share: float, seed: int) -> str:
-    """A model of another family that collaborates at this rate."""
+    """Return a model of another family that collaborates at this rate."""
     command = [sys.executable, "examples/other_family.py", "--output", str(folder)]
     call([*command, "--collaborates", str(share), "--seed", str(seed)])
     return str(folder)
 
 
 def said(report: Mapping[str, Any], agent: str, letter: str) -> float:
-    """Share of episodes in which an agent's reply begins with a letter."""
+    """Return the fraction of episodes in which an agent's reply begins with a letter."""
     replies = [episode["messages"][agent][-1]["content"] for episode in report["transcripts"] if not episode["error"]]
     return sum(reply.strip().upper().startswith(letter) for reply in replies) / len(replies)
 
 
 def summary(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Reward and success of both evaluations."""
+    """Return reward and success of both evaluations."""
     row: dict[str, Any] = {}
     for moment, report in found.items():
         row[moment] = {
@@ -82,7 +82,7 @@ def summary(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def families(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Rows by name."""
+    """Return rows by name."""
     other = partner(folder / "other", 0.5, seed)
     second = f"{{model: {other}, learning_rate: 1.0e-3}}"
     found = train(
@@ -93,10 +93,10 @@ def families(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def frozen(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Rows by name."""
+    """Return rows by name."""
     other = partner(folder / "other", 0.3, seed)
     second = f"{{model: {other}, trained: false}}"
-    # The team earns most when the learner collaborates all the same; alone is best for the learner itself.
+    # Collaborating maximizes the team's reward; acting alone maximizes the learner's own.
     options = {"model.policies": f"{{first: {TINY}, second: {second}}}", "model.reward": "own"}
     found = train("models/two_families", seed, folder / "run", options)
     shares = {agent: round(said(found["after"], agent, "C"), 3) for agent in ("row", "column")}
@@ -104,13 +104,13 @@ def frozen(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def emission(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Rows by name."""
+    """Return rows by name."""
     options = {"model": "MAGRPO", "model.policies": f"{{main: {TINY}}}", "data.group_size": 8, "data.iterations": 120}
     return {"": summary(train("tasks/games/word_emission", seed, folder, options))}
 
 
 def three(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Rows by name."""
+    """Return rows by name."""
     options = {
         "model": "MAGRPO",
         "model.policies": f"{{main: {TINY}}}",
@@ -122,7 +122,7 @@ def three(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def halves(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Rows by joint mode; both ask for the same number of decisions."""
+    """Return rows by joint mode, with the same number of decisions."""
     rows = {}
     for mode in ("align", "cross"):
         options = {
@@ -138,7 +138,7 @@ def halves(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def lengths(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Rows by number of policies."""
+    """Return rows by number of policies."""
     return {
         name: summary(train(config, seed, folder / name, {}))
         for name, config in (("shared", "tasks/games/length_ratio_shared"), ("separate", "tasks/games/length_ratio"))
@@ -146,7 +146,7 @@ def lengths(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def debate(seed: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Rows by name."""
+    """Return rows by name."""
     return {"": summary(train("tasks/teams/debate", seed, folder, {}))}
 
 
@@ -162,7 +162,7 @@ EXPERIMENTS = {
 
 
 def over_seeds(values: Sequence[float]) -> dict[str, Any]:
-    """Mean and 95 % interval over seeds."""
+    """Return the mean and the 95 % interval over seeds."""
     mean, half = mean_and_half(values)
     if len(values) < 2:
         return {"mean": round(mean, 3)}
@@ -170,14 +170,14 @@ def over_seeds(values: Sequence[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run every experiment with every seed and print a row for each."""
+    """Run every experiment with every seed and print a row each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiments", nargs="+", choices=sorted(EXPERIMENTS), default=list(EXPERIMENTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if len(set(options.seeds)) < len(options.seeds) or len(options.seeds) - 1 > max(T_975):
-        parser.error(f"--seeds needs at most {1 + max(T_975)} different numbers")
+        parser.error(f"--seeds takes at most {1 + max(T_975)} different numbers")
     rows: list[dict[str, Any]] = []
     for experiment in options.experiments:
         rewards: dict[str, list[float]] = {}

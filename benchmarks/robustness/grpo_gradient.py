@@ -1,9 +1,9 @@
-"""Gradient parity of GRPO with TRL: both sides compute the gradient of the same batch, and the difference is printed.
+"""Compare GRPO's gradient of one batch with TRL's.
 
     python benchmarks/robustness/grpo_gradient.py --peer-python .venv-peers/bin/python
 
 TRL generates a batch, computes its advantages and the gradient of its ``dapo`` (token mean) loss; this project computes
-the gradient of ``GRPO(reduction="token_mean")`` on those tokens and advantages. Exit status 1 when the largest relative
+the gradient of ``GRPO(reduction="token_mean")`` on those tokens and advantages. Exit status 1 if the largest relative
 difference over the parameters (norm of the difference over norm) exceeds 1e-5.
 """
 
@@ -65,7 +65,7 @@ def run_peer(folder: str, output: str) -> None:
 
 
 def our_gradients(folder: str, saved: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Gradients of this project's loss on the saved batch."""
+    """Return the gradients of this project's loss on the saved batch."""
     from mrlm_pl.algorithms import GRPO
     from mrlm_pl.episode import Trajectory
     from mrlm_pl.learner.batch import Batch, collate_rows
@@ -93,7 +93,7 @@ def our_gradients(folder: str, saved: dict[str, torch.Tensor]) -> dict[str, torc
 
 
 def main() -> None:
-    """Compare and print."""
+    """Compare both sides and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer-python", required=True)
     parser.add_argument("--side", choices=["trl"], help=argparse.SUPPRESS)

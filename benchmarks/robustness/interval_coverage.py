@@ -1,8 +1,9 @@
-"""Coverage of the 95 % interval of an accuracy by simulation, for tasks whose samples are correlated.
+"""Simulate the coverage of the 95 % interval of an accuracy, for tasks with correlated samples.
 
-A task's chance of success is drawn from a beta distribution with the given mean and intraclass correlation, its samples
-from that chance. `before` divides the trials by the design effect that is seen, and takes them for independent where
-none is (all solved, none solved, one task); `tasks_as_trials` does what it says; `now` is `share_interval`.
+A task's success probability is drawn from a beta distribution with the given mean and intraclass correlation, its
+samples from that probability. `before` divides the number of samples by the observed design effect, or treats them as
+independent if there is none (all solved, none solved, one task); `tasks_as_trials` counts each task as one trial; `now`
+is `share_interval`.
 
     python benchmarks/robustness/interval_coverage.py --output benchmarks/results/interval_coverage.json
 """
@@ -21,14 +22,14 @@ from mrlm_pl.evaluation.intervals import share_interval, wilson_interval
 
 SHARES = (0.5, 0.8, 0.95, 0.97, 0.99)
 SIZES = ((1, 8), (3, 8), (8, 8), (20, 8), (32, 4), (64, 16), (200, 2))
-"""Tasks, and samples of each."""
+"""Numbers of tasks and of samples per task."""
 
 CORRELATIONS = (0.0, 0.2, 0.5, 0.9, 1.0)
 Counts = list[tuple[int, int]]
 
 
 def before(groups: Counts) -> tuple[float, float]:
-    """Wilson's interval with the trials over the design effect that is seen, at least 1."""
+    """Return Wilson's interval with the samples divided by the observed design effect, at least 1."""
     trials, wins = sum(count for _, count in groups), sum(value for value, _ in groups)
     share = wins / trials
     independent, effect = share * (1 - share) / trials, 1.0
@@ -39,7 +40,7 @@ def before(groups: Counts) -> tuple[float, float]:
 
 
 def tasks_as_trials(groups: Counts) -> tuple[float, float]:
-    """Wilson's interval with each task as one trial."""
+    """Return Wilson's interval with each task as one trial."""
     return wilson_interval(sum(value / count for value, count in groups), len(groups))
 
 
@@ -51,7 +52,7 @@ METHODS: dict[str, Callable[[Counts], tuple[float, float]]] = {
 
 
 def simulated(share: float, tasks: int, samples: int, correlation: float, rounds: int) -> dict[str, list[float]]:
-    """Coverage and mean width of each method."""
+    """Return coverage and mean width of each method."""
     rng = np.random.default_rng([int(1000 * share), tasks, samples, int(1000 * correlation)])
     if correlation in (0, 1):
         chances = np.full((rounds, tasks), share) if correlation == 0 else rng.random((rounds, tasks)) < share
@@ -88,7 +89,7 @@ def main() -> None:
     summary = {
         name: {
             "least coverage": min(row[name]["coverage"] for row in rows),
-            "least coverage of 20 tasks or more": min(row[name]["coverage"] for row in rows if row["tasks"] >= 20),
+            "least coverage with 20 tasks or more": min(row[name]["coverage"] for row in rows if row["tasks"] >= 20),
             "below .93": sum(row[name]["coverage"] < 0.93 for row in rows),
             "settings": len(rows),
         }

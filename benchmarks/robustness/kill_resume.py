@@ -1,13 +1,13 @@
-"""SIGKILL at random moments: does the resumed run end with the weights of an uninterrupted one?
+"""Kill runs by SIGKILL at random moments, resume them, and compare the final weights with an uninterrupted run's.
 
     python benchmarks/robustness/kill_resume.py [--cases sft grpo_validated] [--kills 9] [--chain 3] [--seed 0]
         [--output FILE] [OVERRIDES ...]
 
-For each case one run is left alone; others are killed ``chain`` times each, at moments drawn evenly from their
-training time or as soon as the draft of a checkpoint is seen, and continued with ``mrlm train --resume`` until they
-end. The result holds the hashes of the final weights and, for each kill, the collections on the disk and whether a
-draft of a checkpoint was left. Exit status 1 when a hash differs. One thread and a checkpoint at every update, so that
-kills also hit the writing.
+For each case one run is undisturbed; others are killed ``chain`` times each, at moments drawn uniformly from their
+training time or as soon as a temporary checkpoint file appears, and resumed with ``mrlm train --resume`` until they
+end. The result holds the hashes of the final weights and, for each kill, the rollouts on disk and whether a temporary
+checkpoint file remained. Exit status 1 if a hash differs. One thread and a checkpoint at every update, so that kills
+also hit the writing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NO_CALLBACKS = ("--trainer.callbacks", "[]")
 
 
 class Case(NamedTuple):
-    """A configuration, changes to it, and the command that collects its training rows."""
+    """A configuration, its overrides, and the command that collects its training rows."""
 
     config: str
     changes: tuple[str, ...]
@@ -109,12 +109,12 @@ def killed(
         now = time.time_ns()
         process = start(case, folder, overrides)
         moment = rng.uniform(0.0, span)
-        if kills or rng.random() < 0.8:  # now and then during the start as well
+        if kills or rng.random() < 0.8:  # otherwise also during the start
             begun(folder, process, now)
         else:
             moment += 2.0
         draft = folder / "checkpoints" / "last.ckpt.part"
-        if kills and rng.random() < 0.3:  # in the few milliseconds in which a checkpoint is written
+        if kills and rng.random() < 0.3:  # in the few milliseconds of writing a checkpoint
             while process.poll() is None and not draft.exists():
                 time.sleep(0.0002)
             moment = 0.0
@@ -133,7 +133,7 @@ def killed(
 
 
 def measured(case: Case, overrides: Sequence[str], kills: int, chain: int, rng: random.Random) -> dict[str, Any]:
-    """Return the hashes of the undisturbed run and of the killed ones."""
+    """Return the hashes of the undisturbed and the killed runs."""
     root = Path(tempfile.mkdtemp())
     if case.rows:
         subprocess.run([MRLM, *case.rows, "--output", str(root / "rows.jsonl")], check=True)
@@ -165,10 +165,10 @@ def main() -> None:
     """Run all cases, compare, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--kills", type=int, default=9, help="of each case")
-    parser.add_argument("--chain", type=int, default=3, help="kills of one run")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--output", type=Path, help="JSON file; the cases of an earlier one are kept")
+    parser.add_argument("--kills", type=int, default=9, help="killed runs per case")
+    parser.add_argument("--chain", type=int, default=3, help="kills per run")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
+    parser.add_argument("--output", type=Path, help="JSON file; keeps the other cases of an existing one")
     options, overrides = parser.parse_known_args()
     found = json.loads(options.output.read_text()) if options.output and options.output.exists() else {"cases": {}}
     found["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}

@@ -1,19 +1,17 @@
-"""Asynchronous against synchronous collection with environments that take their time, in one run.
+"""Compare asynchronous with synchronous rollouts in slow environments, in one run.
 
     python benchmarks/speed/async_rollout.py [--iterations 24] [--rounds 2] [--max-lag 1 2 4] [--json out.json]
     python benchmarks/speed/async_rollout.py --soak 1000
     python benchmarks/speed/async_rollout.py --workers 1 2 4 [--token-seconds 0.02] [--iterations 8] [--max-lag 2]
 
-The environment is the quick-start's, but each answer takes a log-normal time (mean 1 s, sigma of its logarithm 1),
-without blocking anything: what a remote judge or tool costs. GRPO with the built-in model, 8 groups of 8 episodes in a
-collection, 64 episodes at the same time in both modes. Synchronous and asynchronous runs take turns. Printed are
-samples per second of the whole training and their ratios, the reward of the last weights on 512 held-out tasks and its
-differences at equal samples (95 % interval over rounds, each with a seed of its own), and of the asynchronous runs the
-shares of the lags, the age of groups in the buffer, and the shares of time that learner and engine idle. ``--soak``
-makes so many updates without any latency and prints the largest lag that was recorded in the episodes, and the memory
-of the process on the way. ``--workers`` runs with pools of so many workers under Ray, each of which generates as a
-device would that makes one token after the other in a stated time and takes no CPU for it: the cores of a small machine
-do not do for more.
+The environment is the quick-start's, but each answer takes a log-normal time (mean 1 s, sigma of its logarithm 1)
+without blocking, like a remote judge or tool. GRPO with the built-in model, 8 groups of 8 episodes per rollout, 64
+concurrent episodes in both modes. Synchronous and asynchronous runs take turns. Printed are samples per second of the
+whole training and their ratios, the reward of the last weights on 512 held-out tasks and its differences at equal
+samples (95 % interval over rounds, each with its own seed), and for asynchronous runs the fractions of the lags, the
+age of groups in the buffer, and the idle fractions of learner and engine. ``--soak N`` makes N updates without latency
+and prints the largest lag in the episodes and the memory of the process. ``--workers N`` runs with pools of N workers
+under Ray, each of which takes a given time per token without using the CPU, like a device that samples sequentially.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ LATENCIES = random.Random(0)
 
 
 class SlowMath(MathEnvironment):
-    """Problems whose answers are judged after a log-normal time."""
+    """Problems whose answers are judged after a log-normal delay."""
 
     def __init__(self, mean: float, sigma: float, **options: Any) -> None:
         super().__init__(**options)
@@ -76,7 +74,7 @@ class SlowMath(MathEnvironment):
 
 
 class Device(InProcessEngine):
-    """Takes a stated time for every token, beside what it takes by itself."""
+    """Add a given time to every token."""
 
     def __init__(self, token_seconds: float) -> None:
         super().__init__()
@@ -89,10 +87,10 @@ class Device(InProcessEngine):
 
 
 class Watch(Callback):
-    """Notes the metrics of every iteration, its end and the memory of the process; evaluates the last weights."""
+    """Record the metrics, end time and process memory of every iteration; evaluate the last weights."""
 
     trained = False
-    """Whether the run is over, so that answers take no time any longer."""
+    """True after the run, when answers take no time."""
 
     def __init__(self) -> None:
         self.reward = math.nan
@@ -117,7 +115,7 @@ class Watch(Callback):
 def train(
     folder: Path, max_lag: int, iterations: int, seed: int, latency: tuple[float, float], engine: Engine | None = None
 ) -> Watch:
-    """What was seen of one training run; a lag of 0 is the synchronous one."""
+    """Measurements of one training run; a lag of 0 is the synchronous one."""
     seed_everything(seed, verbose=False)
     LATENCIES.seed(seed)
     watch = Watch()
@@ -144,19 +142,19 @@ def train(
 
 
 def mean(seen: list[dict[str, float]], name: str) -> float:
-    """Mean of a metric over the iterations after the first ones, in which the buffer fills."""
+    """Return the mean of a metric over all but the first iterations, in which the buffer fills."""
     return statistics.mean(row[name] for row in seen[len(seen) // 4 :])
 
 
 def sum_rate(seen: list[dict[str, float]], idle: str) -> float:
-    """Samples for each second that was not idle."""
+    """Return samples per busy second."""
     ends = [0.0, *(row["seconds"] for row in seen)]
     busy = sum((1 - row[idle]) * (end - begin) for row, begin, end in zip(seen, ends, ends[1:], strict=False))
     return len(seen) * GROUPS * MEMBERS / busy
 
 
 def describe(watch: Watch, max_lag: int) -> dict[str, Any]:
-    """What one run showed."""
+    """Return the figures of one run."""
     seen = watch.seen
     found: dict[str, Any] = {
         "max_lag": max_lag,
@@ -177,7 +175,7 @@ def describe(watch: Watch, max_lag: int) -> dict[str, Any]:
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs of both kinds in turns."""
+    """Run both modes in turns and return their figures."""
     runs = []
     for number in range(options.rounds):
         for max_lag in (0, *options.max_lag):
@@ -199,7 +197,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def scale(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs with pools of several sizes."""
+    """Run with pools of several sizes and return the figures."""
     runs = []
     for workers, max_lag in itertools.product(options.workers, (0, *options.max_lag)):
         device = functools.partial(Device, options.token_seconds)
@@ -220,7 +218,7 @@ def scale(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def soak(updates: int, max_lag: int) -> dict[str, Any]:
-    """Many updates without latency: is the bound kept, and does the memory stay?"""
+    """Make many updates without latency; return the largest lag and the memory."""
     folder = Path(tempfile.mkdtemp())
     seen = train(folder, max_lag, updates, 0, (0.0, 1.0)).seen
     largest = 0
@@ -250,11 +248,11 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-lag", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--mean", type=float, default=1.0, help="seconds that an answer takes in the mean")
-    parser.add_argument("--sigma", type=float, default=1.0, help="of the logarithm of these seconds")
-    parser.add_argument("--soak", type=int, help="updates to make without latency")
+    parser.add_argument("--mean", type=float, default=1.0, help="mean seconds of an answer")
+    parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of the logarithm of these seconds")
+    parser.add_argument("--soak", type=int, help="number of updates without latency")
     parser.add_argument("--workers", type=int, nargs="+", help="sizes of pools under Ray")
-    parser.add_argument("--token-seconds", type=float, default=0.02, help="that a worker of a pool takes for a token")
+    parser.add_argument("--token-seconds", type=float, default=0.02, help="seconds per token of a pool's worker")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")

@@ -1,14 +1,13 @@
-"""Samples per second of synchronous and asynchronous training by simulation of measured costs.
+"""Simulate samples per second of synchronous and asynchronous training from measured costs.
 
     python benchmarks/speed/async_simulation.py [--generate .02] [--update .4] [--workers 1 2 4 8 16 32]
         [--max-lag 0 1 2 4 8]
 
-The rules are those of ``data.mode``: 8 groups of 8 episodes in an iteration; a group begins when the weights of
-``max_lag`` iterations before are published; iterations are learnt from in their order. An episode is a turn, which a
-worker generates, and the environment's log-normal time (mean 1 s, sigma 1). Each worker makes one turn after the other
-in ``--generate`` seconds, what a turn costs in a batch; an update takes ``--update`` seconds. Both are printed by
-``benchmarks/speed/async_rollout.py`` (``generate_s``, ``update_s``), whose measured rate is to be compared with that of
-one worker. More workers than a machine has room for are simulated only.
+The rules are those of ``data.mode``: 8 groups of 8 episodes per iteration; a group starts when the weights of
+``max_lag`` iterations before are published; iterations are trained on in order. An episode is one turn, which a worker
+generates, and the environment's log-normal time (mean 1 s, sigma 1). Each worker generates sequentially, in
+``--generate`` seconds per turn, its cost in a batch; an update takes ``--update`` seconds.
+``benchmarks/speed/async_rollout.py`` prints both (``generate_s``, ``update_s``) and a measured rate to compare with.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class Costs:
 def samples_per_second(
     costs: Costs, workers: int, max_lag: int, iterations: int, episodes: int, seed: int = 0
 ) -> float:
-    """The rate of a simulated run; at most so many episodes are under way at the same time."""
+    """Return the rate of a simulated run with a bounded number of concurrent episodes."""
     random_numbers = random.Random(seed)
-    events: list[tuple[float, int, int]] = []  # time, what happens (0: turn generated, 1: episode over), iteration
+    events: list[tuple[float, int, int]] = []  # time, event (0: turn generated, 1: episode over), iteration
     turns: list[int] = []
     waiting: list[int] = []
     free = workers
@@ -47,7 +46,7 @@ def samples_per_second(
     now = 0.0
 
     def begin() -> None:
-        """Let episodes begin that may, and workers take turns."""
+        """Start the permitted episodes, and give turns to idle workers."""
         nonlocal free, under_way
         while waiting and under_way < episodes:
             turns.append(waiting.pop(0))
@@ -88,7 +87,7 @@ def main() -> None:
     parser.add_argument("--update", type=float, default=0.4)
     parser.add_argument("--mean", type=float, default=1.0)
     parser.add_argument("--sigma", type=float, default=1.0)
-    parser.add_argument("--episodes", type=int, default=64, help="under way at the same time, for each worker")
+    parser.add_argument("--episodes", type=int, default=64, help="maximal concurrent episodes per worker")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--max-lag", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--iterations", type=int, default=200)

@@ -1,15 +1,15 @@
-"""How many files a reader passes who follows one GRPO step from `fit` to the first optimizer step.
+"""Count the files on the path of one GRPO step, from `fit` to the first optimizer step.
 
-The run is traced with ``sys.setprofile`` in all threads. Each function of the project counts once, at its first call:
-the reader opens it there. Dataclass methods, lambdas, comprehensions and module bodies do not count. Printed are
+``sys.setprofile`` traces the run in all threads. Each function of the project counts once, at its first call. Dataclass
+methods, lambdas, comprehensions and module bodies do not count. Printed are
 
-- ``functions``: functions that ran, and ``files``: files that hold them;
-- ``changes``: how often the next function in the order of first calls stands in another file;
-- ``returns``: changes to a file that was open before;
+- ``functions``: functions that ran, and ``files``: their files;
+- ``changes``: first calls in another file than the previous one;
+- ``returns``: changes to an earlier file;
 - ``entries``: changes to each file, for the files with most of them.
 
-Each thread has an order of its own, since threads run side by side; their numbers are added. The run is small: the
-built-in model, one agent, two groups of two episodes, one iteration, one mini-batch.
+Threads are ordered separately and their numbers added. The run is small: the built-in model, one agent, two groups of
+two episodes, one iteration, one mini-batch.
 
     python benchmarks/speed/call_path.py                # this checkout
     python benchmarks/speed/call_path.py --root OTHER   # another checkout, in the same Python environment
@@ -30,7 +30,7 @@ from typing import Any
 
 
 class Tracer:
-    """Collects the functions of the project in the order of their first calls, by thread."""
+    """Record the project's functions in the order of their first calls, by thread."""
 
     def __init__(self, root: Path) -> None:
         self.root = str(root / "mrlm_pl") + os.sep
@@ -48,7 +48,7 @@ class Tracer:
             self.calls.setdefault(name, []).append(code.co_filename.removeprefix(self.root))
 
     def counts(self) -> dict[str, Any]:
-        """Return the numbers that are printed."""
+        """Return the printed figures."""
         entries: collections.Counter[str] = collections.Counter()
         changes = returns = 0
         for files in self.calls.values():
@@ -70,7 +70,7 @@ class Tracer:
 
 
 def traced(root: Path) -> dict[str, Any]:
-    """Return the counts of a run with the project of a checkout."""
+    """Return the counts of a run with the code of a checkout."""
     sys.path[:0] = [str(root), str(root / "environments"), str(root / "callbacks")]
     import lightning
 

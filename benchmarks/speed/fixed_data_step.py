@@ -1,13 +1,13 @@
-"""DPO and SFT against TRL's trainers on the same work, in one run: losses, step time and peak memory.
+"""Compare DPO and SFT with TRL's trainers on the same work, in one run: losses, step time and peak memory.
 
     python benchmarks/speed/fixed_data_step.py --peer-python .venv-peers/bin/python --algorithm dpo --size s
         [--rounds 3]
 
 Both sides train the same random Llama from the same folder in fp32 with AdamW and a constant learning rate: DPO on 8
-pairs of 128 tokens, SFT on 8 rows of 256 tokens, half of each prompt. All examples are in every batch, so that the
-order does not matter and the losses of both sides can be compared step by step (the second shows the first gradient).
-TRL's DPO has its reference log-probabilities precomputed, too. Each side runs in a process of its own, in turns; the
-first two steps are warm-up and not timed. Exit status 1 when a loss differs by more than 1e-5, relatively.
+pairs of 128 tokens, SFT on 8 rows of 256 tokens, half of each prompt. Every batch has all examples, so that the
+losses of both sides can be compared step by step (the second shows the first gradient). TRL's DPO precomputes its
+reference log-probabilities, too. Each side runs in its own process, in turns; the first two steps are warm-up and not
+timed. Exit status 1 if a loss differs by more than 1e-5, relatively.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOKENS = {"dpo": 128, "sft": 256}
 
 
 def make_model(folder: Path, size: str) -> None:
-    """Write a random model and a tokenizer of whitespace-separated words whose last word ends a text."""
+    """Write a random model and a tokenizer of whitespace-separated words, the last of which ends a text."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -59,12 +59,12 @@ def make_model(folder: Path, size: str) -> None:
 
 
 def text(key: int, words: int, vocabulary: int) -> str:
-    """Words that are a function of the key."""
+    """Return words that are a function of the key."""
     return " ".join(f"w{1 + (key * 7919 + place * 104729) % (vocabulary - 2)}" for place in range(words))
 
 
 def examples(algorithm: str, size: str) -> list[dict[str, str]]:
-    """The rows of the data set; the last token of an answer is the end token."""
+    """Return the rows of the data set; the last token of an answer is the end token."""
     vocabulary, half = int(SIZES[size]["vocab"]), TOKENS[algorithm] // 2
     rows = []
     for n in range(EXAMPLES):
@@ -77,7 +77,7 @@ def examples(algorithm: str, size: str) -> list[dict[str, str]]:
 
 
 def run_ours(algorithm: str, folder: str, size: str, steps: int) -> dict[str, Any]:
-    """Losses, step times and memory of this project."""
+    """Return losses, step times and memory of this project."""
     import lightning
     import torch
     from quiet_trainer import quiet_trainer
@@ -107,7 +107,7 @@ def run_ours(algorithm: str, folder: str, size: str, steps: int) -> dict[str, An
 
 
 def run_peer(algorithm: str, folder: str, size: str, steps: int) -> dict[str, Any]:
-    """Losses, step times and memory of TRL."""
+    """Return losses, step times and memory of TRL."""
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -148,13 +148,13 @@ def run_peer(algorithm: str, folder: str, size: str, steps: int) -> dict[str, An
 
 
 def report(times: list[float], losses: list[float]) -> dict[str, Any]:
-    """Losses, seconds of each step after the warm-up, and the process's peak memory in MiB."""
+    """Return losses, seconds of each step after the warm-up, and the process's peak memory in MiB."""
     steps = [after - before for before, after in itertools.pairwise(times)][WARMUP - 1 :]
     return {"losses": losses, "steps": steps, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 def child(python: str, side: str, folder: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one side in a process of its own."""
+    """Run one side in its own process."""
     command = [python, __file__, "--side", side, "--folder", folder, "--algorithm", options.algorithm]
     command += ["--size", options.size, "--steps", str(options.steps)]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -167,7 +167,7 @@ def child(python: str, side: str, folder: str, options: argparse.Namespace) -> d
 def main() -> None:
     """Run both sides in turns and print medians, ratios and the largest difference of the losses."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer-python", help="a Python with TRL installed; without it only this project is timed")
+    parser.add_argument("--peer-python", help="a Python with TRL; default: time this project only")
     parser.add_argument("--algorithm", choices=sorted(TOKENS), default="dpo")
     parser.add_argument("--size", choices=sorted(SIZES), default="s")
     parser.add_argument("--steps", type=int, default=8)

@@ -1,10 +1,10 @@
-"""Step time and peak memory of GRPO: this project against TRL's GRPOTrainer on the same work, in one run.
+"""Compare step time and peak memory of GRPO with TRL's GRPOTrainer on the same work, in one run.
 
     python benchmarks/speed/grpo_step.py --peer-python .venv-peers/bin/python --size s [--rounds 3] [--json out.json]
 
 Both sides train the same random Llama model from the same folder in fp32 with AdamW: 4 prompts of 64 tokens, 8 samples
-each, exactly 64 new tokens (no token of the vocabulary ends a turn, so that neither side pays for forcing the length).
-Each side runs as a process of its own, in turns; the first steps of a process are warm-up and not counted. Printed are
+each, exactly 64 new tokens (no token of the vocabulary ends a turn, so forcing the length costs neither side time).
+Each side runs in its own process, in turns; the first steps of a process are warm-up and not counted. Printed are
 the medians and the ratios; times are wall seconds of whole steps (generation, reward, loss, backward, optimizer).
 """
 
@@ -49,7 +49,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def make_model(folder: Path, size: str, *, knows_eos: bool = False) -> None:
-    """Write a random model and a tokenizer of whitespace-separated words whose EOS the model knows only if told so."""
+    """Write a random model and a tokenizer of whitespace-separated words; ``knows_eos`` adds EOS to the model."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -76,20 +76,20 @@ def make_model(folder: Path, size: str, *, knows_eos: bool = False) -> None:
 
 
 def prompt(index: int, vocabulary: int) -> str:
-    """The text of one prompt: 64 words that are a function of the index."""
+    """Return one prompt: 64 words that are a function of the index."""
     return " ".join(
         f"w{1 + (index * 7919 + position * 104729) % (vocabulary - 1)}" for position in range(PROMPT_TOKENS)
     )
 
 
 def reward(text: str) -> float:
-    """Share of words with an even number."""
+    """Return the fraction of words with an even number."""
     numbers = [int(word[1:]) for word in text.split() if word.startswith("w")]
     return sum(number % 2 == 0 for number in numbers) / max(len(numbers), 1)
 
 
 def run_ours(folder: str, size: str, steps: int, precision: str) -> dict[str, Any]:
-    """Step times and memory of this project."""
+    """Return step times and memory of this project."""
     import lightning
     import torch
     from quiet_trainer import quiet_trainer
@@ -136,7 +136,7 @@ def run_ours(folder: str, size: str, steps: int, precision: str) -> dict[str, An
 
 
 def run_peer(folder: str, size: str, steps: int) -> dict[str, Any]:
-    """Step times and memory of TRL with its default generation."""
+    """Return step times and memory of TRL with its default generation."""
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -181,13 +181,13 @@ def run_peer(folder: str, size: str, steps: int) -> dict[str, Any]:
 
 
 def report(times: list[float]) -> dict[str, Any]:
-    """Seconds of each step after the warm-up, and the process's peak memory in MiB."""
+    """Return the seconds of each step after the warm-up, and the process's peak memory in MiB."""
     steps = [after - before for before, after in itertools.pairwise(times)][WARMUP - 1 :]
     return {"steps": steps, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 def child(python: str, side: str, folder: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one side in a process of its own."""
+    """Run one side in its own process."""
     command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
     command += ["--steps", str(options.steps), "--precision", options.precision]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -200,7 +200,7 @@ def child(python: str, side: str, folder: str, options: argparse.Namespace) -> d
 def main() -> None:
     """Run both sides in turns and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer-python", help="a Python with TRL installed; without it only this project is timed")
+    parser.add_argument("--peer-python", help="a Python with TRL; default: time this project only")
     parser.add_argument("--size", choices=sorted(SIZES), default="s")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)

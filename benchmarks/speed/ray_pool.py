@@ -1,14 +1,14 @@
-"""Tokens per second and weight synchronisation of a pool of workers under Ray, against the engine of this process.
+"""Compare tokens per second and weight synchronization of a Ray pool with the in-process engine.
 
     python benchmarks/speed/ray_pool.py [--workers 1 2 4] [--size s] [--rounds 5] [--json FILE]
     python benchmarks/speed/ray_pool.py --sync [--receivers 1 2] [--divisor 16] [--bucket 1048576 8388608 67108864]
     python benchmarks/speed/ray_pool.py --reference [--workers 1 2] [--size s] [--rounds 5]
 
-The first form generates the same requests here and in the pool in turns, changes every weight and times ``load``; the
-figures are medians over rounds, memory is the resident set of each worker. More workers than cores share these.
-The second form sends the 579 tensors of Qwen2.5-14B, narrower, to receivers in threads of this process, and compares
-all checksums; its share of memory copies and checksums is timed by itself.
-The third form computes the reference's log-probabilities of the same rows here and in a reference pool, in turns.
+The first form samples the same requests in process and in the pool in turns, changes every weight and times ``load``;
+the figures are medians over rounds, memory is the resident set of each worker. The second form sends the 579 tensors of
+Qwen2.5-14B, narrower, to receivers in threads of this process, and compares all checksums; memory copies and checksums
+are timed separately. The third form computes the reference's log-probabilities of the same sequences in process and in
+a reference pool, in turns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def build_model(layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocabulary: int) -> PreTrainedModel:
-    """A random Qwen2 without an end token."""
+    """Return a random Qwen2 without an end token."""
     config = Qwen2Config(
         num_hidden_layers=layers,
         hidden_size=hidden,
@@ -59,19 +59,19 @@ def build_model(layers: int, hidden: int, heads: int, kv_heads: int, inner: int,
 
 @torch.no_grad()
 def change(model: PreTrainedModel) -> None:
-    """Another value for every weight."""
+    """Change every weight."""
     for parameter in model.parameters():
         parameter.mul_(1.0001)
 
 
 def resident_mebibytes(pid: int) -> float:
-    """Memory that a process has in RAM."""
+    """Return the resident memory of a process."""
     line = next(row for row in Path(f"/proc/{pid}/status").read_text().splitlines() if row.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
 
 
 def pool_figures(workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Medians of one pool and of the engine of this process beside it."""
+    """Return medians of one pool and of the in-process engine."""
     model = build_model(**SIZES[arguments.size])
     vocabulary = SIZES[arguments.size]["vocabulary"]
     generator = torch.Generator().manual_seed(0)
@@ -112,7 +112,7 @@ def pool_figures(workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
         "workers": workers,
         "model_mib": round(size / 2**20, 1),
         "first_load_seconds": round(start, 1),
-        "load_seconds": round(statistics.median(loads[1:]), 4),  # the first round is for warming up
+        "load_seconds": round(statistics.median(loads[1:]), 4),  # the first round is warm-up
         "tokens_per_second_here": round(statistics.median(speeds["here"][1:])),
         "tokens_per_second_pool": round(statistics.median(speeds["pool"][1:])),
         "equal_samples": f"{same}/{len(requests)}",
@@ -121,7 +121,7 @@ def pool_figures(workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def sync_figures(receivers: int, bucket: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Medians of sending all 579 tensors, first and again after all have changed."""
+    """Return medians of sending all 579 tensors, first and again after all have changed."""
     divisor = arguments.divisor
     model = build_model(48, 5120 // divisor, 40, 8, 13_824 // divisor, 152_064 // divisor)
     tensors = dict(model.named_parameters())
@@ -158,7 +158,7 @@ def sync_figures(receivers: int, bucket: int, arguments: argparse.Namespace) -> 
 
 
 def reference_figures(workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Medians of a reference pool and of a learner that holds the reference beside it."""
+    """Return medians of a reference pool and of a learner that holds the reference."""
     vocabulary, width = SIZES[arguments.size]["vocabulary"], 48 + arguments.new_tokens
     with tempfile.TemporaryDirectory() as folder:
         build_model(**SIZES[arguments.size]).save_pretrained(folder)

@@ -1,11 +1,10 @@
-"""Tokens per second of the in-process engine against ``model.generate``, on the same model, prompts and lengths.
+"""Compare tokens per second of the in-process engine with ``model.generate``, on the same model, prompts and lengths.
 
     python benchmarks/speed/rollout.py [--size xs s m] [--family qwen2 llama] [--repeats 5] [--json FILE]
 
-Both sides are run in turn in one process; the figures are medians, and the ratio is the median of the ratios of
-neighbouring runs, because a shared machine changes its speed over time; the ratio of CPU seconds stands beside it
-for a busy one. Lengths are forced on both sides by having no end token (``min_new_tokens`` would slow ``generate``
-down further).
+Both sides run in turns in one process; the figures are medians, and the ratio is the median of the ratios of adjacent
+runs, because a shared machine changes its speed over time. The ratio of CPU seconds is for busy machines. Without an
+end token both sides have fixed lengths (``min_new_tokens`` would slow ``generate`` down).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def build_model(family: str, size: str) -> PreTrainedModel:
-    """A random model of the family and size, without an end token."""
+    """Return a random model of the family and size, without an end token."""
     shape = SIZES[size]
     config = AutoConfig.for_model(
         family,
@@ -54,7 +53,7 @@ def build_model(family: str, size: str) -> PreTrainedModel:
 
 
 def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Medians of both sides and their ratio for one model."""
+    """Return medians of both sides and their ratio for one model."""
     model = build_model(family, size)
     length, groups, members = arguments.new_tokens, arguments.prompts, arguments.samples
     prompts = torch.randint(1, SIZES[size]["vocabulary"], (groups, arguments.prompt_tokens))
@@ -77,7 +76,7 @@ def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, 
         return out.numel() - repeated.numel()
 
     def sample() -> int:
-        # As an EpisodePlayer does it: the loop in its thread, the arithmetic in this one.
+        # As in an EpisodePlayer: the loop in its thread, the computation in this one.
         samples = engine.compute_during(lambda: loop.submit(engine.sample(requests)))
         return sum(len(sample.token_ids) for sample in samples)
 
@@ -89,7 +88,7 @@ def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, 
             tokens = run()
             seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
             if tokens != groups * members * length:
-                raise RuntimeError(f"{name} made {tokens} tokens instead of {groups * members * length}")
+                raise RuntimeError(f"{name} sampled {tokens} tokens instead of {groups * members * length}")
             if repeat:
                 speeds[name].append(tokens / seconds)
                 cpu[name].append(cpu_seconds)
@@ -108,7 +107,7 @@ def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, 
 
 
 def main() -> None:
-    """Run the measurements that the command line asks for."""
+    """Run the command line's measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument(

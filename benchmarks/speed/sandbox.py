@@ -1,9 +1,9 @@
-"""Executions per second and start latency of each sandbox level against plain ``subprocess``; many episodes at once.
+"""Compare executions per second and start latency of each sandbox level with ``subprocess``; time concurrent episodes.
 
     python benchmarks/speed/sandbox.py [--executions 60] [--rounds 5] [--episodes 16] [--json FILE]
 
-The plain side starts ``python -I -S -c`` for every program, with an empty environment, a session of its own and limits
-of memory, time and files, which confine nothing else. All sides run in turn in each round; figures are medians over the
+The plain side starts ``python -I -S -c`` for every program, with an empty environment, its own session and limits of
+memory, time and files, without other confinement. All sides run in turn in each round; figures are medians over the
 rounds, and ratios are medians of the ratios within a round. A start lasts until the program can run: on the plain side
 until its first byte of output. An episode waits from its reply to its reward.
 """
@@ -43,19 +43,19 @@ ENDLESS = f"```python\ndef {ENTRY}(*x):\n    while True: pass\n```"
 
 
 def started_plainly() -> subprocess.Popen[str]:
-    """A fresh interpreter with limits that runs the program."""
+    """Start a new interpreter with limits that runs the program."""
     command = [sys.executable, "-I", "-S", "-c", LIMITED + PROGRAM]
     return subprocess.Popen(command, env={}, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def run_plainly() -> str:
-    """What the program prints in a fresh interpreter."""
+    """Return the program's output in a new interpreter."""
     with started_plainly() as process:
         return process.communicate(timeout=30)[0]
 
 
 def start_plainly() -> float:
-    """Seconds until a fresh interpreter has printed something."""
+    """Return the seconds until a new interpreter prints."""
     started = time.perf_counter()
     with started_plainly() as process:
         assert process.stdout is not None
@@ -64,17 +64,17 @@ def start_plainly() -> float:
 
 
 def start_cell(sandbox: Sandbox) -> float:
-    """Seconds until a child is locked down and ready."""
+    """Return the seconds until a child is locked down and ready."""
     started = time.perf_counter()
     with sandbox.open():
         return time.perf_counter() - started
 
 
 def speed(run: Callable[[], str], executions: int, workers: int) -> float:
-    """Executions per second.
+    """Return executions per second.
 
     Raises:
-        RuntimeError: a program printed something else.
+        RuntimeError: a program has the wrong output.
     """
     started = time.perf_counter()
     with ThreadPoolExecutor(workers) as pool:
@@ -86,7 +86,7 @@ def speed(run: Callable[[], str], executions: int, workers: int) -> float:
 
 
 def measure(executions: int, rounds: int) -> list[dict[str, Any]]:
-    """Medians of every side, and their ratios to the plain one."""
+    """Return medians of every side, and their ratios to the plain one."""
     sides: dict[str, tuple[Callable[[], str], Callable[[], float]]] = {PLAIN: (run_plainly, start_plainly)}
     for level in Isolation:
         try:
@@ -108,7 +108,7 @@ def measure(executions: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def row(name: str, speeds: dict[tuple[str, int], list[float]], starts: list[float]) -> dict[str, Any]:
-    """The figures of one side."""
+    """Return the figures of one side."""
     found: dict[str, Any] = {"side": name}
     for count in WORKERS:
         ratios = [ours / plain for ours, plain in zip(speeds[name, count], speeds[PLAIN, count], strict=True)]
@@ -121,7 +121,7 @@ def row(name: str, speeds: dict[tuple[str, int], list[float]], starts: list[floa
 
 
 def episodes_at_once(count: int, endless: int) -> dict[str, Any]:
-    """Waits of concurrent programming episodes, of which some reply with a program that does not end."""
+    """Return the waits of concurrent programming episodes, some with a program that does not end."""
     environment = CodeEnvironment(sandbox=Sandbox(wall_seconds=1.0))
     source = environment.tasks("train")
     environment.sandbox.run("")
@@ -137,7 +137,7 @@ def episodes_at_once(count: int, endless: int) -> dict[str, Any]:
         step = played.step({"agent": Message("assistant", reply)})
         waited = time.perf_counter() - started
         if (step.rewards["agent"] > 0) != (index >= endless) or (index < endless and waited < 1):
-            raise RuntimeError(f"episode {index} was paid {step.rewards} after {waited} s")
+            raise RuntimeError(f"episode {index} got the rewards {step.rewards} after {waited} s")
         return waited
 
     started = time.perf_counter()
@@ -153,11 +153,11 @@ def episodes_at_once(count: int, endless: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the measurements that the command line asks for."""
+    """Run the command line's measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--executions", type=int, default=60, help="programs of each side in a round")
+    parser.add_argument("--executions", type=int, default=60, help="programs per side and round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--episodes", type=int, default=16, help="played at the same time")
+    parser.add_argument("--episodes", type=int, default=16, help="number of concurrent episodes")
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()
     rows = measure(arguments.executions, arguments.rounds)
@@ -170,7 +170,7 @@ def main() -> None:
     waits = [episodes_at_once(arguments.episodes, endless) for endless in (0, arguments.episodes // 4)]
     for found in waits:
         print(
-            f"{found['episodes']} episodes at once, {found['endless']} of them without end (limit 1 s): "
+            f"{found['episodes']} concurrent episodes, {found['endless']} with an endless program (limit 1 s): "
             f"{found['seconds']} s, median wait {found['median_wait']} s, longest {found['longest_wait']} s"
         )
     if arguments.json:

@@ -1,9 +1,9 @@
-"""Step time of GRPO while another process takes a core: by OpenMP setting, against the quiet machine, in one run.
+"""Compare GRPO's step time beside a busy process with an idle machine, by OpenMP setting, in one run.
 
     python benchmarks/speed/shared_machine.py [--size s] [--rounds 3] [--json results/shared_machine.json]
 
-Every round runs each setting without and with one busy process beside it, each in a process of its own. Printed are
-the median step times, and how many times as long a step takes beside the busy process.
+Every round runs each setting without and with one busy process, each in its own process. Printed are the median step
+times and their ratios.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ print(json.dumps(run_ours({folder!r}, {size!r}, {steps}, "32-true")))
 
 
 def step_seconds(folder: str, size: str, steps: int, setting: str, busy: bool) -> float:
-    """Return the median step time of a process with an OpenMP setting; ``busy``: beside a process that computes."""
+    """Return the median step time of a process with an OpenMP setting; with ``busy``, beside a busy process."""
     program = RUN.format(benchmarks=str(Path(__file__).parent), folder=folder, size=size, steps=steps)
     hog = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
     try:

@@ -1,16 +1,16 @@
-"""Step time and peak memory of team training: this project against CoMLRL's trainers on the same work, in one run.
+"""Compare step time and peak memory of team training with CoMLRL's trainers on the same work, in one run.
 
     python benchmarks/speed/team_step.py --peer-python .venv-peers-multi/bin/python [--algorithm magrpo] [--turns 1 2 3]
 
 Two agents with a random Llama model each, from the same folder, in fp32 with AdamW: one task of 64 tokens, 4 decisions
 (``--group``) of each agent in each state, of 32 tokens (``--new-tokens``; no token ends a turn), aligned joint actions,
-so 1, 5 or 21 states at 1, 2 or 3 turns; the next turn's prompt is everything so far and one more word. A step is one
-task: its whole tree, the rewards, the gradients and the optimizer steps: one for each agent here, one for each agent
-and turn there. ``ippo`` (their IAC, a critic for each agent) and ``mappo`` (their MAAC, one critic, whose vocabulary
-has the end of a turn, as ours reads it between turns) have no trees: a step is one task with 4 decisions of each agent
-at 1 turn, and 4 tasks with one at more. Each side runs as a process of its own, in turns; the first two steps are
-warm-up. Printed are medians and ratios of wall seconds, and the peak memory of the processes beside that of one that
-only imports torch, transformers and Lightning.
+hence 1, 5 or 21 states at 1, 2 or 3 turns; the next turn's prompt is the conversation and one more word. A step is one
+task: its whole tree, rewards, gradients and optimizer steps, one per agent here and one per agent and turn in CoMLRL.
+``ippo`` (their IAC, a critic per agent) and ``mappo`` (their MAAC, one critic, whose vocabulary has the end of a turn,
+as ours reads it between turns) have no trees: a step is one task with 4 decisions of each agent at 1 turn, and 4 tasks
+with one decision each at more turns. Each side runs in its own process, in turns; the first two steps are warm-up.
+Printed are medians and ratios of wall seconds, and the peak memory of the processes and of one that only imports torch,
+transformers and Lightning.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 TASKS = 64
 FURTHER = "w1"
 FORWARD_TOKENS = 540
-"""Rows are run through the model in chunks of so many tokens here: two states at most; CoMLRL runs them one by one."""
+"""Maximal tokens of a forward pass, two states at most; CoMLRL makes a pass per sequence."""
 IMPORTS = "import lightning, torch, transformers, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
 
 
 @dataclass(frozen=True)
 class Work:
-    """What both sides do: with which model and algorithm, for how long, and how many decisions of how many tokens."""
+    """The work of both sides: model, algorithm, steps, and number and length of decisions."""
 
     size: str
     turns: int
@@ -52,17 +52,17 @@ class Work:
 
     @property
     def tasks_in_step(self) -> int:
-        """How many tasks a step is about."""
+        """Return the number of tasks in a step."""
         return 1 if self.algorithm == "magrpo" or self.turns == 1 else self.group
 
 
 def joint_reward(texts: list[str]) -> float:
-    """Share of words with an even number in the texts of all agents."""
+    """Return the fraction of words with an even number in the texts of all agents."""
     return reward(" ".join(texts))
 
 
 def run_ours(folder: str, work: Work) -> dict[str, Any]:
-    """Step times and memory of this project."""
+    """Return step times and memory of this project."""
     import lightning
     import torch
     from quiet_trainer import quiet_trainer
@@ -127,7 +127,7 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
 
 
 def run_peer(folder: str, work: Work) -> dict[str, Any]:
-    """Step times and memory of CoMLRL."""
+    """Return step times and memory of CoMLRL."""
     import torch
     from comlrl.trainers.actor_critic import IACConfig, IACTrainer, MAACConfig, MAACTrainer
     from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
@@ -195,7 +195,7 @@ def run_peer(folder: str, work: Work) -> dict[str, Any]:
 
 
 def child(python: str, side: str, folder: str, turns: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one side in a process of its own."""
+    """Run one side in its own process."""
     command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
     command += ["--steps", str(options.steps), "--turns", str(turns), "--algorithm", options.algorithm]
     command += ["--group", str(options.group), "--new-tokens", str(options.new_tokens), "--critic", options.critic]
@@ -207,7 +207,7 @@ def child(python: str, side: str, folder: str, turns: int, options: argparse.Nam
 
 
 def compare(folder: str, turns: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Medians and ratios at one number of turns."""
+    """Return medians and ratios at one number of turns."""
     pairs = []
     for _ in range(options.rounds):
         ours = child(sys.executable, "ours", folder, turns, options)
@@ -232,12 +232,12 @@ def compare(folder: str, turns: int, options: argparse.Namespace) -> dict[str, A
 def main() -> None:
     """Run both sides in turns and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer-python", help="a Python with CoMLRL installed")
+    parser.add_argument("--peer-python", help="a Python with CoMLRL")
     parser.add_argument("--algorithm", choices=["magrpo", "ippo", "mappo"], default="magrpo")
     parser.add_argument("--size", choices=sorted(SIZES), default="s")
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--group", type=int, default=4, help="decisions of each agent in each state")
-    parser.add_argument("--new-tokens", type=int, default=32, help="tokens of each")
+    parser.add_argument("--new-tokens", type=int, default=32, help="tokens per decision")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -253,7 +253,7 @@ def main() -> None:
         print(json.dumps(run(options.folder, work)))
         return
     if not options.peer_python:
-        parser.error("--peer-python is needed: `make peers` installs CoMLRL in .venv-peers-multi")
+        parser.error("--peer-python is missing: `make peers` installs CoMLRL in .venv-peers-multi")
     folder, options.critic = tempfile.mkdtemp(), tempfile.mkdtemp()
     make_model(Path(folder), options.size)
     make_model(Path(options.critic), options.size, knows_eos=True)

@@ -1,12 +1,12 @@
-"""Time and memory of the learner's forward and backward pass against the plain padded pass, on the same work.
+"""Compare time and memory of the learner's forward and backward pass with the padded pass, on the same work.
 
     python benchmarks/speed/training_forward.py --size s [--rounds 7] [--threads 2] [--precision bf16] [--json out.json]
 
 Both sides compute the log-probabilities of 4 groups of 8 completions (64 prompt and 64 completion tokens) under the
-same random Qwen2 model and the gradient of their mean. The plain side pads the rows, keeps the logits of the completion
-positions and normalises them row by row, as trainers that build on the model's own forward pass do. Times are medians
-of alternating rounds in one process, wall and CPU seconds; peak memory is that of a process per side, beyond the
-weights and gradients.
+same random Qwen2 model and the gradient of their mean. The plain side pads the sequences, keeps the logits of the
+completion positions and normalizes them per sequence, like trainers that use the model's own forward pass. Times are
+medians of alternating rounds in one process, wall and CPU seconds; peak memory is that of a process per side, beyond
+the weights and gradients.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SIDES = ("plain", "ours")
 
 
 def build(size: str) -> Qwen2ForCausalLM:
-    """A random model of this size with half as many key-value heads as heads."""
+    """Return a random model of this size with half as many key-value heads as heads."""
     options: dict[str, Any] = dict(SIZES[size])
     heads = options.pop("heads")
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def build(size: str) -> Qwen2ForCausalLM:
 
 
 def rows(vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Token ids [B, T] and the label of every row's group [B]."""
+    """Return token ids [B, T] and the label of every sequence's group [B]."""
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, vocabulary, (GROUPS, PROMPT_TOKENS), generator=generator)
     completions = torch.randint(0, vocabulary, (GROUPS * ROWS_PER_GROUP, NEW_TOKENS), generator=generator)
@@ -59,7 +59,7 @@ def rows(vocabulary: int) -> tuple[Tensor, Tensor]:
 
 
 def plain(model: Qwen2ForCausalLM, token_ids: Tensor) -> Tensor:
-    """Log-probabilities of the completions [B, C] from the model's own logits at the completion positions."""
+    """Return log-probabilities of the completions [B, C] from the model's own logits at the completion positions."""
     output = model(
         input_ids=token_ids,
         attention_mask=torch.ones_like(token_ids),
@@ -75,7 +75,7 @@ def plain(model: Qwen2ForCausalLM, token_ids: Tensor) -> Tensor:
 
 
 def ours(model: Qwen2ForCausalLM, token_ids: Tensor, labels: Tensor) -> Tensor:
-    """The same numbers [B, C] by `token_logprobs`."""
+    """Return the same log-probabilities [B, C] by `token_logprobs`."""
     B, T = token_ids.shape
     action_mask = (torch.arange(T) >= PROMPT_TOKENS).expand(B, T)
     values = token_logprobs(model, token_ids, torch.full((B,), T), action_mask, prefix_groups=labels)
@@ -83,7 +83,7 @@ def ours(model: Qwen2ForCausalLM, token_ids: Tensor, labels: Tensor) -> Tensor:
 
 
 def sides(size: str, precision: str) -> dict[str, Callable[[], Tensor]]:
-    """One update of each side without the optimizer: gradients are left in the model, log-probabilities come back."""
+    """Compute gradients in the model, without an optimizer step, and return the log-probabilities."""
     model = build(size)
     token_ids, labels = rows(model.config.vocab_size)
 
@@ -104,7 +104,7 @@ def sides(size: str, precision: str) -> dict[str, Callable[[], Tensor]]:
 
 
 def measure_times(size: str, precision: str, rounds: int) -> dict[str, Any]:
-    """Medians per side and of the ratio within a round; the first round is a warm-up."""
+    """Return medians per side and of the ratio within a round; the first round is warm-up."""
     updates = sides(size, precision)
     difference = (updates["plain"]() - updates["ours"]()).abs().max().item()
     wall: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -123,9 +123,9 @@ def measure_times(size: str, precision: str, rounds: int) -> dict[str, Any]:
 
 
 def measure_memory(size: str, precision: str, side: str) -> float:
-    """Megabytes that one update of this side needs beyond the weights and gradients; once per process, on Linux.
+    """Return the MB of one update of this side beyond weights and gradients; once per process, on Linux.
 
-    Read from /proc: the peak that getrusage reports survives the start of a program and would be the parent's.
+    Read from /proc: the peak of getrusage survives the start of a program and would be the parent's.
     """
     updates = sides(size, precision)
     before = resident_megabytes("VmRSS")
@@ -134,7 +134,7 @@ def measure_memory(size: str, precision: str, side: str) -> float:
 
 
 def resident_megabytes(field: str) -> float:
-    """The present (VmRSS) or largest (VmHWM) resident memory of this process."""
+    """Return the current (VmRSS) or largest (VmHWM) resident memory of this process."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16: autocast")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--memory-of", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

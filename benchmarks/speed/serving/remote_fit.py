@@ -1,14 +1,14 @@
-"""``mrlm fit`` with its environment on a server against the same run with it in the process.
+"""Compare ``mrlm fit`` with its environment on a server and in process.
 
     python benchmarks/speed/serving/remote_fit.py [--config configs/quickstart.yaml] [--iterations 20] [--repeats 3]
         [--json FILE]
 
-The same configuration and seed is run both ways, in turns, each time as a process of its own; the server is ``mrlm
-serve`` with the environment and the arguments that the configuration names, on this machine, whose cores it shares. The
-rewards of all collections and the final weights must be equal to the last bit, or the exit status is 1. Told are the
-medians over the repeats of a collection's sampled tokens a second (the first collection left out), of the whole run's
-wall seconds and of its CPU seconds, and the median ratios of neighbouring runs, remote over local: above 1 the remote
-run is faster in tokens a second, and slower in seconds. Other load on the machine moves wall seconds; CPU seconds less.
+The same configuration and seed runs both ways, in turns, each in its own process; the server is ``mrlm serve`` with the
+configuration's environment and arguments on the same machine, whose cores it shares. Exit status 1 if the rewards of
+all rollouts and the final weights are not equal bit for bit. Printed are the medians over the repeats of sampled tokens
+per second (without the first rollout), wall seconds and CPU seconds of the whole run, and the median ratios of adjacent
+runs, remote over local: above 1 the remote run is faster in tokens per second, and slower in seconds. Other load on the
+machine affects wall seconds more than CPU seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NUMBERS = ("tokens_per_second", "run_seconds", "run_cpu_seconds")
 
 
 def environment_of(config: str) -> tuple[str, dict[str, Any]]:
-    """Short name and arguments of the environment of a configuration file."""
+    """Return the short name and the arguments of a configuration's environment."""
     described = yaml.safe_load(Path(config).read_text())["data"]["init_args"]["environment"]
     if isinstance(described, str):
         described = {"class_path": described}
@@ -45,20 +45,20 @@ def environment_of(config: str) -> tuple[str, dict[str, Any]]:
 
 
 def children_cpu_seconds() -> float:
-    """Of the processes that have ended."""
+    """Return the CPU seconds of ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def collections(folder: Path) -> list[dict[str, str]]:
-    """What a run logged of each collection."""
+    """Return a run's metrics of each rollout."""
     (path,) = folder.rglob("metrics.csv")
     with path.open() as file:
         return [row for row in csv.DictReader(file) if row.get("rollout/reward")]
 
 
 def fit(folder: Path, arguments: argparse.Namespace, environment: dict[str, Any] | None) -> dict[str, Any]:
-    """Figures of one run, with its rewards and weights."""
+    """Return the figures of one run, with its rewards and weights."""
     options = {
         "--config": arguments.config,
         "--data.iterations": str(arguments.iterations),
@@ -87,7 +87,7 @@ def fit(folder: Path, arguments: argparse.Namespace, environment: dict[str, Any]
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Medians of both sides, and their ratios."""
+    """Return medians of both sides, and their ratios."""
     name, settings = environment_of(arguments.config)
     runs: dict[str, list[dict[str, Any]]] = {"local": [], "remote": []}
     served_cpu: list[float] = []
@@ -121,11 +121,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the measurement that the command line asks for."""
+    """Run the command line's measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/quickstart.yaml")
     parser.add_argument("--iterations", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
+    parser.add_argument("--repeats", type=int, default=3, help="runs per side")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Environments behind gRPC under load: latency, memory and speed of ``mrlm serve`` with many sessions.
+"""Measure latency, memory and speed of ``mrlm serve`` with many sessions.
 
     python benchmarks/speed/serving/remote_load.py [--sessions 100 1000 10000] [--seconds 60] [--parts paced speed]
         [--workers 0]
@@ -10,8 +10,8 @@ session's own count, one step in a hundred is sent twice and must have equal ans
 left. ``speed`` makes as many steps as it can, with 256 requests in flight. Exit status 1 when an answer is wrong.
 Everything stays on this machine, and the client has a part of it: CPU seconds stand beside wall seconds.
 
-With ``--workers N`` the sessions are opened at a controller, which places them on N workers; the client then goes to
-the workers. Every figure of a server is the sum over the workers, and ``per_worker`` is the sessions that each got.
+With ``--workers N`` the sessions are opened at a controller, which places them on N workers; the client then connects
+to the workers. A server's figures are sums over the workers, and ``per_worker`` is the sessions of each.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
 
-__all__ = ["CounterEnvironment", "ThreadedCounter"]  # this file is a plug-in of the servers that it starts
+__all__ = ["CounterEnvironment", "ThreadedCounter"]  # this file is a plugin of the servers that it starts
 
 TIMEOUT = 60.0
 ASKED_TWICE = 100
@@ -54,7 +54,7 @@ IN_FLIGHT = 256
 
 
 class CounterEnvironment(Environment):
-    """Answers with the number of its task and of its turn, for ever."""
+    """Answer with the numbers of the task and the turn, without end."""
 
     name = "counter"
     quick = True
@@ -75,7 +75,7 @@ class CounterEnvironment(Environment):
 
 
 class ThreadedCounter(CounterEnvironment):
-    """The same, called on a thread as most environments are."""
+    """The same environment, called on a thread like most environments."""
 
     name = "threaded"
     quick = False
@@ -85,7 +85,7 @@ class Server:
     """A process of ``mrlm serve`` with its figures.
 
     Args:
-        options: of the command.
+        options: options of the command.
     """
 
     def __init__(self, *options: str) -> None:
@@ -103,17 +103,17 @@ class Server:
         self.target = self.process.stdout.readline().rpartition(" ")[2].strip()
 
     def cpu_seconds(self) -> float:
-        """That it has used."""
+        """Return the CPU seconds of the process."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def resident_mb(self) -> float:
-        """Its resident memory, in MiB."""
+        """Return the resident memory of the process, in MiB."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     def stop(self) -> None:
-        """Let it end."""
+        """Stop the process."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
 
@@ -122,8 +122,8 @@ class Fleet:
     """A server, or a controller with its workers.
 
     Args:
-        environments: names, with commas between them.
-        workers: how many; none is one server without a controller.
+        environments: names, separated by commas.
+        workers: number of workers; 0 is one server without a controller.
     """
 
     def __init__(self, environments: str, workers: int) -> None:
@@ -133,7 +133,7 @@ class Fleet:
         self.target = (self.controller or self.servers[0]).target
 
     async def complete(self) -> None:
-        """Wait until every worker has dialled in."""
+        """Wait until every worker has connected."""
         stub = environment_pb2_grpc.ControllerServiceStub
         while self.controller is not None:
             async with grpc.aio.insecure_channel(self.target) as channel:
@@ -143,21 +143,21 @@ class Fleet:
             await asyncio.sleep(0.1)
 
     def cpu_seconds(self) -> float:
-        """That the servers, and the controller, have used."""
+        """Return the CPU seconds of the servers and the controller."""
         return sum(server.cpu_seconds() for server in (*self.servers, *filter(None, [self.controller])))
 
     def resident_mb(self) -> float:
-        """Resident memory of the servers, in MiB."""
+        """Return the resident memory of the servers, in MiB."""
         return sum(server.resident_mb() for server in self.servers)
 
     def stop(self) -> None:
-        """Let them end, workers first."""
+        """Stop the processes, workers first."""
         for server in (*self.servers, *filter(None, [self.controller])):
             server.stop()
 
 
 class Session:
-    """A session as its client sees it."""
+    """A session of the client."""
 
     def __init__(self, number: int, opened: pb.OpenReply, connection: Connection) -> None:
         self.number, self.id, self.turn, self.connection = number, opened.session, 0, connection
@@ -175,7 +175,7 @@ class Session:
         if (reply.session, reply.turn) != (self.id, turn):
             return "misrouted"
         if step.observations["agent"][0].content != f"{self.number} {turn + 1}":
-            return "lost or made twice"
+            return "lost or repeated"
         return None if step.rewards == {"agent": turn + 1.0} else "wrong reward"
 
 
@@ -183,7 +183,7 @@ class Client:
     """All sessions, over one connection to each server.
 
     Args:
-        connection: to the server that opens them.
+        connection: connection to the server that opens the sessions.
         environment: the sessions' environment.
     """
 
@@ -194,7 +194,7 @@ class Client:
         self.wrong: Counter[str] = Counter()
 
     async def open(self, count: int) -> None:
-        """Open so many sessions, 256 at a time."""
+        """Open a number of sessions, 256 at a time."""
         gate = asyncio.Semaphore(256)
 
         async def one(number: int) -> Session:
@@ -215,7 +215,7 @@ class Client:
         self.sessions = list(await asyncio.gather(*(one(number) for number in range(count))))
 
     async def close(self) -> int:
-        """Close all sessions; how many the server still has then."""
+        """Close all sessions, and return the number that the server still has."""
         gate = asyncio.Semaphore(256)
 
         async def one(session: Session) -> None:
@@ -245,17 +245,17 @@ class Client:
             return
         self.take(session, reply)
         if any(other != reply for other in again):
-            self.wrong["answered in two ways"] += 1
+            self.wrong["two different answers"] += 1
 
 
 @asynccontextmanager
 async def connected(environment: str, count: int, workers: int) -> AsyncIterator[tuple[Fleet, Client, dict[str, Any]]]:
-    """New servers with so many open sessions, and a row of figures; sessions that are left count as wrong."""
+    """Start servers, open the sessions, and yield client and figures; remaining sessions count as wrong."""
     server = Fleet(environment, workers)
     client = Client(Connection(Address(server.target)), environment)
     try:
         await server.complete()
-        await client.open(1)  # so that what every connection needs is in memory
+        await client.open(1)  # allocates the memory that every connection needs
         await client.close()
         before, started = server.resident_mb(), time.perf_counter()
         await client.open(count)
@@ -284,18 +284,18 @@ async def connected(environment: str, count: int, workers: int) -> AsyncIterator
 
 
 def own_cpu_seconds() -> float:
-    """CPU seconds of this process."""
+    """Return the CPU seconds of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 async def paced(environment: str, count: int, rate: float, seconds: float, workers: int) -> dict[str, Any]:
-    """Latencies at a given rate."""
+    """Return latencies at a given rate."""
     async with connected(environment, count, workers) as (server, client, row):
         loop, latencies = asyncio.get_running_loop(), list[float]()
 
         async def one(session: Session, due: float) -> None:
-            async with session.lock:  # a session that is still busy is waited for
+            async with session.lock:  # wait for a busy session
                 await client.step(session)
             latencies.append(loop.time() - due)
 
@@ -345,7 +345,7 @@ async def speed(environment: str, count: int, seconds: float, repeats: int, work
 async def flat_out(
     call: Callable[[Any], Awaitable[None]], items: Sequence[Any], in_flight: int, seconds: float
 ) -> float:
-    """Call with each item in turn, so many at once, for some seconds; how long it took."""
+    """Call with each item in turn, with bounded concurrency, for some seconds; return the seconds taken."""
     started = time.perf_counter()
 
     async def work(mine: Sequence[Any]) -> None:
@@ -360,11 +360,11 @@ async def flat_out(
 
 
 def main() -> None:
-    """Run the measurements that the command line asks for."""
+    """Run the command line's measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument(
-        "--environments", nargs="+", default=["counter", "threaded"], help="called on the loop; on threads"
+        "--environments", nargs="+", default=["counter", "threaded"], help="stepped on the loop or on threads"
     )
     parser.add_argument("--parts", nargs="+", choices=("paced", "speed"), default=["paced", "speed"])
     parser.add_argument("--rate", type=float, default=1000.0, help="steps a second in all, of paced")
@@ -374,7 +374,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0, help="behind a controller; 0: one server without it")
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()
-    gc.freeze()  # the client's own pauses are to be small beside the server's
+    gc.freeze()  # keeps the client's own pauses small
     gc.set_threshold(20_000, 20)
     rows = []
     for part, environment, count in itertools.product(arguments.parts, arguments.environments, arguments.sessions):

@@ -1,11 +1,11 @@
-"""Episodes per second with environments on a server against environments in the process, and their parity.
+"""Compare episodes, and episodes per second, with environments on a server and in process.
 
     python benchmarks/speed/serving/remote_rollout.py [--environment math coordination] [--groups 32] [--repeats 7]
         [--json FILE]
 
-The trained tiny model plays the same episodes with both, in turns, as ``mrlm fit`` does it; both must be equal to the
-last token, reward and log-probability. The ratio is the median of the ratios of neighbouring runs. The server is
-``mrlm serve`` on this machine and shares its cores: CPU seconds of both processes stand beside it.
+The built-in tiny model plays the same episodes with both, in turns, as in ``mrlm fit``; all tokens, rewards and
+log-probabilities must be equal. The ratio is the median of the ratios of adjacent runs. The server is ``mrlm serve`` on
+the same machine and shares its cores, so CPU seconds of both processes are printed too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mrlm_pl.serving import RemoteEnvironment
 
 
 def specs(environment: Environment, groups: int, group_size: int) -> list[EpisodeSpec]:
-    """The same episodes for both sides."""
+    """Return the same episodes for both sides."""
     source = environment.tasks("train")
     return [
         EpisodeSpec(f"{group}-{member}", source[group], str(group), seed=group * group_size + member)
@@ -41,12 +41,12 @@ def specs(environment: Environment, groups: int, group_size: int) -> list[Episod
 
 
 def outcome(episode: Episode) -> Any:
-    """What must not depend on where the environment is."""
+    """Return the parts of episodes that must be equal on both sides."""
     return (episode.trajectories, episode.stop_reason, episode.success, episode.metrics, episode.error)
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Medians of both sides for one environment."""
+    """Return medians of both sides for one environment."""
     import_environment(name)
     server = Server("--environments", name)
     local, remote = environments_by_name()[name](), RemoteEnvironment(server.target, name)
@@ -88,7 +88,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the measurements that the command line asks for."""
+    """Run the command line's measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environment", nargs="+", default=["math", "coordination"])
     parser.add_argument("--groups", type=int, default=32)

@@ -1,8 +1,7 @@
-"""Scores a second of ``mrlm serve --verifier`` by clients and conversations of a request, and how long requests take.
+"""Measure scores per second and latency of ``mrlm serve --verifier``, by clients and conversations per request.
 
-The model is the built-in tiny one with a random value head, or the one that ``--verifier`` names. Every score is
-compared with the one that the same text had at first: one in the wrong place is ``wrong``, one that was rounded in
-another way ``rounded``.
+The model is the built-in tiny one with a random value head, or ``--verifier``. Every score is compared with the text's
+first score: ``wrong`` counts other scores, ``rounded`` scores that differ in rounding.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TABLE: list[list[str]] = []  # questions and answers
 
 
 def tiny_verifier(folder: Path) -> str:
-    """The folder of the built-in tiny model with a random value head."""
+    """Return the folder of the built-in tiny model with a random value head."""
     import torch
 
     from mrlm_pl.policy import Policy
@@ -45,7 +44,7 @@ def tiny_verifier(folder: Path) -> str:
 
 
 def texts(characters: int) -> tuple[list[str], list[str]]:
-    """Questions and answers of about so many characters together."""
+    """Return questions, and answers of at most ``characters`` characters."""
     draw = random.Random(0)
     questions = [f"{draw.randrange(1000)} + {draw.randrange(1000)} = ?" for _ in range(TEXTS)]
     sizes = [draw.randrange(characters // 2, characters) for _ in range(TEXTS)]
@@ -53,13 +52,13 @@ def texts(characters: int) -> tuple[list[str], list[str]]:
 
 
 def measured(target: str, clients: int, size: int, seconds: float, known: Sequence[float]) -> dict[str, Any]:
-    """Figures of so many threads that each ask for ``size`` scores at a time.
+    """Return the figures of client threads that request ``size`` scores at a time.
 
     Args:
         target: address of the server.
-        clients: threads.
-        size: conversations of a request.
-        seconds: that it takes.
+        clients: number of threads.
+        size: conversations per request.
+        seconds: duration.
         known: the score of each text.
     """
     client = VerifierClient(target, batch_size=1024)
@@ -93,7 +92,7 @@ def measured(target: str, clients: int, size: int, seconds: float, known: Sequen
 
 
 def run(options: Sequence[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The figures of one server."""
+    """Return the figures of one server."""
     command = [sys.executable, "-m", "mrlm_pl.cli.main", "serve", "--port", "0", *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -112,16 +111,16 @@ def run(options: Sequence[str], arguments: argparse.Namespace) -> list[dict[str,
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Run the command line's measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--verifier", help="run or folder; else the built-in tiny model with a random head")
+    parser.add_argument("--verifier", help="run or folder; default: the built-in tiny model with a random head")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--conversations", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--precision", nargs="+", default=["64", "32"], help="of the server's weights")
-    parser.add_argument("--batch", type=int, nargs="+", default=[64], help="texts of one call of the model")
-    parser.add_argument("--characters", type=int, default=100, help="of an answer, at most")
+    parser.add_argument("--precision", nargs="+", default=["64", "32"], help="precision of the server's weights")
+    parser.add_argument("--batch", type=int, nargs="+", default=[64], help="texts per call of the model")
+    parser.add_argument("--characters", type=int, default=100, help="maximal length of an answer in characters")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds per row")
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()
     TABLE[:] = texts(arguments.characters)
