@@ -5,12 +5,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from mrlm_pl.concurrency.workers import DeadlineError, Workers, as_error
+
+T = TypeVar("T")
+
+
+async def together(coroutines: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results of coroutines that run at the same time, in order; the first error cancels the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mrlm_pl.episode import TokenSpan
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import EngineError
+from mrlm_pl.settings import at_least, between, positive
 
 if TYPE_CHECKING:
     from mrlm_pl.engines.learner_place import LearnerPlace
@@ -24,11 +26,10 @@ class Sampling:
     """Sampling settings: the distribution is ``softmax(logits / temperature)``, cut by top-k, then by top-p.
 
     Args:
-        temperature: 0 takes the most probable token (its log-probability is then that of temperature 1);
-            above 0 divides the logits.
+        temperature: divides the logits; 0 takes the most probable token, with its log-probability at temperature 1.
         top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``; 1 keeps all.
         top_k: keep the ``top_k`` most probable tokens; 0 keeps all.
-        max_tokens: at most this many tokens are sampled in a turn.
+        max_tokens: most tokens of a turn.
 
     Raises:
         ConfigurationError: a value is outside its range.
@@ -40,19 +41,14 @@ class Sampling:
     max_tokens: int = 128
 
     def __post_init__(self) -> None:
-        checks = (
-            ("temperature", self.temperature >= 0, "0 (greedy) or above"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("top_k", self.top_k >= 0, "0 (all tokens) or above"),
-            ("max_tokens", self.max_tokens >= 1, "1 or above"),
-        )
-        for name, holds, remedy in checks:
-            if not holds:
-                raise ConfigurationError(f"sampling.{name} is {getattr(self, name)!r}; it must be {remedy}")
+        at_least(0, "sampling.", temperature=self.temperature, top_k=self.top_k)
+        at_least(1, "sampling.", max_tokens=self.max_tokens)
+        positive("sampling.", top_p=self.top_p)
+        between(0, 1, "sampling.", top_p=self.top_p)
 
     @property
     def truncated(self) -> bool:
-        """True if samples come from another distribution than the softmax at this temperature."""
+        """True if the distribution is not the softmax at this temperature."""
         return self.temperature == 0 or self.top_p < 1 or self.top_k > 0
 
 
@@ -62,15 +58,14 @@ class SampleRequest:
 
     Args:
         token_ids: the whole context, from the first token of the conversation.
-        policy: name of the weights to use.
+        policy: name of the weights.
         seed: all the randomness of this request; see :mod:`mrlm_pl.seeding`.
         sampling: the distribution to draw from.
-        stop_ids: a sampled token among these ends the turn; it is part of the sample.
-        session: key under which the engine may keep the context's key/value cache for the next turn; empty keeps none.
-        offset: how many tokens of this turn were drawn before. They stand at the end of ``token_ids``, count in
-            ``sampling.max_tokens``, and the randomness goes on behind theirs.
-        piece: sample at most so many tokens now; a turn that is cut there has the finish reason ``length``. None: the
-            whole turn.
+        stop_ids: sampling one of these tokens ends the turn; it is part of the sample.
+        session: key of the key/value cache for the next turn; empty keeps none.
+        offset: number of this turn's tokens that were drawn before. They are the end of ``token_ids``, count in
+            ``sampling.max_tokens``, and the random numbers continue after theirs.
+        piece: most tokens to sample now; a turn that reaches it has the finish reason ``length``. None: the whole turn.
     """
 
     token_ids: tuple[int, ...]
@@ -82,18 +77,40 @@ class SampleRequest:
     offset: int = 0
     piece: int | None = None
 
+    def limit(self, window: int | None) -> int:
+        """Return how many tokens may be sampled in a model with this context window; None: it has no bound.
+
+        Raises:
+            EngineError: the context is empty or fills the window, or the offset leaves no token to sample.
+        """
+        if not self.token_ids:
+            raise EngineError(f"a request for policy {self.policy!r} has an empty context; give at least one token")
+        most = self.sampling.max_tokens - self.offset
+        if most < 1 or self.offset < 0:
+            raise EngineError(
+                f"a request for policy {self.policy!r} has the offset {self.offset} in a turn of at most "
+                f"{self.sampling.max_tokens} tokens; it must be 0 or above, and leave a token to sample"
+            )
+        room = most if window is None else window - len(self.token_ids)
+        if room < 1:
+            raise EngineError(
+                f"a context of {len(self.token_ids)} tokens leaves no room in the {window}-token window of policy "
+                f"{self.policy!r}; shorten the conversation or use a model, or a server, with a longer window"
+            )
+        return min(room, most, most if self.piece is None else self.piece)
+
 
 @dataclass(frozen=True)
 class Sample:
-    """A generated turn of one request.
+    """A generated turn.
 
     Args:
-        token_ids: the sampled tokens, the stop token included when there is one; at least one.
+        token_ids: sampled tokens, including the stop token; at least one.
         logprobs: natural-log probability of each token under the distribution it was drawn from.
-        finish_reason: ``stop`` when a stop token ended it, ``length`` when ``max_tokens`` did.
-        version: version of the weights that produced the tokens, the oldest where there are several.
+        finish_reason: ``stop`` after a stop token, ``length`` after the most tokens.
+        version: version of the weights; the oldest of several.
         engine: name of the engine.
-        spans: the tokens in stretches of one version and engine each, where there are several; else empty.
+        spans: consecutive tokens by version and engine where there are several; else empty.
     """
 
     token_ids: tuple[int, ...]
@@ -117,38 +134,38 @@ class Engine(ABC):
 
     @abstractmethod
     def load(self, policy: str, weights: Any, version: int) -> None:
-        """Make ``weights`` the current ones of ``policy``; caches of older versions are dropped.
+        """Make ``weights`` the current ones of ``policy``; drop caches of older versions.
 
         Args:
-            policy: the name that requests use.
-            weights: what the engine can read; for the in-process engine a ``transformers`` causal LM module.
-            version: number stored in every sample made from now on.
+            policy: its name in requests.
+            weights: of the type that the engine reads: most read a ``transformers`` causal LM.
+            version: number of the weights in samples.
         """
 
     def join_pool(self, place: int, places: int) -> Sequence[str]:
-        """Become the engine of one of several workers, before the first :meth:`load`; what no other may have too.
+        """Return the resources that this pool worker claims exclusively; called once, before the first :meth:`load`.
 
         Args:
-            place: the worker's number, from 0.
-            places: how many workers there are.
+            place: number of the worker, from 0.
+            places: number of workers.
 
         Raises:
-            ConfigurationError: the engine cannot be one of so many.
+            ConfigurationError: the engine cannot serve in a pool of this size.
         """
         return ()
 
     @property
     def calls_at_once(self) -> int:
-        """Calls of :meth:`sample` that a pool should have under way at the same time; the others wait."""
+        """Concurrent calls of :meth:`sample` that a pool makes; further ones wait."""
         return 1
 
     @property
     def stats(self) -> Any:
-        """Counters since the engine was made, a dataclass; None where it counts nothing."""
+        """Counters since the engine was made, a dataclass; None if the engine has none."""
         return None
 
     def meet_learner(self, place: LearnerPlace) -> None:
-        """Take note of where the learner computes, before the first :meth:`load`; most engines do not care."""
+        """Receive the learner's devices, before the first :meth:`load`."""
 
     @property
     def holds_weights(self) -> bool:
@@ -161,37 +178,37 @@ class Engine(ABC):
         return False
 
     def window(self, policy: str) -> int | None:
-        """Return the longest context of the policy in tokens, sampled ones included; None if it is not known."""
+        """Return the policy's context window in tokens, sampled ones included; None if it is unknown."""
         return None
 
     def reports_logprobs(self, policy: str) -> bool:
         """Return whether samples of the policy have log-probabilities that can be trained on; else they are 0.
 
-        A pool knows after the first :meth:`load`; so it is asked again then.
+        A pool gives its final answer after the first :meth:`load`.
         """
         return True
 
     def precision(self, policy: str) -> str | None:
         """Return the floating-point type in which the policy's samples are computed, such as ``bfloat16``.
 
-        None where it is that of the weights given to :meth:`load`; ``unknown`` where nobody here can know. A pool knows
-        after the first :meth:`load`.
+        None is the type of the loaded weights; ``unknown`` is that of a server. A pool gives its final answer after the
+        first :meth:`load`.
         """
         return None
 
     def compute_during(self, start: Callable[[], Future[T]]) -> T:
-        """The result of the future that ``start`` gives; until then, the engine may compute in the calling thread."""
+        """Return the result of the future from ``start``; until then the engine may compute in the calling thread."""
         return start().result()
 
     def release(self, session_prefix: str) -> None:
-        """Forget the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""
+        """Drop the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""
 
     def close(self) -> None:
         """Free the engine's resources; may be called twice."""
 
 
 class EngineWrapper(Engine):
-    """An engine over another one: every hook that a subclass does not define is the other engine's.
+    """An engine over another one, which answers every hook that a subclass does not define.
 
     Args:
         engine: the other one.
@@ -200,19 +217,25 @@ class EngineWrapper(Engine):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
+    def engine_of(self, policy: str) -> Engine:
+        """Return the engine that generates for a policy."""
+        return self.engine
+
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         return await self.engine.sample(requests)
 
     def load(self, policy: str, weights: Any, version: int) -> None:
-        self.engine.load(policy, weights, version)
+        self.engine_of(policy).load(policy, weights, version)
 
 
-def _handed_on(name: str, hook: Any) -> Any:
+def _forwarded(name: str, hook: Any) -> Any:
     if isinstance(hook, property):
         return property(lambda wrapper: getattr(wrapper.engine, name), doc=hook.__doc__)
+    if "policy" in inspect.signature(hook).parameters:
+        return functools.wraps(hook)(lambda wrapper, policy: getattr(wrapper.engine_of(policy), name)(policy))
     return functools.wraps(hook)(lambda wrapper, *given, **named: getattr(wrapper.engine, name)(*given, **named))
 
 
 for _name, _hook in vars(Engine).items():
     if not _name.startswith("_") and _name not in vars(EngineWrapper):
-        setattr(EngineWrapper, _name, _handed_on(_name, _hook))
+        setattr(EngineWrapper, _name, _forwarded(_name, _hook))

@@ -291,8 +291,7 @@ class Policy(nn.Module):
         weights = merged_state(self.network)
         adapter = {name: whole(value) for name, value in self.model.state_dict().items() if is_adapter(name)}
         if write:
-            plain = self.network if self.lora is None else self._empty_model()
-            write_model(plain, folder, weights)
+            write_model(self.network, folder, weights)
             if self.lora is not None:
                 self.model.save_pretrained(Path(folder) / ADAPTER_FOLDER, state_dict=adapter)
             self.tokenizer.save_pretrained(folder)
@@ -310,11 +309,6 @@ class Policy(nn.Module):
             return None
         digest = hashlib.blake2b(token_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
         return derive_seed("dropout", dropout_key, digest)
-
-    def _empty_model(self) -> Any:
-        """Return a model of this configuration without memory for its weights."""
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(self.config, dtype=torch.float32)
 
     def initial_model(self) -> Any:
         """Return a new model with the weights that this policy has before its first update, in fp32.

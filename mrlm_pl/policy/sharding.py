@@ -137,3 +137,9 @@ def all_tensors(model: nn.Module) -> dict[str, Tensor]:
     Unlike ``state_dict`` this includes buffers that are not saved, and leaves the gathered weights of a sharded model.
     """
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def world_size() -> int:
+    """Return the number of processes that train together."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if distributed else 1

@@ -2,7 +2,7 @@
 
 vLLM: ``POST /v1/completions`` with a list of token ids as ``prompt`` and ``return_token_ids``, and, of its development
 mode, ``/pause``, ``/collective_rpc`` and ``/resume``. SGLang: ``POST /generate`` with ``input_ids`` and
-``return_logprob``, and ``/update_weights_from_disk``. Both as their documentation of 2026 has them.
+``return_logprob``, and ``/update_weights_from_disk``. Both follow their documentation of 2026.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mrlm_pl.engines.base import SampleRequest
@@ -23,11 +24,11 @@ class Drawn:
     """The tokens of a reply.
 
     Args:
-        token_ids: sampled, the stop token included.
-        logprobs: as the server gives them, one for each token.
-        stopped: whether the server says that a stop token ended them.
-        certain: False where the tokens were made from text and may not be those that were sampled.
-        version: the server's label of its weights; empty where it gives none.
+        token_ids: sampled tokens, including the stop token.
+        logprobs: the server's log-probability of each token.
+        stopped: whether a stop token ended them, according to the server.
+        certain: False where the tokens were encoded from text and may differ from the sampled ones.
+        version: the server's label of its weights, or empty.
     """
 
     token_ids: tuple[int, ...]
@@ -37,28 +38,28 @@ class Drawn:
     version: str = ""
 
 
-@dataclass(frozen=True)
-class Call:
-    """One POST of an update of weights."""
-
-    path: str
-    body: dict[str, Any]
+Call = tuple[str, dict[str, Any]]
+"""Path and body of a POST."""
 
 
 class Dialect(ABC):
     """The HTTP interface of one kind of server.
 
     Attributes:
-        name: as in the option ``dialect``.
+        name: value of the option ``dialect``.
         path: of requests for samples.
         reports_logprobs: whether samples have log-probabilities.
-        seed_bits: of the largest seed that it takes.
+        names_folders: whether requests name the folder of a trained policy's weights.
+        seed_bits: of the largest seed.
+        scaling: how to start the server so that log-probabilities are those at the temperature.
+        updating: the rest of an error's remedy: how to start the server so that it takes new weights.
     """
 
     name: str
     path: str
-    reports_logprobs = True
+    reports_logprobs, names_folders = True, False
     seed_bits = 63
+    scaling = updating = ""
 
     @abstractmethod
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
@@ -74,31 +75,33 @@ class Dialect(ABC):
 
         Raises:
             ConfigurationError: it has no token ids or log-probabilities.
-            RemoteError: it is not of the protocol.
-            PassingError: the server gave up on the request.
+            PassingError: the server aborted the request.
         """
 
     @abstractmethod
     def update(self, folder: str, label: str) -> list[Call]:
-        """The calls after which the server has the weights of a folder; empty if a request names the folder itself."""
+        """Return the calls that load the weights of a folder; none if requests name the folder."""
 
     def wake(self) -> list[Call]:
-        """The calls after which a server samples that was left in the middle of an update; harmless to all others."""
+        """Return the calls that end an interrupted update, so that the server samples again; harmless to others."""
         return []
 
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the request for a sample with the two most probable tokens of each position in its reply."""
+        """Return the request for a sample whose reply has the two most probable tokens of each position."""
         raise NotImplementedError
 
     def spread(self, reply: Any) -> float:
         """Return the log-probability gap between the first token's two most probable choices, in nats."""
         raise NotImplementedError
 
+    def save(self, folder: Path) -> None:
+        """Write files that the server needs besides a model's into the folder of its weights."""
+
     def updated(self, reply: Any) -> None:
-        """Check the reply to a call of an update.
+        """Validate the reply to a call of an update.
 
         Raises:
-            RemoteError: the server did not do it.
+            RemoteError: the update failed.
         """
 
 
@@ -109,7 +112,7 @@ def _drawing(request: SampleRequest) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
-        # Left out, these are what the model's generation config says.
+        # Explicit, since their defaults come from the model's generation config.
         "min_p": 0.0,
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
@@ -122,6 +125,8 @@ class VllmDialect(Dialect):
     """vLLM's OpenAI-compatible server."""
 
     name, path = "vllm", "/v1/completions"
+    scaling = "start vLLM with `--logprobs-mode processed_logprobs`"
+    updating = " with VLLM_SERVER_DEV_MODE=1"
 
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
         return {
@@ -138,7 +143,7 @@ class VllmDialect(Dialect):
         }
 
     def read(self, reply: Any, request: SampleRequest) -> Drawn:
-        choice = _part(_part(reply, "choices"), 0)
+        choice = reply["choices"][0]
         token_ids, prompt = choice.get("token_ids"), choice.get("prompt_token_ids")
         if token_ids is None or prompt is None:
             raise ConfigurationError(
@@ -159,24 +164,25 @@ class VllmDialect(Dialect):
         return {**body, "logprobs": 2, "return_tokens_as_token_ids": True}
 
     def spread(self, reply: Any) -> float:
-        top = _part(_part(_part(_part(_part(reply, "choices"), 0), "logprobs"), "top_logprobs"), 0)
+        top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
         return _spread(list(top.values()))
 
     def update(self, folder: str, label: str) -> list[Call]:
         return [
-            Call("/pause?mode=wait", {}),
-            Call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}),
+            ("/pause?mode=wait", {}),
+            ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}),
             *self.wake(),
         ]
 
     def wake(self) -> list[Call]:
-        return [Call("/resume", {})]
+        return [("/resume", {})]
 
 
 class SglangDialect(Dialect):
     """SGLang's own interface; its OpenAI-compatible one gives no token ids."""
 
     name, path = "sglang", "/generate"
+    scaling = "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
     seed_bits = 31
 
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
@@ -192,22 +198,22 @@ class SglangDialect(Dialect):
         }
 
     def read(self, reply: Any, request: SampleRequest) -> Drawn:
-        told = _part(reply, "meta_info")
-        ended = told.get("finish_reason") or {}
+        facts = reply["meta_info"]
+        ended = facts.get("finish_reason") or {}
         if ended.get("type") not in ("stop", "length"):
             raise PassingError(f"the server ended a sample with {ended}")
-        if told.get("prompt_tokens") != len(request.token_ids):
+        if facts.get("prompt_tokens") != len(request.token_ids):
             raise RemoteError(
-                f"the server generated from {told.get('prompt_tokens')} tokens, and the request has "
+                f"the server generated from {facts.get('prompt_tokens')} tokens, and the request has "
                 f"{len(request.token_ids)}; a proxy on the way may have changed them"
             )
-        pairs = told.get("output_token_logprobs")
+        pairs = facts.get("output_token_logprobs")
         if pairs is None:
             raise ConfigurationError(
                 "the server gives no `output_token_logprobs` for `return_logprob`, and no engine re-tokenizes text; "
                 "use SGLang's own server, or another `dialect`"
             )
-        version = str(told.get("weight_version") or "")
+        version = str(facts.get("weight_version") or "")
         drawn = _drawn([pair[1] for pair in pairs], [pair[0] for pair in pairs], ended["type"], version)
         if reply.get("output_ids") is not None and tuple(reply["output_ids"]) != drawn.token_ids:
             raise RemoteError("the server's output_ids are not the tokens of its output_token_logprobs")
@@ -217,14 +223,14 @@ class SglangDialect(Dialect):
         return {**body, "top_logprobs_num": 2}
 
     def spread(self, reply: Any) -> float:
-        return _spread([item[0] for item in _part(_part(_part(reply, "meta_info"), "output_top_logprobs"), 0)])
+        return _spread([item[0] for item in reply["meta_info"]["output_top_logprobs"][0]])
 
     def update(self, folder: str, label: str) -> list[Call]:
-        return [Call("/update_weights_from_disk", {"model_path": folder, "weight_version": label, "flush_cache": True})]
+        return [("/update_weights_from_disk", {"model_path": folder, "weight_version": label, "flush_cache": True})]
 
     def updated(self, reply: Any) -> None:
-        if not _part(reply, "success"):
-            raise RemoteError(f"the server did not take over the weights: {reply.get('message')}")
+        if not isinstance(reply, dict) or not reply.get("success"):
+            raise RemoteError(f"the server did not load the weights: {str(reply)[:200]}")
 
 
 def _drawn(token_ids: Sequence[int], logprobs: Sequence[float | None] | None, ended: str, version: str = "") -> Drawn:
@@ -244,18 +250,11 @@ def _spread(logprobs: Sequence[float]) -> float:
     return first - second
 
 
-def _part(reply: Any, key: str | int) -> Any:
-    try:
-        return reply[key]
-    except (KeyError, IndexError, TypeError) as error:
-        raise RemoteError(f"the server's reply has no {key!r}: {str(reply)[:200]}") from error
-
-
 def read_reply(dialect: Dialect, reply: Any, request: SampleRequest) -> Drawn:
-    """Return the tokens of a reply, whatever it may be.
+    """Return the tokens of any reply.
 
     Raises:
-        RemoteError: it is not of the protocol.
+        RemoteError: it does not follow the protocol.
         Exception: see :meth:`Dialect.read`.
     """
     try:
@@ -268,11 +267,13 @@ def ended_by_stop(drawn: Drawn, request: SampleRequest) -> bool:
     """Return whether a stop token of the request ends the tokens.
 
     Raises:
-        EngineError: one stands before the end, or another token ended them.
+        EngineError: a stop token is not the last one, or another token ended them.
     """
     early = [token for token in drawn.token_ids[:-1] if token in request.stop_ids]
     if early:
-        raise EngineError(f"the server went on after token {early[0]}, which ends a turn; does it know stop_token_ids?")
+        raise EngineError(
+            f"the server continued after the stop token {early[0]}; use a server that takes stop_token_ids"
+        )
     last = drawn.token_ids[-1]
     if drawn.stopped and last not in request.stop_ids:
         raise EngineError(

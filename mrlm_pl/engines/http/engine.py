@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from mrlm_pl.concurrency.backoff import Backoff
+from mrlm_pl.concurrency.calls import together
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.http.dialects import Call, Drawn, ended_by_stop, read_reply
@@ -34,7 +35,7 @@ from mrlm_pl.engines.http.replicas import (
     claim_of,
     share_of,
 )
-from mrlm_pl.engines.http.text_dialect import TransformersDialect, dialect_of
+from mrlm_pl.engines.http.text_dialect import dialect_of
 from mrlm_pl.engines.http.weight_folders import write_version
 from mrlm_pl.engines.transfer.manifest import checksum
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Served:
-    """State of one policy: the version of its weights; if it is trained, their label, folder and checksums."""
+    """A policy's version; of a trained one also the label, the folder and the checksums of its weights."""
 
     version: int
     label: str = ""
@@ -54,29 +55,28 @@ class _Served:
 
 
 class OpenAICompatible(Engine):
-    """Samples from servers over HTTP; token ids go there and come back, and no text is encoded.
+    """Samples from servers over HTTP with token ids in both directions; no text is encoded.
 
-    A policy that is not trained is whatever the server has. The weights of one that is trained are written to
-    ``weights_folder``, from where the servers read them (vLLM in its development mode: ``/collective_rpc`` with
-    ``reload_weights``; SGLang: ``/update_weights_from_disk``; ``transformers serve``: the request names the folder).
-    New weights are taken over between two requests: :meth:`load` waits for those under way, so that every sample has
-    one version; turns are sampled whole. A server that comes back after it was gone gets the current weights before it
-    is asked.
+    A frozen policy is the server's model. The weights of a trained one are written to ``weights_folder``, and the
+    servers load them from there (vLLM in its development mode: ``/collective_rpc`` with ``reload_weights``; SGLang:
+    ``/update_weights_from_disk``; ``transformers serve``: the request names the folder). New weights are loaded between
+    two requests: :meth:`load` waits for the running ones, so that every sample has one version; turns are sampled
+    whole. A server that was unreachable gets the current weights before its next request.
 
     ``transformers serve`` has no token ids and no log-probabilities; see
-    :class:`~mrlm_pl.engines.http.text_dialect.TransformersDialect`. What it samples can be trained on only by an
-    algorithm that takes the log-probabilities from the learner (``recompute_old_logp: true``).
+    :class:`~mrlm_pl.engines.http.text_dialect.TransformersDialect`. Only algorithms that take the log-probabilities
+    from the learner can train on its samples (``recompute_old_logp: true``).
 
     Args:
-        url: of a server, ``http://HOST:PORT``, or of several with the same model; the least busy is asked.
-        dialect: what server it is.
-        model: the name that the server gives the model. None: the policy's name if the server has a model of that
-            name, else its only model; for ``transformers``, the tokenizer's folder.
-        tokenizer: folder or hub id of the served model; for ``transformers`` alone, which needs it.
-        weights_folder: where weights of trained policies are written; the servers must see it under the same path.
-            Each worker of a pool has a folder of its own in it, on its own machine.
+        url: of a server, ``http://HOST:PORT``, or of several with the same model; the least busy one is asked.
+        dialect: kind of the server.
+        model: the server's name of the model. None: the policy's name if the server has a model of that name, else its
+            only model; for ``transformers``, the tokenizer's folder.
+        tokenizer: folder or hub id of the served model; required for ``transformers``, and for it alone.
+        weights_folder: folder of the weights of trained policies, at the same path for the servers. Each worker of a
+            pool has its own folder in it, on its own machine.
         api_key_env: name of the environment variable with the servers' key.
-        terms: deadlines, retries and how many requests are under way at the same time.
+        terms: deadlines, retries and the number of concurrent requests.
 
     Raises:
         ConfigurationError: an option is missing or out of its range.
@@ -97,18 +97,18 @@ class OpenAICompatible(Engine):
         self.dialect = dialect_of(dialect, tokenizer)
         self.name = f"openai/{dialect}"
         self._stats = HttpStats()
-        self._replicas = Replicas([url] if isinstance(url, str) else url, api_key_env, terms, self._stats)
-        self._replicas.prepare = self._prepare
+        urls = [url] if isinstance(url, str) else url
+        self._replicas = Replicas(urls, api_key_env, terms, self._stats, self._prepare)
         self._terms, self._model = terms, model
         self._folder = None if weights_folder is None else Path(weights_folder)
         self._policies: dict[str, _Served] = {}
         self._facts: ServerFacts | None = None
         self._loop = EventLoopThread()
-        self._end = weakref.finalize(self, _end, self._loop, self._replicas)  # at the latest when the process ends
+        self._end = weakref.finalize(self, _end, self._loop, self._replicas)  # at the latest at the end of the process
         self._places = asyncio.Semaphore(terms.concurrency)
         self._open, self._idle, self._under_way = asyncio.Event(), asyncio.Event(), 0
         self._open.set()
-        self._told_of_cuts = False
+        self._cuts_warned = False
 
     @property
     def stats(self) -> HttpStats:
@@ -116,18 +116,18 @@ class OpenAICompatible(Engine):
         return replace(self._stats)
 
     def reports_logprobs(self, policy: str) -> bool:
-        """Return whether samples have log-probabilities that can be trained on: not those of ``transformers serve``."""
+        """Return whether samples have log-probabilities; those of ``transformers serve`` do not."""
         return self.dialect.reports_logprobs
 
     def precision(self, policy: str) -> str | None:
-        """``unknown``: no server tells; see :meth:`Engine.precision`."""
+        """Return ``unknown``: servers do not report it; see :meth:`Engine.precision`."""
         return "unknown"
 
     def join_pool(self, place: int, places: int) -> Sequence[str]:
-        """Keep the servers of this place alone, and a folder for their weights; what is claimed is these servers.
+        """Keep the servers of this place and a folder for their weights; return a claim on each server.
 
         Raises:
-            ConfigurationError: the servers cannot be shared out among so many workers.
+            ConfigurationError: the servers cannot be divided equally among the workers.
         """
         self._replicas.keep(share_of([replica.url for replica in self._replicas.all], place, places))
         self._folder = None if self._folder is None else self._folder / f"worker-{place}"
@@ -135,28 +135,20 @@ class OpenAICompatible(Engine):
 
     @property
     def calls_at_once(self) -> int:
-        """As many as requests may be under way: servers batch them by themselves."""
+        """The most concurrent requests: servers batch them by themselves."""
         return self._terms.concurrency
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        """Return one :class:`~mrlm_pl.engines.base.Sample` per request, in order; all are under way at the same time.
+        """Return one :class:`~mrlm_pl.engines.base.Sample` per request, in order, from concurrent requests.
 
         Generation stops at the server's context window with finish reason ``length``.
 
         Raises:
-            EngineError: a context is empty or does not fit, or the server refuses a request.
-            ConfigurationError: the server cannot give what is asked for.
+            EngineError: a context is empty or does not fit, or the server rejects a request.
+            ConfigurationError: the server cannot sample from this distribution.
             RemoteError: no server answers within the bounds of ``terms``.
         """
-        return await asyncio.wrap_future(self._running().submit(self._sample_all(list(requests))))
-
-    async def _sample_all(self, requests: list[SampleRequest]) -> list[Sample]:
-        tasks = [asyncio.ensure_future(self._sample(request)) for request in requests]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await asyncio.wrap_future(self._running().submit(together(map(self._sample, requests))))
 
     async def _sample(self, request: SampleRequest) -> Sample:
         async with self._places:
@@ -171,19 +163,16 @@ class OpenAICompatible(Engine):
                     self._idle.set()
 
     async def _drawn(self, request: SampleRequest, facts: ServerFacts) -> Sample:
-        limit = self._limit(request, facts)
+        limit = request.limit(facts.window)
         self._check_distribution(request, facts)
         served = self._policies.get(request.policy, _Served(0))
-        body = self.dialect.body(
-            request, self._model_of(request.policy, facts), limit, request.seed % 2**self.dialect.seed_bits
-        )
+        model = self._model_of(facts.models, request.policy)
+        body = self.dialect.body(request, model, limit, request.seed % 2**self.dialect.seed_bits)
 
         def read(reply: Any, replica: Replica) -> Sample:
             drawn = read_reply(self.dialect, reply, request)
             if len(drawn.token_ids) > limit:
-                raise RemoteError(
-                    f"{replica.url} sampled {len(drawn.token_ids)} tokens, and {limit} were asked for at most"
-                )
+                raise RemoteError(f"{replica.url} sampled {len(drawn.token_ids)} tokens, and {limit} were asked for")
             if served.folder and drawn.version not in ("", served.label):
                 replica.ready = False
                 raise PassingError(
@@ -196,54 +185,34 @@ class OpenAICompatible(Engine):
 
         return await self._replicas.ask(self.dialect.path, body, f"policy {request.policy!r}", read)
 
-    def _limit(self, request: SampleRequest, facts: ServerFacts) -> int:
-        """Return tokens that may be sampled for a request."""
-        if not request.token_ids:
-            raise EngineError(f"a request for policy {request.policy!r} has an empty context; give at least one token")
-        if facts.window is None:
-            return request.sampling.max_tokens
-        room = facts.window - len(request.token_ids)
-        if room < 1:
-            raise EngineError(
-                f"a context of {len(request.token_ids)} tokens leaves no room in the {facts.window}-token window of "
-                f"policy {request.policy!r} at {self._replicas.targets}; shorten the conversation or start the server "
-                "with a longer window"
-            )
-        return min(room, request.sampling.max_tokens)
-
     def _check_distribution(self, request: SampleRequest, facts: ServerFacts) -> None:
-        """Refuse temperatures at which the server's log-probabilities would be those of another one."""
+        """Reject temperatures other than that of the server's log-probabilities."""
         sampling = request.sampling
         if not self.dialect.reports_logprobs:
             return
         if sampling.temperature not in (0.0, 1.0) and not facts.scaled:
-            remedy = (
-                "start vLLM with `--logprobs-mode processed_logprobs`"
-                if self.dialect.name == "vllm"
-                else "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
-            )
             raise ConfigurationError(
                 f"sampling.temperature is {sampling.temperature:g}, and {self._replicas.targets} gives the "
-                f"log-probabilities of temperature 1; {remedy}, or sample at temperature 1"
+                f"log-probabilities of temperature 1; {self.dialect.scaling}, or sample at temperature 1"
             )
-        if (sampling.top_p < 1 or sampling.top_k > 0) and not facts.cut and not self._told_of_cuts:
-            self._told_of_cuts = True
+        if (sampling.top_p < 1 or sampling.top_k > 0) and not facts.cut and not self._cuts_warned:
+            self._cuts_warned = True
             logger.warning(
                 "%s gives log-probabilities from before top-p and top-k; training takes those of the learner",
                 self._replicas.targets,
             )
 
     def load(self, policy: str, weights: Any, version: int) -> None:
-        """Make ``weights`` the servers' own if they are being trained; else note the version, and check the servers.
+        """Hand trained weights to the servers; of frozen ones note the version. Check the servers.
 
         Args:
-            policy: the name that requests use.
-            weights: a ``transformers`` causal LM; trained where a parameter of it requires a gradient.
-            version: number stored in every sample made from now on.
+            policy: its name in requests.
+            weights: a ``transformers`` causal LM; trained if a parameter requires a gradient.
+            version: number of the weights in samples.
 
         Raises:
             ConfigurationError: the weights are trained and there is no ``weights_folder``; a server cannot serve.
-            EngineError: they cannot be written, or are no module.
+            EngineError: the weights cannot be written, or are no module.
             RemoteError: no server answers.
         """
         if not isinstance(weights, torch.nn.Module):
@@ -267,23 +236,22 @@ class OpenAICompatible(Engine):
         served.confirmed = True
 
     def check(self, policy: str) -> None:
-        """Ask the servers whether they can sample for a policy; :meth:`load` does so too.
+        """Check that the servers can sample for a policy; :meth:`load` does so too.
 
         Raises:
             ConfigurationError: a server cannot.
             RemoteError: no server answers.
         """
         facts = self._running().submit(self._known()).result()
-        self._model_of(policy, facts)
+        self._model_of(facts.models, policy)
 
     def _written(self, policy: str, weights: Any, version: int, others: Sequence[str]) -> Path:
         check_can_hand_over(policy, others, self._folder, self.dialect, self._replicas.targets)
         assert self._folder is not None
-        also = self.dialect.codec.save if isinstance(self.dialect, TransformersDialect) else None
-        return write_version(self._folder, policy, weights, version, also)
+        return write_version(self._folder, policy, weights, version, self.dialect.save)
 
     async def _take_over(self, policy: str, served: _Served) -> None:
-        """Switch to new weights while no request is under way."""
+        """Switch to new weights between two requests."""
         self._open.clear()
         try:
             while self._under_way:
@@ -303,12 +271,12 @@ class OpenAICompatible(Engine):
             await asyncio.wait_for(self._idle.wait(), seconds)
         except asyncio.TimeoutError as error:
             raise RemoteError(
-                f"new weights of policy {policy!r} waited {seconds:g} s for {self._under_way} requests under way at "
+                f"new weights of policy {policy!r} waited {seconds:g} s for {self._under_way} running requests at "
                 f"{self._replicas.targets}; lower sampling.max_tokens or raise patience_seconds"
             ) from error
 
     async def _ready_anywhere(self, policy: str) -> None:
-        """Prepare all servers that answer; at least one must."""
+        """Prepare all reachable servers, at least one."""
         loop, problem = asyncio.get_running_loop(), ""
         backoff = Backoff(self._terms.patience_seconds, first=0.2, longest=5.0)
         for attempt in range(self._terms.retries + 1):
@@ -320,7 +288,7 @@ class OpenAICompatible(Engine):
             if any(item is None for item in found):
                 for item in found:
                     if isinstance(item, PassingError):
-                        logger.warning("passed over until it answers: %s", item)
+                        logger.warning("not used until it answers: %s", item)
                 return
             problem = str(found[0])
             if attempt == self._terms.retries or not await backoff.pause():
@@ -328,37 +296,40 @@ class OpenAICompatible(Engine):
         raise RemoteError(f"policy {policy!r}: no server answers: {problem}; start one, or check the URL")
 
     async def _probes(self, policy: str) -> dict[str, Drawn]:
-        """Return the samples of :func:`check_weights`'s request, by the URL of each server that answers."""
+        """Return the samples for :func:`check_weights`, by the URL of each server that answers."""
         request, facts, found = probe_request(policy), await self._known(), {}
-        body = self.dialect.body(request, self._model_of(policy, facts), request.sampling.max_tokens, 0)
+        body = self.dialect.body(request, self._model_of(facts.models, policy), request.sampling.max_tokens, 0)
         for replica in self._replicas.all:
             if replica.ready:
                 try:
                     reply = await self._replicas.once(replica, self.dialect.path, body, f"policy {policy!r}")
                     found[replica.url] = read_reply(self.dialect, reply, request)
-                except PassingError as error:  # it is busy with episodes; the next weights are compared again
+                except PassingError as error:  # a busy server; the next weights are compared again
                     logger.warning("the weights of %s were not compared: %s", replica.url, error)
         return found
 
     async def _known(self) -> ServerFacts:
-        """Return the servers' description, which is requested once."""
+        """Return the facts of the servers, requested once."""
         if self._facts is None:
             await self._ready_anywhere("")
         assert self._facts is not None
         return self._facts
 
     async def _prepare(self, replica: Replica) -> None:
-        """Check that a server is what it should be, and give it the current weights."""
+        """Check the abilities of a server and give it the current weights."""
         handed = {policy: served for policy, served in self._policies.items() if served.folder}
         if not replica.checked:
-            for policy in handed:  # whoever gave it weights before may have died in the middle of that
+            for policy in handed:  # an earlier client may have died in the middle of an update
                 await self._call(replica, policy, self.dialect.wake())
             await self._check(replica)
         for policy, served in handed.items():
             await self._call(replica, policy, self.dialect.update(served.folder, served.label))
 
     async def _check(self, replica: Replica) -> None:
-        facts = await check_server(self._replicas, replica, self.dialect, self._probe_model)
+        async def ask(path: str, body: dict[str, Any] | None) -> Any:
+            return await self._replicas.once(replica, path, body, "the check of the server")
+
+        facts = await check_server(ask, replica.url, self.dialect, self._model_of)
         if self._facts is not None and facts.models != self._facts.models and not self._model:
             raise ConfigurationError(
                 f"{replica.url} has the models {facts.models} and the other servers {self._facts.models}; "
@@ -367,34 +338,28 @@ class OpenAICompatible(Engine):
         self._facts, replica.checked = facts, True
 
     async def _call(self, replica: Replica, policy: str, calls: Sequence[Call]) -> None:
-        for call in calls:
+        for path, body in calls:
             try:
-                self.dialect.updated(await self._replicas.once(replica, call.path, call.body, f"policy {policy!r}"))
+                self.dialect.updated(await self._replicas.once(replica, path, body, f"policy {policy!r}"))
             except RefusalError as error:
-                remedy = "; start vLLM with VLLM_SERVER_DEV_MODE=1" if self.dialect.name == "vllm" else ""
                 raise ConfigurationError(
-                    f"{error}{remedy}; the weights were not taken over, and the server may be paused: start it again"
+                    f"{error}; the weights were not loaded, and the server may be paused: start it again"
+                    f"{self.dialect.updating}"
                 ) from error
 
-    def _probe_model(self, models: tuple[str, ...]) -> str:
-        named = [served.folder for served in self._policies.values() if served.folder]
-        if self.dialect.name == "transformers" and named:
-            return named[0]
-        return self._model or only_model(models, "", self._replicas.targets)
-
-    def _model_of(self, policy: str, facts: ServerFacts) -> str:
-        """Return the name that requests for a policy give the model."""
-        served = self._policies.get(policy)
-        if self.dialect.name == "transformers" and served is not None and served.folder:
-            return served.folder
-        return self._model or only_model(facts.models, policy, self._replicas.targets)
+    def _model_of(self, models: tuple[str, ...], policy: str = "") -> str:
+        """Return the model's name in requests for a policy; without one, that of any of the server's models."""
+        folders = {name: served.folder for name, served in self._policies.items() if served.folder}
+        if self.dialect.names_folders and folders and policy in ("", *folders):
+            return folders.get(policy) or next(iter(folders.values()))
+        return self._model or only_model(models, policy, self._replicas.targets)
 
     def window(self, policy: str) -> int | None:
-        """Return how many tokens a row can have; None as long as no server was asked, or where it does not say."""
+        """Return the context window in tokens; None before the first request, and if the server does not say."""
         return None if self._facts is None else self._facts.window
 
     def close(self) -> None:
-        """Close the connections; the servers go on. May be called twice."""
+        """Close the connections, not the servers; may be called twice."""
         self._end()
 
     def _running(self) -> EventLoopThread:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,24 @@ import torch
 
 from mrlm_pl.engines.base import SampleRequest, Sampling
 from mrlm_pl.engines.http.dialects import Dialect, Drawn
-from mrlm_pl.engines.http.replicas import RefusalError, Replica, Replicas
+from mrlm_pl.engines.http.replicas import RefusalError
 from mrlm_pl.engines.http.text_dialect import TransformersDialect
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy.sharding import world_size
 
 logger = logging.getLogger(__name__)
 
+Ask = Callable[[str, dict[str, Any] | None], Awaitable[Any]]
+Choose = Callable[[tuple[str, ...]], str]
+
 PROBES = ((1, 2, 3), (3, 1), (2,), (1, 1, 2, 3))
-"""Contexts to ask with; one whose two best continuations are equally probable tells nothing of temperatures."""
+"""Contexts of the probes; one with two equally probable best continuations says nothing about temperatures."""
 
 CLEAR = 0.02
-"""Nats between these two that make a context fit."""
+"""Smallest difference of these two continuations, in nats, for a context to fit."""
 
 PROBE_TOKENS, TOLERANCE = 8, 0.5
-"""Tokens that a server's weights are compared on, and how far their log-probabilities may be apart, in nats."""
+"""Tokens for the comparison of weights, and the largest difference of their log-probabilities, in nats."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,8 @@ class ServerFacts:
     """Facts about a server.
 
     Args:
-        models: that it serves, by name.
-        window: how many tokens a row can have; None if it does not say.
+        models: names of its models.
+        window: its context window in tokens; None if it is unknown.
         scaled: whether its log-probabilities are those at the request's temperature.
         cut: whether they are those after top-k and top-p.
     """
@@ -45,92 +49,62 @@ class ServerFacts:
     cut: bool
 
 
-async def check_server(
-    replicas: Replicas, replica: Replica, dialect: Dialect, choose: Callable[[tuple[str, ...]], str]
-) -> ServerFacts:
-    """Return the facts of a server, which takes token ids and gives them back with their log-probabilities.
+async def check_server(ask: Ask, url: str, dialect: Dialect, choose: Choose) -> ServerFacts:
+    """Return the facts of a server, from a few requests with token ids and log-probabilities.
 
     Args:
-        replicas: whose connections are used.
-        replica: the server.
-        dialect: what it should be.
-        choose: the model to ask, of those that it has.
+        ask: sends a path and a body to the server and returns the reply; without a body it is a GET.
+        url: of the server.
+        dialect: its expected interface.
+        choose: returns the model to ask, of the server's models.
 
     Raises:
-        ConfigurationError: it is not what the dialect says, or cannot give token ids or log-probabilities.
+        ConfigurationError: the server has another interface, or gives no token ids or log-probabilities.
         PassingError: it does not answer.
     """
-    if isinstance(dialect, TransformersDialect):
-        return await _text_facts(replicas, replica, dialect, choose)
+    probe = _text_facts if isinstance(dialect, TransformersDialect) else _facts
     try:
-        listed = await replicas.once(replica, "/v1/models", None, "the check of the server")
-        entries = listed["data"]
-        models = tuple(entry["id"] for entry in entries)
-        window = entries[0].get("max_model_len")
-        asked = _Asked(replicas, replica, dialect, choose(models))
-        await asked.check_tokens()
-        scaled, cut = await asked.is_scaled(), await asked.is_cut()
+        facts = await probe(ask, dialect, choose)  # type: ignore[arg-type]
     except (RefusalError, LookupError, AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{replica.url} does not answer as {dialect.name} does ({error}); check url and data.engine.dialect"
+            f"{url} does not answer as {dialect.name} does ({error}); check url, model and tokenizer, and "
+            "data.engine.dialect"
         ) from error
-    facts = ServerFacts(models, None if window is None else int(window), scaled, cut)
-    logger.info("%s: %s", replica.url, facts)
+    logger.info("%s: %s", url, facts)
     return facts
 
 
-async def _text_facts(
-    replicas: Replicas, replica: Replica, dialect: TransformersDialect, choose: Callable[[tuple[str, ...]], str]
-) -> ServerFacts:
+async def _facts(ask: Ask, dialect: Dialect, choose: Choose) -> ServerFacts:
+    entries = (await ask("/v1/models", None))["data"]
+    models = tuple(entry["id"] for entry in entries)
+    window, model = entries[0].get("max_model_len"), choose(models)
+
+    async def first(context: tuple[int, ...], **sampling: Any) -> Drawn:
+        request = _request(context, **sampling)
+        return dialect.read(await ask(dialect.path, dialect.body(request, model, 1, 0)), request)
+
+    async def spread(context: tuple[int, ...], temperature: float) -> float:
+        body = dialect.body(_request(context, temperature=temperature), model, 1, 0)
+        return dialect.spread(await ask(dialect.path, dialect.probe(body)))
+
+    await first(PROBES[0])
+    scaled = False
+    for context in PROBES:
+        at_one = await spread(context, 1.0)
+        if at_one > CLEAR:  # doubling the temperature halves the distance between scaled log-probabilities
+            at_two = await spread(context, 2.0)
+            scaled = abs(at_two - at_one / 2) < abs(at_two - at_one)
+            break
+    cut = (await first(PROBES[0], top_k=1)).logprobs[0] > -1e-4  # the only token that is left has probability 1
+    return ServerFacts(models, None if window is None else int(window), scaled, cut)
+
+
+async def _text_facts(ask: Ask, dialect: TransformersDialect, choose: Choose) -> ServerFacts:
     codec = dialect.codec
     models = (codec.source,)
-    start = tuple(codec.tokenizer("1")["input_ids"])
-    request = SampleRequest(start, "", 0, Sampling(temperature=0.0, max_tokens=1))
-    try:
-        reply = await replicas.once(
-            replica, dialect.path, dialect.body(request, choose(models), 1, 0), "the check of the server"
-        )
-    except RefusalError as error:
-        raise ConfigurationError(
-            f"{replica.url} does not answer as `transformers serve` does ({error}); check url, model and tokenizer"
-        ) from error
-    dialect.read(reply, request)
+    request = _request(tuple(codec.tokenizer("1")["input_ids"]), temperature=0.0)
+    dialect.read(await ask(dialect.path, dialect.body(request, choose(models), 1, 0)), request)
     return ServerFacts(models, codec.window, scaled=True, cut=True)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Questions to a server with token ids."""
-
-    replicas: Replicas
-    replica: Replica
-    dialect: Dialect
-    model: str
-
-    async def check_tokens(self) -> None:
-        """Raises if a reply has no token ids, or no log-probabilities."""
-        request = _request(PROBES[0])
-        self.dialect.read(await self._reply(request), request)
-
-    async def is_scaled(self) -> bool:
-        """Return whether doubling the temperature halves the distance between log-probabilities."""
-        for context in PROBES:
-            at_one = self.dialect.spread(await self._reply(_request(context), probe=True))
-            if at_one > CLEAR:
-                at_two = self.dialect.spread(await self._reply(_request(context, temperature=2.0), probe=True))
-                return abs(at_two - at_one / 2) < abs(at_two - at_one)
-        return False
-
-    async def is_cut(self) -> bool:
-        """Return whether the only token that top-k leaves has probability 1."""
-        request = _request(PROBES[0], top_k=1)
-        return self.dialect.read(await self._reply(request), request).logprobs[0] > -1e-4
-
-    async def _reply(self, request: SampleRequest, probe: bool = False) -> Any:
-        body = self.dialect.body(request, self.model, 1, 0)
-        return await self.replicas.once(
-            self.replica, self.dialect.path, self.dialect.probe(body) if probe else body, "the check of the server"
-        )
 
 
 def _request(context: tuple[int, ...], **sampling: Any) -> SampleRequest:
@@ -155,12 +129,12 @@ def only_model(models: tuple[str, ...], policy: str, targets: str) -> str:
 def check_can_hand_over(
     policy: str, others: Sequence[str], folder: Path | None, dialect: Dialect, targets: str
 ) -> None:
-    """Check that servers can get the weights of a policy.
+    """Validate that servers can get the weights of a policy.
 
     Args:
         policy: that is trained.
-        others: whose weights these servers have as well.
-        folder: where weights are written.
+        others: the servers' other trained policies.
+        folder: of the written weights.
         dialect: of the servers.
         targets: the servers, for messages.
 
@@ -173,30 +147,29 @@ def check_can_hand_over(
             "weights_folder (data.engine.weights_folder) to a folder that they can read, or `trained: false` for the "
             "policy"
         )
-    if others and dialect.name != "transformers":
+    if others and not dialect.names_folders:
         raise ConfigurationError(
             f"policies {others[0]!r} and {policy!r} are both trained, and {targets} holds one model; use the "
             "in-process engine, or a server that serves one of them (served_by)"
         )
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if distributed and torch.distributed.get_world_size() > 1:
+    if world_size() > 1:
         raise ConfigurationError(
-            f"policy {policy!r} is trained by {torch.distributed.get_world_size()} processes, and weights are handed "
-            "to servers by one; set trainer.devices to 1 or use another engine"
+            f"policy {policy!r} is trained by {world_size()} processes, and weights are handed to servers by one; set"
+            " trainer.devices to 1 or use another engine"
         )
 
 
 def probe_request(policy: str) -> SampleRequest:
-    """Return a request whose answer :func:`check_weights` compares."""
+    """Return the request for :func:`check_weights`."""
     return SampleRequest(PROBES[0], policy, 0, Sampling(temperature=0.0, max_tokens=PROBE_TOKENS))
 
 
 @torch.no_grad()
 def check_weights(probe: Drawn, model: torch.nn.Module, targets: str, policy: str) -> None:
-    """Compare what a server sampled for :func:`probe_request` with a model that should be the same.
+    """Compare a server's sample for :func:`probe_request` with a model that should have the same weights.
 
     Args:
-        probe: a server's answer.
+        probe: the sample.
         model: a ``transformers`` causal LM.
         targets: the server, for messages.
         policy: the policy's name, for messages.
@@ -206,14 +179,15 @@ def check_weights(probe: Drawn, model: torch.nn.Module, targets: str, policy: st
     """
     row = [*PROBES[0], *probe.token_ids]
     device = next(model.parameters()).device
-    vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    if max(row) < vocabulary:
+    found = f"a token {max(row)}"
+    if max(row) < model.get_input_embeddings().weight.shape[0]:  # type: ignore[operator]
         logits = model(torch.tensor([row], device=device)).logits[0, len(PROBES[0]) - 1 : -1].float()
         own = logits.log_softmax(-1).gather(-1, torch.tensor(probe.token_ids, device=device)[:, None])[:, 0].cpu()
         apart = (own - torch.tensor(probe.logprobs)).abs().mean().item()
-    if max(row) >= vocabulary or apart > TOLERANCE:
-        found = f"a token {max(row)}" if max(row) >= vocabulary else f"log-probabilities {apart:.2f} nats away"
-        raise ConfigurationError(
-            f"policy {policy!r}: {targets} has other weights than the policy's model ({found}); start the server with "
-            "that model, or name the served one in the policy"
-        )
+        if apart <= TOLERANCE:
+            return
+        found = f"log-probabilities {apart:.2f} nats away"
+    raise ConfigurationError(
+        f"policy {policy!r}: {targets} has other weights than the policy's model ({found}); start the server with "
+        "that model, or name the served one in the policy"
+    )

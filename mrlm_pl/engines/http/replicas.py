@@ -1,8 +1,9 @@
-"""Servers with the same model behind HTTP: the least busy is asked, a gone one rests, what may pass is retried."""
+"""Servers with the same model behind HTTP: the least busy one is asked, others are tried after a failure."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -22,26 +23,27 @@ from mrlm_pl.settings import at_least, positive
 logger = logging.getLogger(__name__)
 
 FIRST_REST, LONGEST_REST = 0.5, 30.0
-"""Seconds for which a server that failed is passed over; doubled each time that it fails again."""
+"""Seconds for which a failed server gets no requests; doubled by each further failure."""
 
 SHOWN_CHARACTERS = 500
-"""Of a server's message that an error shows."""
+"""Length of a server's message in errors."""
 
 _PASSING = (408, 429, 500, 502, 503, 504)
-_ABSENT = (502, 503, 504)  # what a proxy says while there is no server, which may have other weights afterwards
-_jitter = random.Random()  # of the length of pauses alone, so that many requests do not come back at the same moment
+_ABSENT = (502, 503, 504)  # a proxy's answers without a server; the next one may have other weights
+_REMEDIES = {
+    (401, 403): "; set `api_key_env` to the name of the environment variable with the server's key",
+    (404, 405): "; check the URL (without /v1) and `dialect`, which says what server it is",
+}
+_MESSAGE_KEYS = ("error", "message", "detail")
+_jitter = random.Random()  # for pauses alone, so that requests do not come back at the same moment
 
 
 class PassingError(Exception):
-    """A problem that another attempt, perhaps with another server, may not have."""
+    """A failure worth retrying, possibly on another server."""
 
 
 class RefusalError(EngineError):
-    """A server understood the request and does not take it; ``status`` is its HTTP status."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
+    """A server understood a request and rejects it."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ class Terms:
     """Deadlines, retries and concurrency of requests.
 
     Args:
-        timeout_seconds: that one HTTP request may take.
-        patience_seconds: after which a request that nobody has answered fails, whatever was tried.
-        retries: how many times a request is sent again.
-        concurrency: requests under way at the same time, over all servers.
+        timeout_seconds: deadline of one HTTP request.
+        patience_seconds: deadline of a request over all its tries.
+        retries: most repetitions of a request.
+        concurrency: most concurrent requests, over all servers.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -71,13 +73,13 @@ class Terms:
 
 @dataclass
 class HttpStats:
-    """Counters of requests that samples were made with.
+    """Counters of requests for samples.
 
     Attributes:
-        requests: that were answered.
-        retries: times that one was sent again.
-        tokens: that were sampled.
-        re_encoded: replies whose tokens are not known to be the sampled ones; see the dialect ``transformers``.
+        requests: answered requests.
+        retries: repeated requests.
+        tokens: sampled tokens.
+        re_encoded: replies whose tokens may differ from the sampled ones; see the dialect ``transformers``.
     """
 
     requests: int = 0
@@ -88,15 +90,16 @@ class HttpStats:
 
 @dataclass(eq=False)
 class Replica:
-    """One server, as its client knows it.
+    """The client's view of one server.
 
     Attributes:
         url: without a slash at the end.
-        checked: whether it was seen to be what it should be, since it was last gone.
-        ready: whether it has the current weights as well.
-        busy: requests under way.
-        doubtful: whether it failed when it was last asked; it then gets one request at a time.
-        rests_until: loop time before which it is not asked.
+        checked: whether its abilities were checked since it was last unreachable.
+        ready: whether it also has the current weights.
+        busy: running requests.
+        doubtful: whether its last request failed; it then gets one request at a time.
+        rests_until: loop time before which it gets no requests.
+        rest: seconds for which the next failure excludes it.
     """
 
     url: str
@@ -109,34 +112,42 @@ class Replica:
     preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def note_failure(self, now: float, gone: bool) -> None:
-        """Pass it over for a while; ``gone``: it may be another process when it comes back."""
+        """Send it no requests for a while; ``gone``: it may be another process when it is back."""
         if gone:
             self.ready = self.checked = False
-        if now >= self.rests_until:  # else it rests already: many requests may have failed at once
+        if now >= self.rests_until:  # else another request failed at the same time
             self.doubtful, self.rests_until = True, now + self.rest
             self.rest = min(LONGEST_REST, 2 * self.rest)
 
     def note_answer(self) -> None:
-        """It works."""
+        """Trust the server again."""
         if self.doubtful:
             logger.warning("%s answers again", self.url)
         self.doubtful, self.rest = False, FIRST_REST
 
 
 class Replicas:
-    """Servers that can stand in for each other; to be used on one event loop.
+    """Interchangeable servers; to be used on one event loop.
 
     Args:
-        urls: ``http://HOST:PORT`` or ``https://...``; a path at the end, such as of a proxy, is kept.
+        urls: ``http://HOST:PORT`` or ``https://...``, with the path of a proxy if there is one.
         api_key_env: name of the environment variable with the key; None sends none.
         terms: deadlines and bounds.
-        stats: counters that are kept up to date.
+        stats: counters to update.
+        prepare: checks a new server and gives it the current weights.
 
     Raises:
-        ConfigurationError: a URL is not one, or the variable is not set.
+        ConfigurationError: a URL is invalid, or the variable is not set.
     """
 
-    def __init__(self, urls: Sequence[str], api_key_env: str | None, terms: Terms, stats: HttpStats) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        api_key_env: str | None,
+        terms: Terms,
+        stats: HttpStats,
+        prepare: Callable[[Replica], Awaitable[None]],
+    ) -> None:
         self.all = [Replica(_checked_url(url)) for url in dict.fromkeys(urls)]
         if not self.all:
             raise ConfigurationError("url names no server; give http://HOST:PORT")
@@ -144,12 +155,11 @@ class Replicas:
             raise ConfigurationError(
                 f"api_key_env is {api_key_env!r}, and that environment variable is not set; `export {api_key_env}=...`"
             )
-        self.api_key_env, self.terms, self.stats = api_key_env, terms, stats
-        self.prepare: Callable[[Replica], Awaitable[None]] | None = None
+        self._key_env, self.terms, self._stats, self._prepare = api_key_env, terms, stats, prepare
         self._session: aiohttp.ClientSession | None = None
 
     def keep(self, urls: Sequence[str]) -> None:
-        """Forget all servers but these."""
+        """Drop all servers but these."""
         self.all = [replica for replica in self.all if replica.url in urls]
 
     @property
@@ -161,13 +171,13 @@ class Replicas:
         """Send a request to the servers in turn; return the first answer, parsed by ``read``.
 
         Args:
-            path: of the request, a POST.
-            body: is sent as JSON.
-            whom: for messages: the policy that the request is for.
+            path: of the POST.
+            body: of the POST, as JSON.
+            whom: names the policy in errors.
             read: may raise :class:`PassingError`.
 
         Raises:
-            EngineError: a server refuses the request.
+            EngineError: a server rejects the request.
             RemoteError: no server answered within the bounds.
         """
         loop = asyncio.get_running_loop()
@@ -185,7 +195,7 @@ class Replicas:
                 await asyncio.sleep(pause)
                 continue
             tries += 1
-            self.stats.retries += tries > 1
+            self._stats.retries += tries > 1
             try:
                 answer = read(await self._asked(replica, path, body, whom, deadline), replica)
             except PassingError as error:
@@ -193,7 +203,7 @@ class Replicas:
                 logger.info("%s: %s", whom, problem)
                 replica.note_failure(loop.time(), gone=False)
                 continue
-            self.stats.requests += 1
+            self._stats.requests += 1
             return answer
 
     async def _asked(self, replica: Replica, path: str, body: dict[str, Any], whom: str, deadline: float) -> Any:
@@ -208,28 +218,27 @@ class Replicas:
             replica.busy -= 1
 
     async def make_ready(self, replica: Replica) -> None:
-        """Prepare a server that was not yet asked, or was gone."""
+        """Prepare a server before its first request, and after it was unreachable."""
         async with replica.preparing:
             if not replica.ready:
-                if self.prepare is not None:
-                    await self.prepare(replica)
+                await self._prepare(replica)
                 replica.ready = True
 
     async def once(
         self, replica: Replica, path: str, body: dict[str, Any] | None, whom: str, seconds: float | None = None
     ) -> Any:
-        """Return the JSON of one answer; without a body, of a GET.
+        """Return the JSON of one answer to a POST, or, without a body, to a GET.
 
         Raises:
-            PassingError: the server cannot be reached, is late, or has too much to do.
-            RefusalError: it does not take the request.
+            PassingError: the server is unreachable, late or overloaded.
+            RefusalError: it rejects the request.
         """
         seconds = self.terms.timeout_seconds if seconds is None else seconds
         url, now = f"{replica.url}{path}", asyncio.get_running_loop().time
         verb = "GET" if body is None else "POST"
         try:
             async with self._opened().request(
-                verb, url, json=body, headers=self._headers(), timeout=aiohttp.ClientTimeout(total=seconds)
+                verb, url, json=body, timeout=aiohttp.ClientTimeout(total=seconds)
             ) as reply:
                 status, text = reply.status, (await reply.read()).decode(errors="replace")
         except (asyncio.TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -242,12 +251,13 @@ class Replicas:
             replica.ready = replica.ready and status not in _ABSENT
             raise PassingError(f"{verb} {url}: status {status}: {_message(text)}")
         if status >= 400:
-            raise RefusalError(status, f"{whom}: {verb} {url}: status {status}: {_message(text)}{self._remedy(status)}")
+            remedy = next((text for statuses, text in _REMEDIES.items() if status in statuses), "")
+            raise RefusalError(f"{whom}: {verb} {url}: status {status}: {_message(text)}{remedy}")
         replica.note_answer()
         try:
             return json.loads(text) if text else None
         except json.JSONDecodeError as error:
-            raise RemoteError(f"{whom}: {verb} {url} answered what is not JSON: {text[:100]!r}") from error
+            raise RemoteError(f"{whom}: {verb} {url} answered with invalid JSON: {text[:100]!r}") from error
 
     async def close(self) -> None:
         """Close the connections; may be called twice."""
@@ -257,7 +267,7 @@ class Replicas:
 
     def _least_busy(self, now: float) -> Replica | None:
         free = [item for item in self.all if item.rests_until <= now and not (item.doubtful and item.busy)]
-        # One that has rested gets a request at once, or it would never be found to be back.
+        # A doubtful server gets the next request, or its return would never be noticed.
         return min(free, key=lambda item: (not item.doubtful, item.busy), default=None)
 
     def _pause(self, now: float) -> float:
@@ -268,18 +278,9 @@ class Replicas:
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=self.terms.concurrency)
-            self._session = aiohttp.ClientSession(connector=connector)
+            headers = {"Authorization": f"Bearer {os.environ[self._key_env]}"} if self._key_env else {}
+            self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         return self._session
-
-    def _headers(self) -> dict[str, str]:
-        return {} if self.api_key_env is None else {"Authorization": f"Bearer {os.environ[self.api_key_env]}"}
-
-    def _remedy(self, status: int) -> str:
-        if status in (401, 403):
-            return "; set `api_key_env` to the name of the environment variable with the server's key"
-        if status in (404, 405):
-            return "; check the URL (without /v1) and `dialect`, which says what server it is"
-        return ""
 
 
 def _checked_url(url: str) -> str:
@@ -293,28 +294,24 @@ def _checked_url(url: str) -> str:
 
 def _message(text: str) -> str:
     """Return the message in a server's error reply."""
-    try:
+    found: Any = text
+    with contextlib.suppress(json.JSONDecodeError):
         found = json.loads(text)
-    except json.JSONDecodeError:
-        return text[:SHOWN_CHARACTERS]
-    while isinstance(found, dict):
-        inner = next((found[key] for key in ("error", "message", "detail") if key in found), None)
-        if inner is None:
-            break
-        found = inner
+    while isinstance(found, dict) and (inner := found.keys() & set(_MESSAGE_KEYS)):
+        found = found[min(inner, key=_MESSAGE_KEYS.index)]
     return str(found)[:SHOWN_CHARACTERS]
 
 
 def share_of(urls: Sequence[str], place: int, places: int) -> list[str]:
-    """The servers of a worker: as many of ``urls`` as of every other, or the only one, on the worker's own machine.
+    """Return the servers of a worker: an equal part of ``urls``, or the only one, which is on the worker's machine.
 
     Args:
         urls: of all workers' servers.
-        place: the worker's number, from 0.
-        places: how many workers there are.
+        place: number of the worker, from 0.
+        places: number of workers.
 
     Raises:
-        ConfigurationError: they cannot be shared out.
+        ConfigurationError: they cannot be divided equally.
 
     >>> share_of(["http://a:1", "http://b:1", "http://a:2", "http://b:2"], 1, 2)
     ['http://b:1', 'http://b:2']
@@ -332,7 +329,7 @@ def share_of(urls: Sequence[str], place: int, places: int) -> list[str]:
 
 
 def is_of_own_machine(url: str) -> bool:
-    """Return whether every machine calls a server of its own by this URL.
+    """Return whether the URL names a server of the calling machine.
 
     >>> [is_of_own_machine(f"http://{host}:1") for host in ("localhost", "127.0.1.1", "[::1]", "10.0.0.1", "a")]
     [True, True, True, False, False]
@@ -345,7 +342,7 @@ def is_of_own_machine(url: str) -> bool:
 
 
 def claim_of(url: str) -> str:
-    """Return the claim of a worker of this machine on a server: equal for the same server."""
+    """Return the claim on a server by a worker of this machine; claims on the same server are equal."""
     if not is_of_own_machine(url):
         return f"the server {url}"
     return f"the server at port {urlsplit(url).port} of {socket.gethostname()}"

@@ -1,4 +1,4 @@
-"""The dialect of ``transformers serve``, which takes text and gives text."""
+"""The dialect of ``transformers serve``, with text in both directions."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from transformers import AutoConfig, AutoTokenizer
 from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.engines.http.dialects import Call, Dialect, Drawn, SglangDialect, VllmDialect
 from mrlm_pl.engines.http.replicas import PassingError
-from mrlm_pl.errors import ConfigurationError, EngineError, PolicyError, RemoteError
+from mrlm_pl.errors import ConfigurationError, EngineError, PolicyError
+from mrlm_pl.policy import BUILTIN_TINY
 from mrlm_pl.policy.tiny import tiny_model_path
+from mrlm_pl.settings import one_of
 
 
 class TransformersDialect(Dialect):
     """``transformers serve``: ``POST /v1/completions`` with text; it has no token ids and no log-probabilities.
 
-    The context is sent as text only where its tokenizer reads that text as exactly the tokens of the context, which is
-    checked here, and their number is checked against the server's count. The sampled text is encoded, and must decode
-    to itself; where the number of tokens is not the one that the server counts, they are not those that were sampled
-    (``Drawn.certain`` is False). The first of the request's stop tokens stands for whichever of them ended the turn.
-    The log-probability of every token is given as 0, which says nothing.
+    A context is sent as text only if the tokenizer reads that text as exactly the context's tokens, and their number
+    must be the server's count. The sampled text is encoded, and must decode to itself; if the number of tokens differs
+    from the server's count, they are not the sampled ones (``Drawn.certain`` is False). The first of the request's
+    stop tokens stands for any of them. The log-probability of every token is 0 and means nothing.
 
     Args:
         codec: of the served model's tokenizer.
     """
 
     name, path = "transformers", "/v1/completions"
-    reports_logprobs = False
+    reports_logprobs, names_folders = False, True
 
     def __init__(self, codec: TextCodec) -> None:
         self.codec = codec
@@ -50,12 +51,9 @@ class TransformersDialect(Dialect):
         }
 
     def read(self, reply: Any, request: SampleRequest) -> Drawn:
-        try:
-            choice, usage = reply["choices"][0], reply["usage"]
-            text, ended = choice["text"], choice["finish_reason"]
-            prompt, sampled = usage["prompt_tokens"], usage["completion_tokens"]
-        except (KeyError, IndexError, TypeError) as error:
-            raise RemoteError(f"not a reply of `transformers serve`: {str(reply)[:200]}") from error
+        choice, usage = reply["choices"][0], reply["usage"]
+        text, ended = choice["text"], choice["finish_reason"]
+        prompt, sampled = usage["prompt_tokens"], usage["completion_tokens"]
         if prompt != len(request.token_ids):
             raise EngineError(
                 f"the server read the context as {prompt} tokens, and it has {len(request.token_ids)}; give the served "
@@ -65,23 +63,26 @@ class TransformersDialect(Dialect):
             raise PassingError(f"the server ended a sample with {ended!r}")
         token_ids = self.codec.ids_of(text)
         stopped = bool(request.stop_ids) and (ended == "stop" or sampled == len(token_ids) + 1)
-        # Special tokens are not part of the text; the one that is missing at the end is a stop token.
+        # Special tokens are not part of the text; the one missing at the end is a stop token.
         if stopped and not (token_ids and token_ids[-1] in request.stop_ids):
             token_ids.append(request.stop_ids[0])
         if not token_ids:
-            raise EngineError("the server sampled special tokens alone, which text cannot tell")
+            raise EngineError("the server sampled special tokens alone, which are not part of text")
         certain = sampled == len(token_ids) and (ended == "stop" or not stopped)
         return Drawn(tuple(token_ids), (0.0,) * len(token_ids), stopped, certain)
 
     def update(self, folder: str, label: str) -> list[Call]:
         return []
 
+    def save(self, folder: Path) -> None:
+        self.codec.tokenizer.save_pretrained(folder)
+
 
 def dialect_of(name: str, tokenizer: str | None) -> Dialect:
-    """Return the dialect of that name; the one of text takes a tokenizer, which is a folder or hub id.
+    """Return the dialect of that name; that of text takes a tokenizer, a folder or hub id.
 
     Raises:
-        ConfigurationError: there is none, or the tokenizer is missing or too much.
+        ConfigurationError: the name is unknown, or the tokenizer is missing or not used.
     """
     if name == "transformers":
         if tokenizer is None:
@@ -92,14 +93,8 @@ def dialect_of(name: str, tokenizer: str | None) -> Dialect:
         return TransformersDialect(TextCodec(tokenizer))
     if tokenizer is not None:
         raise ConfigurationError(f"dialect {name} sends and gets token ids; leave data.engine.tokenizer out")
-    if name == "vllm":
-        return VllmDialect()
-    if name == "sglang":
-        return SglangDialect()
-    raise ConfigurationError(f"dialect {name!r} is not known; there are vllm, sglang and transformers")
-
-
-BUILTIN_TINY = "builtin:tiny"
+    one_of(("vllm", "sglang", "transformers"), "", dialect=name)
+    return VllmDialect() if name == "vllm" else SglangDialect()
 
 
 class TextCodec:
@@ -109,11 +104,11 @@ class TextCodec:
         tokenizer: folder or hub id of the served model, or ``builtin:tiny``.
 
     Raises:
-        PolicyError: no tokenizer can be read there.
+        PolicyError: the tokenizer cannot be read.
 
     Attributes:
         source: the folder or hub id.
-        window: how many tokens fit into the model's context; None if its configuration does not say.
+        window: the model's context window in tokens; None if its configuration does not say.
     """
 
     def __init__(self, tokenizer: str) -> None:
@@ -124,23 +119,23 @@ class TextCodec:
         except (OSError, ValueError, KeyError) as error:
             raise PolicyError(
                 f"the tokenizer of {tokenizer!r} cannot be read ({str(error).strip()[:200]}); give the folder or hub "
-                "id of the model that is served"
+                "id of the served model"
             ) from error
         self.window: int | None = getattr(config, "max_position_embeddings", None)
         self._special = set(self.tokenizer.all_special_ids)
         self._special |= {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """Return the text that the served tokenizer reads as exactly these ids, special tokens that it adds included.
+        """Return the text that the served tokenizer reads as exactly these ids, including special tokens that it adds.
 
         Raises:
-            EngineError: there is none.
+            EngineError: there is no such text.
         """
         text = self._decoded(token_ids, without_special=False)
         read = self.tokenizer(text)["input_ids"]
         if list(read) == list(token_ids):
             return text
-        # A server puts the tokens in front that its tokenizer adds; they need not be sent.
+        # A server adds its tokenizer's first tokens itself.
         head = self._decoded(token_ids[:1], without_special=False)
         if token_ids and token_ids[0] in self._special and text.startswith(head):
             shorter = text.removeprefix(head)
@@ -148,24 +143,20 @@ class TextCodec:
                 return shorter
         raise EngineError(
             f"a context of {len(token_ids)} tokens would be read as {len(read)} others when it is sent as text "
-            "(sampled tokens are often not the tokenizer's own choice); use a server that takes token ids"
+            "(sampled tokens often differ from the tokenizer's own choice); use a server that takes token ids"
         )
 
     def ids_of(self, text: str) -> list[int]:
-        """Token ids of ``text``, of which decoding makes the same text again.
+        """Return the token ids of ``text``, which decode to the same text.
 
         Raises:
-            EngineError: it does not.
+            EngineError: they do not.
         """
         token_ids = list(self.tokenizer.encode(text, add_special_tokens=False))
         back = self._decoded(token_ids, without_special=True)
         if back != text:
             raise EngineError(f"the sampled text {text[:80]!r} becomes {back[:80]!r} when it is encoded and decoded")
         return token_ids
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer's files into a folder."""
-        self.tokenizer.save_pretrained(folder)
 
     def _decoded(self, token_ids: Sequence[int], *, without_special: bool) -> str:
         return str(

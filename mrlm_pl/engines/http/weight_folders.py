@@ -1,4 +1,4 @@
-"""Weights for servers that read them from a folder: each version is written whole before it has its name."""
+"""Folders of weights for servers; each version is written completely before it gets its name."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.export import write_model
-from mrlm_pl.policy.lora import is_adapter, merged_state
+from mrlm_pl.policy.lora import merged_state
 
 KEPT = 2
-"""Versions that stay: the current one, and the one that requests under way may still name."""
+"""Versions to keep: the current one, and the one that running requests may still name."""
 
 
-def write_version(
-    root: Path, policy: str, model: PreTrainedModel, version: int, also: Callable[[Path], None] | None = None
-) -> Path:
-    """The new folder ``ROOT/POLICY/version-N`` with a model, adapters merged in, as ``from_pretrained`` reads it.
+def write_version(root: Path, policy: str, model: PreTrainedModel, version: int, also: Callable[[Path], None]) -> Path:
+    """Write the folder ``ROOT/POLICY/version-N`` with a model, adapters merged, for ``from_pretrained``; return it.
 
     Args:
-        root: of all policies' folders; is created.
+        root: folder of all policies; is created.
         policy: name of the policy.
-        model: whose current weights are written.
-        version: its number; a folder of the same number is replaced.
-        also: writes more files into the folder, such as a tokenizer's.
+        model: has the weights.
+        version: its number; replaces a folder of the same number.
+        also: writes further files into the folder, such as a tokenizer's.
 
     Raises:
         EngineError: the folder cannot be written.
@@ -38,9 +35,8 @@ def write_version(
     try:
         home.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(part, ignore_errors=True)
-        _save(model, part)
-        if also is not None:
-            also(part)
+        write_model(model, part, merged_state(model))
+        also(part)
         if target.exists():
             shutil.rmtree(target)
         part.rename(target)
@@ -51,11 +47,3 @@ def write_version(
     except OSError as error:
         raise EngineError(f"policy {policy!r}: its weights cannot be written to {home}: {error}") from error
     return target.resolve()
-
-
-def _save(model: PreTrainedModel, folder: Path) -> None:
-    plain = model
-    if any(is_adapter(name) for name, _ in model.named_parameters()):
-        with torch.device("meta"):
-            plain = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
-    write_model(plain, folder, merged_state(model))

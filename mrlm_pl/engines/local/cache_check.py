@@ -17,7 +17,7 @@ from mrlm_pl.engines.local.transformers_model import CacheUse, GenericModel
 
 _log = logging.getLogger(__name__)
 
-# Lengths of the contexts, of which the first has two rows; tokens that all are fed; lengths of what the next turn adds.
+# Lengths of the contexts, the first with two rows; tokens fed to all; lengths of the next turn's additions.
 _CONTEXTS = (9, 4, 6)
 _STEPS = 3
 _LATER = (5, 2)
@@ -29,10 +29,9 @@ class Checked(NamedTuple):
     """The result of :func:`cache_use`.
 
     Attributes:
-        use: how the cache can be used.
-        reason: why no better use was possible; "" where nothing is lost.
-        leak: how much the logits after a token change when tokens follow it, relative to their spread; 0 where a row's
-            logits are those of its tokens so far, up to rounding.
+        use: the fastest correct use of the cache.
+        reason: why no better use is possible; "" if there is none.
+        leak: change of the logits after a token by later tokens, relative to their spread; 0 up to rounding.
     """
 
     use: CacheUse
@@ -43,9 +42,9 @@ class Checked(NamedTuple):
 def cache_use(model: GenericModel) -> Checked:
     """Return the fastest use of the model's cache that gives the logits of the model without a cache.
 
-    Contexts of unequal length are fed, and then a few tokens, while rows are copied and dropped. The logits must be
-    those of each row alone, without cache and padding, up to rounding. Padded rows are tried first, then rows of equal
-    length, both with the two methods by which a cache of transformers picks rows. If all fail, rows are recomputed.
+    Contexts of unequal length are fed, then a few tokens, while rows are copied and dropped. The logits must be those
+    of each row alone, without cache and padding, up to rounding. Padded rows are tried first, then rows of equal
+    length, both with the two methods by which a cache of transformers selects rows. If all fail, rows are recomputed.
     """
     rows = _Rows(model)
     leak = rows.leak()
@@ -65,20 +64,20 @@ def cache_use(model: GenericModel) -> Checked:
 
 @functools.cache
 def warn_of_cache(family: str, found: Checked) -> None:
-    """Log, once for every family, what is wrong with a model's cache and with its causality."""
+    """Warn, once for every family, of a cache without its fastest use and of missing causality."""
     use, reason, leak = found
     if leak:
         _log.warning(
             "models of the family %r are not causal: tokens change the logits before them by %.0f%% of their spread, "
             "and the learner's log-probabilities are not the sampler's; train another model, or set `is_decoder: true` "
-            "in its config where there is such a setting",
+            "in its config if it has such a setting",
             family,
             100 * leak,
         )
     if not use.cached:
         cost = "every token recomputes its row, which is slow"
     elif not use.padded:
-        cost = "rows of different lengths are computed one length at a time, and each turn reads its whole context anew"
+        cost = "rows of different lengths are computed one length at a time, and each turn computes its whole context again"
     else:
         return
     _log.warning("models of the family %r are sampled without their full cache: %s (%s)", family, cost, reason)
@@ -106,14 +105,14 @@ class _Rows:
         self._known: dict[tuple[int, ...], Tensor] = {}
 
     def failure(self, use: CacheUse) -> str | None:
-        """Why the cache cannot be used so; None where it can."""
+        """Return why the cache cannot be used in this way; None if it can."""
         before = self._model.use
         self._model.use = use
         try:
             return self._later_turn() if use.sessions else self._first_turn()[0]
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # a cache that cannot be used so may fail in any way
+        except Exception as error:  # a cache may fail in any way
             text = str(error).strip().splitlines()
             return f"{type(error).__name__}{': ' + text[0][:200] if text else ''}"
         finally:
@@ -150,7 +149,7 @@ class _Rows:
         return self._compared([list(context.token_ids) for context in contexts], logits)
 
     def leak(self) -> float:
-        """See :attr:`Checked.leak`."""
+        """Return :attr:`Checked.leak`."""
         row, length = tuple(self._contexts[0]), len(self._contexts[1])
         if self._model.boundary is not None and self._model.boundary < len(row):
             return 0.0
@@ -159,7 +158,7 @@ class _Rows:
         return 0.0 if error <= self._tolerance else error
 
     def _compared(self, rows: Sequence[Sequence[int]], logits: Tensor) -> str | None:
-        """Return the fault of the logits [B, V] after these rows; None if they are right up to rounding."""
+        """Return the error of the logits [B, V] after these rows; None if they are right up to rounding."""
         for row, found in zip(rows, logits, strict=True):
             error = _error(found, self._expected(tuple(row)))
             if not error <= self._tolerance:
@@ -167,7 +166,7 @@ class _Rows:
         return None
 
     def _expected(self, row: tuple[int, ...]) -> Tensor:
-        """Logits [V] after a row, from its tokens alone."""
+        """Return the logits [V] after a row, from its tokens alone."""
         if row not in self._known:
             before = self._model.use
             self._model.use = CacheUse()

@@ -17,7 +17,7 @@ from mrlm_pl.settings import at_least
 
 @dataclass(eq=False)
 class _Turn:
-    """A turn that is being sampled."""
+    """A turn in generation."""
 
     request: SampleRequest
     session: str
@@ -37,7 +37,7 @@ class _Turn:
         )
 
     def take(self, sample: Sample, window: int | None) -> FinishReason | None:
-        """Append a piece; why the turn is over, or None when it goes on."""
+        """Append a piece; return the finish reason, or None while the turn is unfinished."""
         self.token_ids += sample.token_ids
         self.logprobs += sample.logprobs
         for span in sample.spans or (TokenSpan(len(sample.token_ids), sample.version, sample.engine),):
@@ -62,19 +62,18 @@ class _Turn:
 
 
 class ContinuousEngine(EngineWrapper):
-    """Makes of concurrent calls of :meth:`sample` common batches of another engine, in pieces of some tokens.
+    """Batches concurrent calls of :meth:`sample` for another engine, in pieces of a few tokens.
 
-    Between two pieces turns that have finished leave, turns that were asked for meanwhile join, and weights that
-    :meth:`load` has brought are used from there on: a turn that is under way keeps the tokens that it has, with their
-    log-probabilities and version, and goes on with the new weights, which read its whole context anew. So each token's
-    log-probability is that of one version of the weights given everything before it.
+    Between two pieces finished turns leave, new turns join, and loaded weights take effect: a running turn keeps its
+    tokens with their log-probabilities and version, and continues with the new weights, which compute its whole context
+    again. So each token's log-probability is that of one version of the weights given everything before it.
 
     All calls of :meth:`sample` must come from one event loop.
 
     Args:
-        engine: what generates; it must take requests with ``offset`` and ``piece``.
-        piece: tokens sampled at most before others may join or weights may change.
-        rows: turns in a batch at most; those asked for first go first.
+        engine: generates; it must take requests with ``offset`` and ``piece``.
+        piece: most tokens until others may join or weights may change.
+        rows: most turns in a batch; earlier turns go first.
 
     Raises:
         ConfigurationError: a number is below 1, or the engine samples whole turns only.
@@ -96,7 +95,7 @@ class ContinuousEngine(EngineWrapper):
         """Return one sample per request, in order; see :meth:`Engine.sample`.
 
         Raises:
-            EngineError: what the engine raises for the batch that a request was in.
+            EngineError: of the engine, for the batch of a request.
         """
         loop = asyncio.get_running_loop()
         turns = []
@@ -110,12 +109,12 @@ class ContinuousEngine(EngineWrapper):
             return list(await asyncio.gather(*(turn.done for turn in turns)))
         finally:
             for turn in turns:
-                turn.done.cancel()  # of a call that was cancelled or has failed, nothing goes on
+                turn.done.cancel()  # a cancelled or failed call leaves nothing running
                 if not turn.request.session:
                     self.engine.release(turn.session)
 
     async def _run(self) -> None:
-        # Whoever was started together asks together: the others get their turn before the first batch is made.
+        # Concurrent callers share the first batch: let them submit their requests before it is made.
         await asyncio.sleep(0)
         while self._turns:
             self._turns = [turn for turn in self._turns if not turn.done.done()]
@@ -149,7 +148,7 @@ class ContinuousEngine(EngineWrapper):
             turn.done.set_result(turn.sample(reason))
 
     async def _find_culprits(self, batch: Sequence[_Turn], asked: Sequence[SampleRequest], error: Exception) -> None:
-        """Ask for each piece by itself, so that a request that cannot be answered does not spoil those of others."""
+        """Ask for each piece by itself, so that a bad request does not fail the others."""
         answers: list[Any] = [error]
         if len(batch) > 1:
             calls = [self.engine.sample([request]) for request in asked]
@@ -162,8 +161,8 @@ class ContinuousEngine(EngineWrapper):
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds during which the engine has had requests; any thread may read it."""
-        seconds, since = self._busy  # a tuple, so that both are of the same moment
+        """Seconds in which the engine had requests; any thread may read it."""
+        seconds, since = self._busy  # a tuple, so that both are of one moment
         return seconds if since is None else seconds + time.perf_counter() - since
 
     @property
@@ -175,8 +174,8 @@ class ContinuousEngine(EngineWrapper):
         """Close the engine; may be called twice.
 
         Raises:
-            EngineError: turns are still being sampled.
+            EngineError: turns are still in generation.
         """
         if any(not turn.done.done() for turn in self._turns):
-            raise EngineError("the engine is closed while turns are sampled; cancel those who wait for them first")
+            raise EngineError("the engine is closed while turns are sampled; cancel their callers first")
         super().close()

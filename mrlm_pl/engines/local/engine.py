@@ -42,27 +42,26 @@ class _Loaded:
 
 class InProcessEngine(Engine):
     """Generates with the modules of this process, off the event loop: in the thread that waits in
-    :meth:`compute_during`, and in a thread of its own while none does.
+    :meth:`compute_during`, else in a thread of its own.
 
-    The requests of one :meth:`sample` call are batched by policy; requests of different calls are not, so that a run's
-    batches, and with them the rounding of its log-probabilities, do not depend on timing. Within a batch a context
-    that several requests share is computed once, a context that extends an earlier turn of its session is computed from
-    there on, and rows leave when they have finished. A request's tokens depend on its seed, context and sampling, and
-    on its batch only through floating-point rounding.
+    The requests of one :meth:`sample` call are batched by policy; those of different calls are not, so that a run's
+    batches, and the rounding of its log-probabilities, do not depend on timing. A batch computes a shared context once,
+    continues a context from an earlier turn of its session, and drops finished rows. A request's tokens depend on its
+    seed, context and sampling, and on its batch only through floating-point rounding.
 
-    Llama, Qwen2, Qwen3 and Mistral models take a decode step of our own
-    (:class:`~mrlm_pl.engines.local.llama.FusedDecoder`); all others their own ``forward``. A model's weights may be
-    read where they are, so nothing may change them while :meth:`sample` runs, and every change needs a :meth:`load`;
-    with ``own_weights`` they may change at any time, and :meth:`load` takes them over between two computations.
+    Llama, Qwen2, Qwen3 and Mistral models use :class:`~mrlm_pl.engines.local.llama.FusedDecoder`; all others their own
+    ``forward``. Weights may be read in place, so they must not change while :meth:`sample` runs, and every change needs
+    a :meth:`load`; with ``own_weights`` they may change at any time, and :meth:`load` copies them between two
+    computations.
 
     Args:
         dtype: compute dtype of the projections and attention; None is the module's own. With a module in float32 and
             bfloat16 here, the precision is that of ``torch.autocast`` (norms and residuals in float32).
-        max_batch_tokens: bound on the sum over a batch's rows of context and ``max_tokens``, which bounds the memory
-            for keys and values; more requests are done in several batches.
-        cache_bytes: bound on the keys and values kept between turns for sessions; 0 keeps none.
+        max_batch_tokens: most tokens of a batch, contexts and ``max_tokens`` together, which bounds the memory of keys
+            and values; more requests take several batches.
+        cache_bytes: most bytes of the sessions' keys and values between turns; 0 keeps none.
         fused: False lets every model use its own ``forward``.
-        own_weights: generate from a copy of the weights, which takes the memory of another model.
+        own_weights: generate from a copy of the weights, with the memory of another model.
 
     Raises:
         ConfigurationError: a bound is out of its range.
@@ -95,12 +94,12 @@ class InProcessEngine(Engine):
         return replace(self._stats)
 
     def load(self, policy: str, weights: Any, version: int) -> None:
-        """Make the module's current weights those of ``policy``; returns when they are taken over.
+        """Make the module's current weights those of ``policy``; return when they are in use.
 
         Args:
-            policy: the name that requests use.
+            policy: its name in requests.
             weights: a ``transformers`` causal LM.
-            version: number stored in every sample made from now on. The policy's sessions are forgotten.
+            version: number of the weights in samples. The policy's sessions are dropped.
 
         Raises:
             EngineError: ``weights`` is not such a module.
@@ -120,7 +119,7 @@ class InProcessEngine(Engine):
             loaded.version = version
             return
         window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        window = window if window and window > 0 else None  # -1 is how XLNet says that it has no bound
+        window = window if window and window > 0 else None  # XLNet's -1 is no bound
         vocabulary = len(read_affine(model.get_input_embeddings())[0])
         self._loaded[policy] = _Loaded(model, self._backend(policy, model), window, vocabulary, version)
 
@@ -144,7 +143,7 @@ class InProcessEngine(Engine):
         Raises:
             EngineError: a policy is not loaded, or a context is empty, holds an id outside the vocabulary or leaves no
                 room in the model's window.
-            NonFiniteError: the model gave logits from which no token can be drawn.
+            NonFiniteError: the model's logits are not finite.
         """
         if not requests:
             return []
@@ -157,7 +156,7 @@ class InProcessEngine(Engine):
 
     @property
     def holds_weights(self) -> bool:
-        """True if the engine has a copy of the weights."""
+        """True with ``own_weights``."""
         return self._own_weights
 
     @property
@@ -166,7 +165,7 @@ class InProcessEngine(Engine):
         return True
 
     def window(self, policy: str) -> int | None:
-        """Return the longest context of the policy in tokens; None while it is not loaded or if it is unbounded."""
+        """Return the policy's context window in tokens; None while it is not loaded or if it is unbounded."""
         loaded = self._loaded.get(policy)
         return None if loaded is None else loaded.window
 
@@ -175,7 +174,7 @@ class InProcessEngine(Engine):
         return None if self._dtype is None else str(self._dtype).removeprefix("torch.")
 
     def compute_during(self, start: Callable[[], Future[T]]) -> T:
-        """Return the result of the future that ``start`` gives; until then this thread does the work of :meth:`sample`.
+        """Return the result of the future from ``start``; until then this thread does the work of :meth:`sample`.
 
         With a second computing thread, OpenMP keeps two teams of threads, more than there are cores, and puts them to
         sleep after every operation: generation beside training took 1.6 times as long on two cores.
@@ -208,44 +207,27 @@ class InProcessEngine(Engine):
         if not math.isfinite(sum(out.logprobs)):
             raise NonFiniteError(
                 f"policy {policy!r} version {version} gave a log-probability that is not finite: its logits hold NaN "
-                "or infinity; look at the learning rate and at the weights of the last checkpoint"
+                "or infinity; check the learning rate and the weights of the last checkpoint"
             )
         return Sample(tuple(out.token_ids), tuple(out.logprobs), out.finish_reason, version, self.name)
 
     def _limit(self, request: SampleRequest) -> int:
-        """Return tokens that may be sampled for a request."""
+        """Return how many tokens may be sampled for a request."""
         loaded = self._loaded.get(request.policy)
         if loaded is None:
             known = ", ".join(sorted(self._loaded)) or "none"
             raise EngineError(f"policy {request.policy!r} is not loaded (loaded: {known}); call load() first")
-        if not request.token_ids:
-            raise EngineError(f"a request for policy {request.policy!r} has an empty context; give at least one token")
+        limit = request.limit(loaded.window)
         worst = max(request.token_ids) if min(request.token_ids) >= 0 else min(request.token_ids)
         if not 0 <= worst < loaded.vocabulary:
             raise EngineError(
                 f"token id {worst} is outside the vocabulary of policy {request.policy!r}, which has "
                 f"{loaded.vocabulary} entries; encode the context with that policy's tokenizer"
             )
-        most = request.sampling.max_tokens - request.offset
-        if most < 1 or request.offset < 0:
-            raise EngineError(
-                f"a request for policy {request.policy!r} has the offset {request.offset} in a turn of at most "
-                f"{request.sampling.max_tokens} tokens; it must be 0 or above, and leave a token to sample"
-            )
-        if request.piece is not None:
-            most = min(most, request.piece)
-        if loaded.window is None:
-            return most
-        room = loaded.window - len(request.token_ids)
-        if room < 1:
-            raise EngineError(
-                f"a context of {len(request.token_ids)} tokens leaves no room in the {loaded.window}-token window of "
-                f"policy {request.policy!r}; shorten the conversation or use a model with a longer window"
-            )
-        return min(room, most)
+        return limit
 
     def _batches(self, requests: list[SampleRequest], limits: list[int], indices: list[int]) -> list[list[int]]:
-        """``indices`` cut, in order, so that no batch but one of a single request exceeds the token bound."""
+        """Split ``indices``, in order, into batches within the token bound, or of a single longer request."""
         batches: list[list[int]] = []
         size = 0
         for r in indices:
@@ -258,11 +240,11 @@ class InProcessEngine(Engine):
         return batches
 
     def release(self, session_prefix: str) -> None:
-        """Forget the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""
+        """Drop the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""
         self._work.run_soon(self._sessions.release, session_prefix)
 
     def close(self) -> None:
-        """Wait for the work in hand, then free weights and caches; may be called twice."""
+        """Finish the submitted work, then free weights and caches; may be called twice."""
         self._closed = True
         self._work.close()
         self._loaded.clear()

@@ -1,4 +1,4 @@
-"""The generation loop: distinct contexts fed once, rows that leave when they are finished, sessions kept."""
+"""The generation loop: compute distinct contexts once, drop finished rows, keep sessions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class EngineStats:
     """Counters of an engine.
 
     Args:
-        requests: samples returned.
-        prefill_tokens: context tokens that were computed.
-        cached_tokens: context tokens whose keys and values came from an earlier turn of the session.
-        shared_tokens: context tokens that were not computed because another request of the batch had the same context.
-        decode_tokens: tokens fed one per row and step, rows that had finished but not yet left included.
-        sampled_tokens: tokens returned.
-        prefill_seconds: wall time of feeding contexts.
+        requests: returned samples.
+        prefill_tokens: computed context tokens.
+        cached_tokens: context tokens with keys and values of an earlier turn of the session.
+        shared_tokens: context tokens computed for another request of the batch.
+        decode_tokens: tokens fed one per row and step, including those of finished rows that were not yet dropped.
+        sampled_tokens: returned tokens.
+        prefill_seconds: wall time of computing contexts.
         decode_seconds: wall time of drawing tokens and feeding them.
     """
 
@@ -46,7 +46,7 @@ class EngineStats:
 
 @dataclass
 class Generated:
-    """Tokens of one request, their log-probabilities and why they ended."""
+    """Tokens of one request, their log-probabilities and their finish reason."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -66,13 +66,13 @@ def generate(
     Args:
         backend: the policy's model.
         requests: at least one.
-        limits: tokens to sample at most, for each request; at least 1.
-        sessions: read for the contexts' beginnings, and written with the finished rows.
-        stats: counters that are added to.
-        given_up: is set when nobody waits for the samples any more.
+        limits: most tokens of each request; at least 1.
+        sessions: gives the beginnings of contexts, and receives finished rows.
+        stats: counters to increase.
+        given_up: set if the caller was cancelled.
 
     Raises:
-        CancelledError: nobody waits any more.
+        CancelledError: the caller was cancelled.
     """
     started = time.perf_counter()
     contexts, order = _distinct_contexts(requests, sessions)
@@ -125,13 +125,13 @@ def _distinct_contexts(requests: Sequence[SampleRequest], sessions: SessionCache
 
 
 class _Batch:
-    """Bookkeeping of the rows of one batch: which are there, which of them are unfinished, what they produced.
+    """The present rows of one batch, the unfinished ones and their tokens.
 
     Args:
         requests: one for each row of ``rows``.
-        limits: tokens to sample at most, for each row.
+        limits: most tokens of each row.
         rows: the rows.
-        sessions: where finished rows leave their keys and values.
+        sessions: receives keys and values of finished rows.
     """
 
     def __init__(
@@ -148,9 +148,9 @@ class _Batch:
         self._left = len(requests)
 
     def record(self, tokens: Tensor, logprobs: Tensor) -> list[int]:
-        """Note one token per present row; indices of the rows that stay, empty when all are finished.
+        """Append one token per present row; return the indices of the remaining rows, none when all are finished.
 
-        Rows are dropped together once enough of them have finished, because dropping copies what stays.
+        Finished rows are dropped together once there are enough, because dropping copies the others.
         """
         for b, token, logprob in zip(self._present, tokens.tolist(), logprobs.tolist(), strict=True):
             if not self._unfinished[b]:
@@ -173,7 +173,7 @@ class _Batch:
         return kept
 
     def _store_finished(self) -> None:
-        """Hand the keys and values of finished rows to the session cache; the last sampled token was never fed."""
+        """Store keys and values of finished rows in the session cache; the last sampled token was never fed."""
         for i, b in enumerate(self._present):
             request = self.requests[b]
             if self._unfinished[b] or not request.session:

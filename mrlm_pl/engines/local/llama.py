@@ -1,4 +1,4 @@
-"""A decode step for the Llama family that spends its time on arithmetic instead of on modules and cache objects.
+"""A decode step for the Llama family, without the overhead of modules and cache objects.
 
 Against ``model.forward`` it fuses projections, writes keys and values in place, never repeats them for grouped queries
 or for the rows of a shared context, computes logits at last positions only and needs no attention mask where the
@@ -30,7 +30,9 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``weight * x / sqrt(mean(x**2) + eps)`` over the last dimension, with float32 statistics (arXiv 1910.07467).
+    """Return ``weight * x / sqrt(mean(x**2) + eps)`` over the last dimension, with float32 statistics.
+
+    RMSNorm (arXiv 1910.07467).
 
     >>> rms_norm(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), 0.0).tolist()    # sqrt(12.5) = 3.5355
     [0.8485281467437744, 2.262741804122925]
@@ -57,13 +59,13 @@ class FusedDecoder(Backend):
         self._cos = self._sin = torch.empty(0)
 
     def refresh(self) -> None:
-        """Take over the current weights of the module."""
+        """Read the current weights of the module."""
         self.weights.read()
         self.device = self.weights.device
         self._cos = self._sin = torch.empty(0)
 
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
+        """Return cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
         if len(self._cos) < length:
             frequency, scale = self.weights.inverse_frequency, self.weights.rotary_scale
             angles = torch.outer(torch.arange(length + _ROTATION_SLACK, device=self.device).float(), frequency)
@@ -73,7 +75,7 @@ class FusedDecoder(Backend):
         return self._cos, self._sin
 
     def hidden(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Residual stream after the last layer, shape ``[*ids.shape, hidden size]``.
+        """Return the residual stream after the last layer, shape ``[*ids.shape, hidden size]``.
 
         ``cos`` and ``sin`` broadcast against ``[*ids.shape, heads, head size]``. ``attend`` gets the layer's index,
         queries, keys and values ``[*ids.shape, heads, head size]`` and returns the queries' shape.
@@ -83,14 +85,14 @@ class FusedDecoder(Backend):
         rotated = w.heads + w.kv_heads
         for i, layer in enumerate(w.layers):
             h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
-            qkv = _linear(h, layer.qkv, layer.qkv_bias).contiguous()
+            qkv = _linear(h, *layer.qkv).contiguous()
             qkv = qkv.view(*ids.shape, rotated + w.kv_heads, w.head_dim)
             qk = self._rotate(qkv[..., :rotated, :], layer, cos, sin)
             mixed = attend(i, qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
-            x = _add_linear(x, mixed.reshape(x.shape[0], -1), layer.out, layer.out_bias)
+            x = _add_linear(x, mixed.reshape(x.shape[0], -1), *layer.out)
             h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
-            gate, up = _linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x = _add_linear(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            gate, up = _linear(h, *layer.gate_up).chunk(2, -1)
+            x = _add_linear(x, F.silu(gate).mul_(up), *layer.down)
         return x.view(*ids.shape, -1)
 
     def _rotate(self, qk: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor) -> Tensor:
@@ -99,12 +101,12 @@ class FusedDecoder(Backend):
         return torch.addcmul(qk * cos, qk.roll(self.weights.head_dim // 2, -1), sin).to(self.weights.dtype)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""
+        """Return the logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""
         w = self.weights
-        return _linear(rms_norm(x, w.norm, w.eps).to(w.dtype), w.head, w.head_bias)
+        return _linear(rms_norm(x, w.norm, w.eps).to(w.dtype), *w.head)
 
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, DecoderRows]:
-        """Logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
+        """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
         logits: list[Tensor] = [torch.empty(0)] * len(contexts)
         lengths = [len(context.token_ids) for context in contexts]
         w = self.weights
@@ -118,7 +120,7 @@ class FusedDecoder(Backend):
         return torch.stack(logits), DecoderRows(self, shared, lengths, [context.rows for context in contexts], reserve)
 
     def _prefill_chunk(self, contexts: Sequence[Context]) -> tuple[Tensor, Tensor]:
-        """Logits ``[u, V]`` and keys and values ``[layers, 2, u, KV heads, T, head size]``, rows left-aligned."""
+        """Return logits ``[u, V]``, and keys and values ``[layers, 2, u, KV heads, T, head size]``, left-aligned."""
         w = self.weights
         offsets = [context.cached for context in contexts]
         new = [list(context.token_ids[context.cached :]) for context in contexts]
@@ -132,41 +134,40 @@ class FusedDecoder(Backend):
                 states[:, :, u, :, : context.cached] = context.states
         cos, sin = self.rotation(capacity)
         if max(offsets) == 0:
-            x = self.hidden(ids, cos[:width, None], sin[:width, None], self._attend_fresh(states))
+            x = self.hidden(ids, cos[:width, None], sin[:width, None], self._attention(states, None))
         else:
             positions = torch.tensor(offsets, device=self.device)[:, None] + torch.arange(width, device=self.device)
-            attend = self._attend_resumed(states, positions)
+            attend = self._attention(states, positions)
             x = self.hidden(ids, cos[positions][:, :, None], sin[positions][:, :, None], attend)
         last = torch.tensor([len(tokens) - 1 for tokens in new], device=self.device)
         return self.logits(x[torch.arange(len(new), device=self.device), last]), states
 
-    def _attend_fresh(self, states: Tensor) -> Attend:
-        """Causal attention of whole contexts; what is right of a row's end is never looked at by what is left."""
-        scale = self.weights.scale
+    def _attention(self, states: Tensor, positions: Tensor | None) -> Attend:
+        """Return causal attention of new tokens at ``positions`` ``[u, T]`` over them and earlier ``states``.
+
+        Without positions the tokens are whole contexts; their padding on the right is never attended to.
+        """
+        visible = rows = None
+        if positions is not None:
+            visible = torch.arange(states.shape[4], device=self.device) <= positions[:, None, :, None]
+            rows = torch.arange(len(positions), device=self.device)[:, None]
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = states[i]
-            keys.copy_(k.transpose(1, 2))
-            values.copy_(v.transpose(1, 2))
+            if positions is None:
+                keys.copy_(k.transpose(1, 2))
+                values.copy_(v.transpose(1, 2))
+            else:
+                keys[rows, :, positions] = k
+                values[rows, :, positions] = v
             out = F.scaled_dot_product_attention(
-                q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True
-            )
-            return out.transpose(1, 2)
-
-        return attend
-
-    def _attend_resumed(self, states: Tensor, positions: Tensor) -> Attend:
-        """Causal attention of new tokens at ``positions`` ``[u, T]`` over them and what is in ``states`` before."""
-        scale = self.weights.scale
-        visible = torch.arange(states.shape[4], device=self.device) <= positions[:, None, :, None]
-        rows = torch.arange(len(positions), device=self.device)[:, None]
-
-        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = states[i]
-            keys[rows, :, positions] = k
-            values[rows, :, positions] = v
-            out = F.scaled_dot_product_attention(
-                q.transpose(1, 2), keys, values, attn_mask=visible, scale=scale, enable_gqa=True
+                q.transpose(1, 2),
+                keys,
+                values,
+                attn_mask=visible,
+                is_causal=positions is None,
+                scale=self.weights.scale,
+                enable_gqa=True,
             )
             return out.transpose(1, 2)
 
@@ -174,7 +175,7 @@ class FusedDecoder(Backend):
 
 
 def _linear(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``h @ weight.T + bias``, ``[N, out]``; on a CPU the result is feature-major, the transpose of a contiguous one.
+    """Return ``h @ weight.T + bias``, ``[N, out]``; on a CPU feature-major: the transpose of a contiguous result.
 
     With few rows and many features the CPU's matrix product splits its work over the first dimension of the result,
     and it is up to twice as fast when that is the features. Element-wise operations keep the layout.
@@ -188,7 +189,7 @@ def _linear(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _add_linear(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x + h @ weight.T + bias``, in one kernel where the dtypes allow it."""
+    """Return ``x + h @ weight.T + bias``, in one kernel where the dtypes allow it."""
     if bias is not None or x.dtype != h.dtype:
         return x + _linear(h, weight, bias)
     if h.device.type != "cpu":
@@ -197,7 +198,7 @@ def _add_linear(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Te
 
 
 def _row_major_if_few(h: Tensor) -> Tensor:
-    """``h`` ``[N, in]`` as the CPU's matrix product reads it fastest.
+    """Return ``h`` ``[N, in]`` in the layout that the CPU's matrix product reads fastest.
 
     For 2 to 8 rows in float32 it has a kernel that takes a third of the time (measured with widths of 256 to 1376, by
     the memory's bandwidth then), if each row's features lie side by side; above that the layout makes no difference.
@@ -239,7 +240,7 @@ class DecoderRows(Rows):
         shared: keys and values of the contexts, left-aligned, shape ``[layers, 2, U, KV heads, T, head size]``.
         lengths: number of tokens of each context.
         rows: number of rows of each context.
-        reserve: tokens that will be appended at most.
+        reserve: most tokens to append.
     """
 
     def __init__(
@@ -258,7 +259,7 @@ class DecoderRows(Rows):
         return self._shared.new_zeros(layers, pair, rows, heads, capacity, size)
 
     def _arrange(self) -> None:
-        """Recompute what depends on which rows and contexts there are."""
+        """Recompute the tensors that depend on the rows and contexts."""
         device = self._shared.device
         counts = [self._contexts.count(u) for u in range(len(self._lengths))]
         self._width = max(counts)
@@ -278,7 +279,7 @@ class DecoderRows(Rows):
         self._context_length = lengths[torch.tensor(self._contexts, device=device)]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
+        """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
         if self._fed == self._own.shape[4]:
             grown = self._empty(len(self._contexts), self._fed + max(_GROWTH, self._fed // 2))
             grown[..., : self._fed, :] = self._own
@@ -295,7 +296,7 @@ class DecoderRows(Rows):
         return self._decoder.logits(x)
 
     def _attend(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of one new token per row over its context and its own tokens, ``[B, heads, head size]``.
+        """Return the attention of one new token per row over its context and its own tokens, ``[B, heads, head size]``.
 
         The query heads of a group take the place of query positions, so keys and values are not repeated.
         """
@@ -316,9 +317,9 @@ class DecoderRows(Rows):
         return own + self._by_row(torch.matmul(self._by_context(shares[..., :length]), shared_values))
 
     def _by_context(self, x: Tensor) -> Tensor:
-        """``[B, KV heads, group, N]`` of rows as ``[U, KV heads, rows of a context * group, N]``.
+        """Return ``[B, KV heads, group, N]`` of rows as ``[U, KV heads, rows of a context * group, N]``.
 
-        What belongs to the rows of a context stands side by side, so that its keys and values are read once.
+        The rows of a context are side by side, so that its keys and values are read once.
         """
         _, heads, group, size = x.shape
         if self._slots is not None:
@@ -332,7 +333,7 @@ class DecoderRows(Rows):
         return x if self._slots is None else x[self._slots]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but ``rows``, and the contexts that have none left."""
+        """Drop all rows but ``rows``, and contexts without rows."""
         device = self._shared.device
         self._own = self._own[:, :, torch.tensor(rows, device=device)]
         contexts = [self._contexts[b] for b in rows]

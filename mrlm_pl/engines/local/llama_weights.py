@@ -1,4 +1,4 @@
-"""Reads a module's current weights for an engine: the only place that touches the parameters of a policy."""
+"""A decoder's current weights for an engine: the only place that touches the parameters of a policy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from transformers import PreTrainedModel
 from mrlm_pl.policy.lora import adapted_weight
 from mrlm_pl.policy.sharding import whole
 
+Affine = tuple[Tensor, Tensor | None]
+"""Weight and bias."""
+
 _FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 
 
-def read_affine(module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Current weight and bias of a linear, norm or embedding module, detached and not copied.
+def read_affine(module: nn.Module) -> Affine:
+    """Return the current weight and bias of a linear, norm or embedding module, detached and not copied.
 
-    Copies are made of a tensor-parallel module, whose parts on all ranks are put together, and of a linear layer with a
-    low-rank adapter, which is added.
+    Those of a tensor-parallel module are gathered from all ranks, and a low-rank adapter is added; these are copies.
 
     Raises:
         TypeError: the module holds no plain dense weight.
@@ -41,22 +43,18 @@ class LayerWeights:
     """Weights of one decoder layer: projections in the compute dtype, norms in the module's."""
 
     attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Affine
     qk_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
+    out: Affine
     mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Affine
+    down: Affine
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Why :class:`DecoderWeights` cannot hold ``model``, or None when it can.
+    """Return why :class:`DecoderWeights` cannot hold ``model``, or None if it can.
 
-    Held are the Llama, Qwen2, Qwen3 and Mistral families with dense ``nn.Linear`` projections, full attention, SiLU
+    It holds the Llama, Qwen2, Qwen3 and Mistral families with dense ``nn.Linear`` projections, full attention, SiLU
     and rotary embeddings whose frequencies do not depend on the length.
     """
     config = model.config
@@ -115,16 +113,16 @@ class DecoderWeights:
 
     @torch.no_grad()
     def read(self) -> None:
-        """Take over the module's current weights."""
+        """Read the module's current weights."""
         decoder = self.model.model
         self.embedding = self._keep("embedding", decoder.embed_tokens)
         self.device = self.embedding.device
         self.norm = self._keep("norm", decoder.norm)
         tied = self.model.lm_head.weight is decoder.embed_tokens.weight and self.embedding.dtype == self.dtype
         if self.own and tied and self.model.lm_head.bias is None:
-            self.head, self.head_bias = self.embedding, None
+            self.head: Affine = self.embedding, None
         else:
-            self.head, self.head_bias = self._fuse("head", self.model.lm_head)
+            self.head = self._fuse("head", self.model.lm_head)
         self.layers = [self._read_layer(f"layer {i}", layer) for i, layer in enumerate(decoder.layers)]
         rotary = decoder.rotary_emb
         self.inverse_frequency = rotary.inv_freq.to(self.device, torch.float32)
@@ -132,10 +130,6 @@ class DecoderWeights:
 
     def _read_layer(self, name: str, layer: Any) -> LayerWeights:
         attention, mlp = layer.self_attn, layer.mlp
-        qkv = self._fuse(f"{name} qkv", attention.q_proj, attention.k_proj, attention.v_proj)
-        out = self._fuse(f"{name} out", attention.o_proj)
-        gate_up = self._fuse(f"{name} gate_up", mlp.gate_proj, mlp.up_proj)
-        down = self._fuse(f"{name} down", mlp.down_proj)
         qk_norm = None
         if hasattr(attention, "q_norm"):
             q_norm, k_norm = read_affine(attention.q_norm)[0], read_affine(attention.k_norm)[0]
@@ -143,25 +137,21 @@ class DecoderWeights:
             qk_norm = self._hold(f"{name} qk_norm", rows, q_norm.dtype)
         return LayerWeights(
             attention_norm=self._keep(f"{name} attention_norm", layer.input_layernorm),
-            qkv=qkv[0],
-            qkv_bias=qkv[1],
+            qkv=self._fuse(f"{name} qkv", attention.q_proj, attention.k_proj, attention.v_proj),
             qk_norm=qk_norm,
-            out=out[0],
-            out_bias=out[1],
+            out=self._fuse(f"{name} out", attention.o_proj),
             mlp_norm=self._keep(f"{name} mlp_norm", layer.post_attention_layernorm),
-            gate_up=gate_up[0],
-            gate_up_bias=gate_up[1],
-            down=down[0],
-            down_bias=down[1],
+            gate_up=self._fuse(f"{name} gate_up", mlp.gate_proj, mlp.up_proj),
+            down=self._fuse(f"{name} down", mlp.down_proj),
         )
 
     def _keep(self, name: str, module: nn.Module) -> Tensor:
-        """Weight of a module in its own dtype."""
+        """Return the weight of a module in its own dtype."""
         weight, _ = read_affine(module)
         return self._hold(name, [weight], weight.dtype)
 
-    def _fuse(self, name: str, *modules: nn.Module) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of the modules stacked along the output, in the compute dtype."""
+    def _fuse(self, name: str, *modules: nn.Module) -> Affine:
+        """Return weight and bias of the modules stacked along the output, in the compute dtype."""
         pairs = [read_affine(module) for module in modules]
         weight = self._hold(name, [weight for weight, _ in pairs], self.dtype)
         biases = [bias for _, bias in pairs if bias is not None]

@@ -1,8 +1,8 @@
-"""Tokens drawn from logits by inverse CDF, with exact log-probabilities and counter-based randomness.
+"""Draw tokens from logits by inverse CDF, with exact log-probabilities and counter-based randomness.
 
 The uniform number behind token ``n`` of a request is a function of the request's seed and ``n`` alone, and a row is
-drawn from its own logits alone. So a request's tokens do not depend on the batch it shares, and no global generator
-is read or changed.
+drawn from its own logits alone. So a request's tokens do not depend on its batch, and no global generator is read or
+changed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NUCLEUS_CANDIDATES = 1024
 
 
 def _splitmix(state: np.ndarray) -> np.ndarray:
-    """The SplitMix64 finaliser of each ``uint64`` (Steele, Lea and Flood 2014, "Fast splittable pseudorandom ...")."""
+    """Return the SplitMix64 finalizer of each ``uint64`` (Steele, Lea and Flood 2014, "Fast splittable pseudorandom ...")."""
     state = (state ^ (state >> np.uint64(30))) * _MIX_1
     state = (state ^ (state >> np.uint64(27))) * _MIX_2
     return state ^ (state >> np.uint64(31))
 
 
 def uniforms(seeds: Sequence[int], count: int, offsets: Sequence[int] | None = None) -> np.ndarray:
-    """Numbers in ``[0, 1)``, shape ``[len(seeds), count]``, float64; each is a function of its seed and place alone.
+    """Return numbers in ``[0, 1)``, shape ``[len(seeds), count]``, float64; each is a function of its seed and place alone.
 
     Column n is output number n, and in a row with an offset number offset + n, of a SplitMix64 generator that starts at
     the mixed seed. The numbers lie on a grid of 2**-52, so that ``u * total < total`` also after rounding.
@@ -56,7 +56,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
     """Return one token per row and its natural-log probability under the distribution it was drawn from.
 
     The distribution is ``softmax(logits / temperature)`` cut to the ``top_k`` most probable tokens, then to the
-    smallest set of those whose renormalised mass reaches ``top_p``, and renormalised over what is kept. Temperature 0
+    smallest set of those whose renormalized mass reaches ``top_p``, and renormalized over the kept ones. Temperature 0
     takes the most probable token and reports its log-probability at temperature 1, whatever ``top_k`` and ``top_p``.
 
     Args:
@@ -89,7 +89,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
 
 
 def _invert(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Index of positive mass picked in each row, the row's total, and where in ``[0, 1)`` of that index it fell.
+    """Return the drawn index of each row, the row's total, and the position in ``[0, 1)`` within the index.
 
     ``mass`` ``[B, N]`` and ``uniform`` ``[B, 1]`` are given; all results are ``[B, 1]``. Since ``uniform * total`` is
     strictly below the total, the first cumulative sum above it belongs to an index whose mass is not 0.
@@ -130,7 +130,7 @@ def _draw_blocks(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 def _draw_truncated(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """:func:`draw` after top-k and top-p, from the most probable tokens in descending order.
 
-    With top-p alone the head of the distribution is looked at first; rows whose nucleus is larger sort everything.
+    With top-p alone the head of the distribution is tried first; rows with a larger nucleus sort everything.
     """
     vocabulary = logits.shape[-1]
     width = min(sampling.top_k or _NUCLEUS_CANDIDATES, vocabulary)
@@ -149,7 +149,7 @@ def _draw_truncated(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tupl
 def _draw_nucleus(
     values: Tensor, ids: Tensor, whole: Tensor, uniform: Tensor, top_p: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Token, log-probability and whether the candidates reach ``top_p``, each ``[B]``.
+    """Return tokens, log-probabilities and whether the candidates reach ``top_p``, each ``[B]``.
 
     ``values`` ``[B, N]`` are descending logits of the tokens ``ids``; ``whole`` ``[B, 1]`` is the log of the mass that
     ``top_p`` is a share of.
@@ -171,9 +171,9 @@ class Sampler:
     Args:
         seeds: one for each row.
         samplings: one for each row.
-        count: tokens that will be drawn for a row at most.
-        device: where the logits are.
-        offsets: tokens that were drawn before, one number for each row; None: none were.
+        count: most tokens of a row.
+        device: of the logits.
+        offsets: number of tokens drawn before, for each row; None: 0.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Sampler:
         self._group()
 
     def draw(self, logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """Token number ``n`` (from 0) of every row and its log-probability, each ``[B]``; see :func:`draw`."""
+        """Return token number ``n`` (from 0) of every row and its log-probability, each ``[B]``; see :func:`draw`."""
         uniform = self._uniforms[n]
         if len(self._groups) == 1:
             return draw(logits, uniform, self._groups[0][0])

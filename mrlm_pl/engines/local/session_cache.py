@@ -1,4 +1,4 @@
-"""Keys and values of finished turns, kept for the next turn of the same conversation."""
+"""Keys and values of finished turns, for the next turn of the same conversation."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 class SessionCache:
-    """Least-recently-used store of ``(policy, session) -> token ids and their keys and values``.
+    """Least-recently-used cache of ``(policy, session) -> token ids and their keys and values``.
 
     Args:
-        capacity: bytes of keys and values held at most; 0 keeps nothing.
+        capacity: most bytes of keys and values; 0 keeps none.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -45,17 +45,17 @@ class SessionCache:
 
     @property
     def size(self) -> int:
-        """Bytes of keys and values held."""
+        """Bytes of the held keys and values."""
         return self._size
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, policy: str, session: str, token_ids: Sequence[int]) -> Tensor | None:
-        """Keys and values ``[layers, 2, KV heads, T, head size]`` of the longest stored prefix of ``token_ids``.
+        """Return keys and values ``[layers, 2, KV heads, T, head size]`` of the longest stored prefix of ``token_ids``.
 
-        T is below ``len(token_ids)``, so that a token is left to compute logits from. None when the session is
-        unknown or shares no token; in the second case it is dropped.
+        T is below ``len(token_ids)``, so that a token is left to compute logits from. None if the session is unknown,
+        or shares no token and is dropped.
         """
         entry = self._entries.get((policy, session))
         if entry is None:
@@ -68,7 +68,7 @@ class SessionCache:
         return entry.states[:, :, :, :length]
 
     def put(self, policy: str, session: str, token_ids: Sequence[int], states: Tensor) -> None:
-        """Store a session, in place of what it held; the least recently used ones make room."""
+        """Store or replace a session; drop the least recently used ones for room."""
         self._drop((policy, session))
         entry = _Entry(tuple(token_ids), states)
         if entry.size > self._capacity:
@@ -79,17 +79,17 @@ class SessionCache:
         self._size += entry.size
 
     def drop_policy(self, policy: str) -> None:
-        """Forget all sessions of a policy."""
+        """Drop all sessions of a policy."""
         for key in [key for key in self._entries if key[0] == policy]:
             self._drop(key)
 
     def release(self, prefix: str) -> None:
-        """Forget the sessions whose key begins with ``prefix``, for all policies."""
+        """Drop the sessions whose key begins with ``prefix``, of all policies."""
         for key in [key for key in self._entries if key[1].startswith(prefix)]:
             self._drop(key)
 
     def clear(self) -> None:
-        """Forget all sessions."""
+        """Drop all sessions."""
         self.release("")
 
     def _drop(self, key: tuple[str, str]) -> None:

@@ -18,7 +18,7 @@ from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.forward.families import rope_boundary
 from mrlm_pl.policy.sharding import all_tensors, whole
 
-# The argument of ``forward``, and the attribute of its output, that holds the states of the tokens so far.
+# Argument of ``forward``, and attribute of its output, with the states of the past tokens.
 _CACHES = ("past_key_values", "cache_params", "state")
 
 
@@ -26,9 +26,9 @@ class CacheUse(NamedTuple):
     """The use of a model's cache.
 
     Attributes:
-        select: the method of the cache that picks rows; "" recomputes every row for every token instead.
-        padded: rows of different lengths share a forward pass, padded on the left; else only rows of equal length do.
-        sessions: keys and values of a finished turn are kept for the next turn.
+        select: the cache's method that selects rows; "" recomputes every row for every token.
+        padded: rows of different lengths share a forward pass, padded on the left; else rows of equal length do.
+        sessions: keep keys and values of a finished turn for the next turn.
     """
 
     select: str = ""
@@ -44,22 +44,22 @@ class CacheUse(NamedTuple):
 class GenericModel(Backend):
     """A ``transformers`` causal LM, run through its own ``forward``, in evaluation mode.
 
-    How its cache can be used is not the same for all models: recurrent states cannot be cut, some caches pick rows
-    wrongly or not at all, and some models compute padded rows differently. :func:`~.cache_check.cache_use` finds that
-    out; without it the rows are recomputed for every token.
+    The use of its cache depends on the model: recurrent states cannot be truncated, some caches select rows wrongly or
+    not at all, and some models compute padded rows differently. :func:`~.cache_check.cache_use` detects it; without a
+    use the rows are recomputed for every token.
 
-    Rotary embeddings that change beyond a length (``longrope``) are those of each row's own length: rows on the two
-    sides of that length are computed apart, and a row that crosses it is computed anew, as ``generate`` does.
+    Rotary embeddings that change beyond a length (``longrope``) follow each row's own length: rows on the two sides of
+    that length are computed apart, and a row that crosses it is recomputed, as in ``generate``.
 
     Args:
         model: the module.
-        dtype: compute dtype; other than the module's own it is reached by autocast.
-        own: run a copy of the module, which takes over its weights in :meth:`refresh` alone.
+        dtype: compute dtype; one other than the module's own uses autocast.
+        own: run a copy of the module, which reads its weights in :meth:`refresh` alone.
 
     Attributes:
         cache_name: the argument of ``forward`` that takes the cache; None where there is none.
-        use: how the cache is used; not at all until :func:`~.cache_check.cache_use` was asked.
-        boundary: length beyond which the rotary embedding changes; None where it never does.
+        use: of the cache; none before :func:`~.cache_check.cache_use`.
+        boundary: length beyond which the rotary embedding changes; None if it never does.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
@@ -74,7 +74,7 @@ class GenericModel(Backend):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the module's weights and buffers if they are not used where they are."""
+        """Read the module's weights and buffers into an own copy."""
         if self.model is not self._source:
             held = all_tensors(self.model)
             for name, value in all_tensors(self._source).items():
@@ -97,12 +97,12 @@ class GenericModel(Backend):
                 module.training = True
 
     def forward(self, ids: Tensor, mask: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
-        """Logits ``[B, V]`` after the last column of ``ids`` ``[B, T]``, and the cache with these tokens.
+        """Return logits ``[B, V]`` after the last column of ``ids`` ``[B, T]``, and the cache with these tokens.
 
         Args:
             ids: token ids.
-            mask: ``[B, past + T]``, 1 at tokens; None where no row is padded.
-            cache: the states of the past; None where there is none.
+            mask: ``[B, past + T]``, 1 at tokens; None if no row is padded.
+            cache: the states of the past; None without a past.
         """
         arguments: dict[str, Any] = {"logits_to_keep": 1, "use_cache": self.use.cached}
         if mask is not None:
@@ -123,7 +123,7 @@ class GenericModel(Backend):
         return logits[:, -1], cache
 
     def logits(self, ids: Tensor) -> Tensor:
-        """Logits ``[B, T, V]`` after all tokens of rows ``ids`` ``[B, T]``, without a cache."""
+        """Return logits ``[B, T, V]`` after all tokens of rows ``ids`` ``[B, T]``, without a cache."""
         with self._evaluation():
             found: Tensor = self.model(
                 input_ids=ids, **({"use_cache": False} if "use_cache" in self._takes else {})
@@ -131,7 +131,7 @@ class GenericModel(Backend):
         return found
 
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, Rows]:
-        """Logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
+        """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
         found: list[Tensor] = [torch.empty(0)] * len(contexts)
         parts = []
         first = [0]
@@ -147,7 +147,7 @@ class GenericModel(Backend):
         return torch.stack(found), GenericRows(self, parts)
 
     def _together(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Which rows are computed together, by their indices."""
+        """Return the indices of rows that are computed together."""
         groups: dict[int, list[int]] = {}
         for i, row in enumerate(rows):
             key = len(row)
@@ -157,10 +157,10 @@ class GenericModel(Backend):
         return list(groups.values())
 
     def start(self, contexts: Sequence[Context]) -> tuple[Tensor, Part]:
-        """Logits ``[U, V]`` after contexts that are computed together, and a part with one row for each.
+        """Return logits ``[U, V]`` after contexts that are computed together, and a part with one row for each.
 
-        All contexts compute equally many new tokens, of their known states fewer are used where need be: a hole in the
-        middle of a row would change the distances of a model that measures them by column.
+        All contexts compute equally many new tokens, and use fewer of their known states if necessary: a hole in the
+        middle of a row would change distances in models that measure them by column.
         """
         token_ids = [list(context.token_ids) for context in contexts]
         if not self.use.padded:
@@ -178,7 +178,7 @@ class GenericModel(Backend):
         return logits, Part(self, token_ids, cache, mask)
 
     def _known(self, context: Context) -> int:
-        """Return how many tokens of a context have states that can be used."""
+        """Return the number of a context's tokens with usable states."""
         beyond = self.boundary is not None and len(context.token_ids) > self.boundary
         return context.cached if self.use.sessions and not beyond else 0
 
@@ -198,16 +198,16 @@ class GenericModel(Backend):
 
 
 class Part:
-    """Rows that share each forward pass.
+    """Rows of one forward pass.
 
     Args:
         model: the model.
-        token_ids: all tokens of each row so far.
+        token_ids: tokens of each row up to now.
         cache: their states; None recomputes the rows for every token.
-        mask: 1 at the columns that hold a token of the row, shape ``[B, T]``; None where no row is padded.
+        mask: 1 at the tokens of the row, shape ``[B, T]``; None if no row is padded.
 
     Attributes:
-        rows: the number of each row among those of the whole batch.
+        rows: number of each row in the whole batch.
     """
 
     def __init__(self, model: GenericModel, token_ids: list[list[int]], cache: Any, mask: Tensor | None) -> None:
@@ -216,7 +216,7 @@ class Part:
         self.rows: list[int] = []
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
+        """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
         for row, token in zip(self.token_ids, tokens.tolist(), strict=True):
             row.append(token)
         if self._cache is None:
@@ -227,7 +227,7 @@ class Part:
         return logits
 
     def select(self, rows: Sequence[int]) -> None:
-        """Rows become copies of ``rows`` (indices into the current ones)."""
+        """Replace the rows by copies of ``rows`` (indices into the current ones)."""
         if list(rows) == list(range(len(self.token_ids))):
             return
         self.token_ids = [list(self.token_ids[b]) for b in rows]
@@ -238,7 +238,7 @@ class Part:
             getattr(self._cache, self._model.use.select)(index)
 
     def states(self, row: int, length: int) -> Tensor | None:
-        """A copy of the keys and values of a row's first ``length`` tokens; None unless all layers store them alike."""
+        """Return a copy of keys and values of a row's first ``length`` tokens; None unless all layers store them."""
         if not self._model.use.sessions or (self._model.boundary or length) < length:
             return None
         parts: list[Tensor] = []
@@ -265,7 +265,7 @@ class GenericRows(Rows):
         self._parts = parts
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
+        """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
         found: list[tuple[list[int], Tensor]] = []
         for part in list(self._parts):
             self._cross(part, tokens, found)
@@ -278,7 +278,7 @@ class GenericRows(Rows):
         return torch.cat([logits for _, logits in found])[order.argsort()]
 
     def _cross(self, part: Part, tokens: Tensor, found: list[tuple[list[int], Tensor]]) -> None:
-        """Move the rows of a part that a token takes over the model's boundary to a part of their own, anew."""
+        """Recompute rows that cross the model's boundary with their next token, in a part of their own."""
         boundary = self._model.boundary
         if boundary is None or not any(len(row) == boundary for row in part.token_ids):
             return
@@ -305,6 +305,6 @@ class GenericRows(Rows):
         self._parts = [part for part in self._parts if part.rows]
 
     def states(self, row: int, length: int) -> Tensor | None:
-        """A copy of the keys and values of a row's first ``length`` tokens; None where they cannot be used again."""
+        """Return a copy of the keys and values of a row's first ``length`` tokens; None if they cannot be reused."""
         part = next(part for part in self._parts if row in part.rows)
         return part.states(part.rows.index(row), length)

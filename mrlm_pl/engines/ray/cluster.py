@@ -25,59 +25,51 @@ class RayCluster:
     """A pool's part of the Ray of this process.
 
     Args:
-        address: ``HOST:PORT`` of a cluster, ``auto`` for the one that this machine belongs to, None to start one here,
-            which the pools of a process share.
-        seconds: that starting or joining may take.
-        silence: seconds without an answer of the head after which it is given up.
+        address: ``HOST:PORT`` of a cluster, ``auto`` for this machine's, None to start one that the pools of this
+            process share.
+        seconds: deadline of starting or joining.
+        silence: seconds without an answer of the head until the cluster counts as gone.
+
+    Attributes:
+        address: ``HOST:PORT`` of the head.
+        host: address of this process for the workers.
+        started_here: whether this process started Ray.
 
     Raises:
-        ConfigurationError: Ray is not installed, or another pool of this process uses another one.
+        ConfigurationError: Ray is not installed, or another pool of this process uses another address.
         EngineError: there is no such cluster, or it does not answer in time.
     """
 
     def __init__(self, address: str | None, seconds: float = 120.0, silence: float = 10.0) -> None:
         self._connection: Any = RayConnection.shared(address, seconds)
         self._ray, self._silence = self._connection.ray, silence
+        self.address, self.host = str(self._connection.address), str(self._connection.host)
+        self.started_here: bool = self._connection.started_here
         self._loop = EventLoopThread()
         self._group: Any = None
         self._gpus: list[tuple[str, ...]] = []
         self._gpus_each = 0.0
         self._closed = False
 
-    @property
-    def address(self) -> str:
-        """``HOST:PORT`` of the head."""
-        return str(self._connection.address)
-
-    @property
-    def host(self) -> str:
-        """This process's, as workers reach it."""
-        return str(self._connection.host)
-
-    @property
-    def started_here(self) -> bool:
-        """True if this process started Ray."""
-        return bool(self._connection.started_here)
-
     def reserve(self, bundles: Sequence[dict[str, float]], strategy: Strategy, seconds: float) -> None:
-        """Reserve room for the workers, a bundle of resources each; all of it or none.
+        """Reserve a bundle of resources for each worker, all or none.
 
-        A Ray that was started here never grows: what it has not is refused at once. A cluster may, so it is waited for.
+        A Ray that was started here never grows, so missing resources are an error at once. A cluster may grow.
 
         Raises:
-            EngineError: the cluster has no such room, or not in time.
+            EngineError: the cluster lacks the resources, or does not have them in time.
         """
         wanted = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
         total = self._ray.cluster_resources()
         missing = _beyond(wanted, total)
         if missing and self.started_here:
             raise EngineError(
-                f"Ray was started on this machine and has not what is asked for: {missing}; ask for fewer workers or "
-                "less for each, or name a cluster that has it (address)"
+                f"Ray was started on this machine and lacks {missing}; ask for fewer or smaller workers, or name a "
+                "larger cluster (address)"
             )
         if missing:
             logger.warning(
-                "Ray at %s has not what is asked for: %s; waiting up to %g s for more machines",
+                "Ray at %s lacks %s; waiting up to %g s for more machines",
                 self.address,
                 missing,
                 seconds,
@@ -88,12 +80,12 @@ class RayCluster:
             free = {name: self._ray.available_resources().get(name, 0.0) for name in total}
             raise EngineError(
                 f"Ray at {self.address} could not reserve {wanted} ({strategy}) within {seconds:g} s; it has {total}, "
-                f"of which {free} are free; ask for fewer workers or less for each, or add machines"
+                f"of which {free} are free; ask for fewer or smaller workers, or add machines"
             )
         self._connection.note_children()
 
     def take_gpus(self, workers: int, each: float, room: Mapping[str, float]) -> list[tuple[str, ...]]:
-        """GPUs of this machine for each worker of a Ray that was started here; :meth:`close` gives them back.
+        """Return the GPUs of each worker of a Ray that was started here; :meth:`close` gives them back.
 
         Raises:
             ConfigurationError: see :meth:`~mrlm_pl.engines.ray.gpus.GpuLedger.take`.
@@ -102,12 +94,12 @@ class RayCluster:
         return self._gpus
 
     def actor(self, cls: type, bundle: int, arguments: Sequence[Any], calls: int, resources: dict[str, float]) -> Any:
-        """Return a new actor of the class in a reserved bundle; it has not answered yet.
+        """Return a new actor of the class in a reserved bundle, without waiting for it.
 
         Raises:
             EngineError: the cluster is gone.
         """
-        while self._connection.broken():  # Ray would wait for its head without a word, and then end this process
+        while self._connection.broken():  # Ray would wait silently for its head and then end this process
             self.check()
             time.sleep(CHECK_SECONDS / 4)
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -124,12 +116,12 @@ class RayCluster:
         return remote.remote(*arguments)
 
     def kill(self, actor: Any) -> None:
-        """End an actor without waiting for it."""
+        """Kill an actor without waiting for it."""
         if not self._connection.broken():
             self._ray.kill(actor, no_restart=True)
 
     def end(self, actors: Sequence[Any], seconds: float) -> None:
-        """Give actors some seconds to close what they have, and end them."""
+        """Close actors, within some seconds, and kill them."""
         if not self._connection.broken():
             wait([actor.close.remote().future() for actor in actors], timeout=seconds)
         for actor in actors:
@@ -175,7 +167,7 @@ class RayCluster:
         self._connection.check(self._silence)
 
     def close(self) -> None:
-        """Give back what was reserved; the last pool of a process also ends a Ray that was started here, and waits.
+        """Free the reserved resources; the last pool of a process also ends a Ray that was started here.
 
         May be called twice.
         """
@@ -191,11 +183,11 @@ class RayCluster:
 
 
 class WorkerLostError(EngineError):
-    """A worker is dead or does not answer; another one can take its place."""
+    """A worker is dead or does not answer; it can be replaced."""
 
 
 def _beyond(bundles: Sequence[Mapping[str, float]], total: Mapping[str, float]) -> str:
-    """Return the resources that the bundles need and the cluster lacks, in words; empty if there are enough.
+    """Return the resources that the cluster lacks for the bundles, in words; empty if it has enough.
 
     >>> _beyond([{"CPU": 1.0, "GPU": 1.0}] * 2, {"CPU": 8.0, "GPU": 1.0})
     '2 GPU (there are 1)'

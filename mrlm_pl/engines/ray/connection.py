@@ -1,4 +1,4 @@
-"""The Ray of this process, started here or joined, which all its pools share; no process is left behind."""
+"""The Ray of this process, started here or joined, for all its pools; it leaves no process behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mrlm_pl.errors import ConfigurationError, EngineError
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-"""After which who waits for a worker looks whether the cluster is still there."""
+"""Interval of checks of the cluster while a worker is waited for."""
 
 STOP_SECONDS = 20.0
 _FOLDER, _LOCK = "mrlm-ray-", "in_use"
@@ -31,24 +31,24 @@ _OBJECT_STORE_BYTES = 128 * 2**20  # weights do not go through it
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _START_VARIABLE = "RAY_raylet_start_wait_time_s"  # Ray's own is too short for a machine that is busy
 _CPUS = 1024
-"""That a Ray that is started here says it has: what its pools ask for is the user's affair, and more may come."""
+"""CPUs of a Ray that is started here: the user decides what its pools take, and further pools may come."""
 
 
 class RayConnection:
-    """Ray, as one process uses it; :meth:`shared` gives the one that there is.
+    """The Ray of one process; :meth:`shared` returns the current one.
 
-    A Ray that is started here runs under a thread that lives as long as the process or until the last pool has given
-    it back: its processes follow that thread, so that none outlives a process that is killed (on Linux).
+    A Ray that is started here runs under a thread that lives as long as the process, or until the last pool is closed:
+    its processes end with that thread, so that none outlives a killed process (on Linux).
 
     Args:
-        address: ``HOST:PORT`` of a cluster, ``auto`` for the one that this machine belongs to, None to start one here.
-        seconds: that starting or joining may take.
+        address: ``HOST:PORT`` of a cluster, ``auto`` for this machine's, None to start one here.
+        seconds: deadline of starting or joining.
 
     Attributes:
         address: ``HOST:PORT`` of its head.
-        host: of this process, as others reach it.
-        started_here: whether it is this process's own.
-        gpus: which GPUs of this machine the workers of an own Ray have.
+        host: address of this process for others.
+        started_here: whether this process started it.
+        gpus: GPUs of this machine that the workers of an own Ray have.
 
     Raises:
         ConfigurationError: Ray is not installed, or the process has joined another one.
@@ -69,7 +69,7 @@ class RayConnection:
             raise ConfigurationError(
                 "a pool of workers needs Ray, which is not installed; `pip install 'mrlm[ray]'`"
             ) from error
-        # Ray's reports to the head before it prints anything: the error of a head that is gone would never be seen.
+        # Ray's hook reports to the head before it prints; without a head the error would never be seen.
         sys.excepthook = excepthook
         self.ray: Any = ray
         self.asked, self.gpus, self._users = address, GpuLedger(), 0
@@ -82,7 +82,7 @@ class RayConnection:
         self._own: list[Any] = []
         self._below: set[Any] = set()
         self.address, self.host = address or "this machine", ""
-        self._joined = ray.is_initialized()  # somebody else's, who also ends it
+        self._joined = ray.is_initialized()  # by other code, which also ends it
         self.started_here = address is None and not self._joined
         if self._joined:
             self._look_around()
@@ -100,10 +100,10 @@ class RayConnection:
 
     @classmethod
     def shared(cls, address: str | None, seconds: float) -> RayConnection:
-        """The connection of this process, made if there is none; whoever asks for it calls :meth:`give_back` once.
+        """Return the connection of this process, made if necessary; each caller calls :meth:`give_back` once.
 
         Raises:
-            ConfigurationError: there is one to another address: a process can use one Ray.
+            ConfigurationError: the current one has another address: a process can use one Ray.
             EngineError: see the class.
         """
         with cls._sharing:
@@ -119,7 +119,7 @@ class RayConnection:
             return current
 
     def give_back(self) -> None:
-        """End the connection, and a Ray that was started here, when nobody uses it any more."""
+        """End the connection, and a Ray that was started here, with its last user."""
         with self._sharing:
             self._users -= 1
             if not self._users:
@@ -128,7 +128,7 @@ class RayConnection:
     def _remedy(self) -> str:
         if self.asked is None:
             return (
-                "look at the load of the processors, the free memory and /dev/shm; on a busy machine raise "
+                "check the load of the processors, the free memory and /dev/shm; on a busy machine raise "
                 "deadlines.start"
             )
         return (
@@ -137,9 +137,9 @@ class RayConnection:
         )
 
     def _compare(self, asked: str) -> None:
-        """Check that the Ray that the process has joined may be the requested one; warn if that is uncertain.
+        """Validate that the joined Ray is the requested one; warn if that is uncertain.
 
-        A head has several names and addresses, and need not know all of them, but one port.
+        A head can have several names and addresses, but has one port.
 
         Raises:
             ConfigurationError: the ports differ.
@@ -156,7 +156,7 @@ class RayConnection:
             logger.warning("%s, which is used; is it the same?", found)
 
     def _live(self) -> None:
-        """Start Ray, wait, end it; in a thread of its own."""
+        """Start Ray, wait, end it; runs in its own thread."""
         logging.getLogger("ray").setLevel(logging.ERROR)
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "mrlm"}
         try:
@@ -165,7 +165,7 @@ class RayConnection:
                 options |= {
                     "address": "local",
                     "num_cpus": _CPUS,
-                    "num_gpus": 0,  # who has which is in the ledger, which knows what the learner uses
+                    "num_gpus": 0,  # the ledger assigns them: it knows the learner's
                     "include_dashboard": False,
                     "object_store_memory": _OBJECT_STORE_BYTES,
                     "_temp_dir": str(self._folder),
@@ -174,7 +174,9 @@ class RayConnection:
             else:
                 host, _, port = self.asked.rpartition(":")
                 if port.isdigit():
-                    socket.create_connection((host, int(port)), timeout=STOP_SECONDS).close()  # Ray would try for long
+                    socket.create_connection(
+                        (host, int(port)), timeout=STOP_SECONDS
+                    ).close()  # Ray would retry for long
                 options["address"] = self.asked
             self.ray.init(**options)
             self._look_around()
@@ -196,7 +198,7 @@ class RayConnection:
             self.note_children()
 
     def note_children(self) -> None:
-        """Remember what the processes that were started here have started, as long as they can be asked."""
+        """Note the children of the processes that were started here, while these run."""
         import psutil  # comes with Ray
 
         for process in self._own:
@@ -208,12 +210,12 @@ class RayConnection:
         """Check that the head of the cluster answers.
 
         Args:
-            silence: seconds without an answer after which it is given up.
+            silence: seconds without an answer until the cluster counts as gone.
 
         Raises:
             EngineError: it has been silent for too long.
         """
-        with self._looking:  # who waits for many calls asks from many threads
+        with self._looking:  # calls check from many threads
             now = time.monotonic()
             fresh = self._answered is not None and now - self._answered < CHECK_SECONDS / 2
             if fresh and not self._ended():
@@ -227,7 +229,7 @@ class RayConnection:
             what = "was started here and has died" if self._own else f"has not answered for {silence:g} s"
             raise EngineError(
                 f"Ray at {self.address} {what}: the workers of the pool cannot be reached or replaced. Start it again "
-                "if it is not started by the run itself; `--ckpt_path last` goes on from the last checkpoint"
+                "unless the run itself starts it, and continue with `--ckpt_path last`"
             )
 
     def _ended(self) -> bool:
@@ -245,7 +247,7 @@ class RayConnection:
         return False
 
     def close(self) -> None:
-        """End a Ray that was started here and wait for it, whoever uses it. May be called twice."""
+        """End a Ray that was started here, even if it is in use, and wait; may be called twice."""
         if RayConnection._current is self:
             RayConnection._current = None
         if self._joined or self._stop.is_set():
@@ -260,7 +262,7 @@ class RayConnection:
             self._lock.close()
 
     def _end_processes(self) -> None:
-        """End what is left of the processes that were started here."""
+        """Kill the remaining processes that were started here."""
         import psutil
 
         for process in self._own:
@@ -268,15 +270,15 @@ class RayConnection:
                 process.kill()
             process.wait(STOP_SECONDS)
         for process in self._below:
-            with contextlib.suppress(psutil.NoSuchProcess):  # most have gone by themselves
+            with contextlib.suppress(psutil.NoSuchProcess):  # most have ended by themselves
                 process.kill()
         psutil.wait_procs(self._below, timeout=STOP_SECONDS)
 
 
 def _own_folder() -> tuple[Path, IO[str]]:
-    """Return a new folder for Ray's files and the lock that says that it is used; those of killed runs are removed."""
+    """Return a new folder for Ray's files and the lock of its use; remove the folders of killed runs."""
     for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_LOCK}"):
-        with contextlib.suppress(OSError), old.open("a") as lock:  # somebody else's, or in use
+        with contextlib.suppress(OSError), old.open("a") as lock:  # another user's, or in use
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(old.parent, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER))

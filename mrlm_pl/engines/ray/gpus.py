@@ -1,4 +1,4 @@
-"""Which GPUs of a machine the learner computes on, and which are left for workers."""
+"""The GPUs of a machine for the learner and for workers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _ROUNDING = 1e-6
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Ids of the GPUs that this process sees, as ``CUDA_VISIBLE_DEVICES`` has them: numbers of the machine or UUIDs."""
+    """Return the ids of the GPUs that this process sees, in ``CUDA_VISIBLE_DEVICES``: numbers or UUIDs."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return tuple(str(number) for number in range(torch.cuda.device_count()))
     ids = [item.strip() for item in listed.split(",")]
     ends = [place for place, item in enumerate(ids) if item in ("", "-1", "NoDevFiles")]
-    return tuple(ids[: ends[0]] if ends else ids)  # CUDA, too, stops at the first that is none
+    return tuple(ids[: ends[0]] if ends else ids)  # like CUDA, stop at the first invalid id
 
 
 def room_for_workers(visible: Sequence[str], learner: LearnerPlace, share: bool = False) -> dict[str, float]:
-    """Return the share of each GPU that the workers of one process may use, in order of assignment.
+    """Return the fraction of each GPU that the workers of one process may use, in order of assignment.
 
-    The GPUs that the learner does not use are parted evenly between its processes on the machine.
+    The GPUs that the learner does not use are divided evenly among its processes on the machine.
 
     Args:
-        visible: ids of all.
-        learner: where it computes.
-        share: whether workers may also be where this process computes.
+        visible: ids of all GPUs.
+        learner: its devices.
+        share: whether workers may also use the GPU of this process.
 
     >>> room_for_workers(["0", "1", "2", "3"], LearnerPlace((0,)))
     {'1': 1.0, '2': 1.0, '3': 1.0}
@@ -51,22 +51,22 @@ def room_for_workers(visible: Sequence[str], learner: LearnerPlace, share: bool 
 
 
 class GpuLedger:
-    """Which GPUs of this machine the workers of this process have."""
+    """The GPUs of this machine that the workers of this process have."""
 
     def __init__(self) -> None:
         self._taken: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def take(self, workers: int, each: float, room: Mapping[str, float]) -> list[tuple[str, ...]]:
-        """Return ids of the GPUs of each worker: the first that have room.
+        """Return ids of the GPUs of each worker: the first with room.
 
         Args:
-            workers: how many want some.
-            each: GPUs for each; below 1, workers share one.
-            room: how much of each GPU they may have; see :func:`room_for_workers`.
+            workers: number of workers.
+            each: GPUs of each; below 1, workers share one.
+            room: available fraction of each GPU; see :func:`room_for_workers`.
 
         Raises:
-            ConfigurationError: there are not so many.
+            ConfigurationError: there is not enough room.
         """
         with self._lock:
             left = {gpu: part - self._taken.get(gpu, 0.0) for gpu, part in room.items()}
@@ -77,9 +77,9 @@ class GpuLedger:
                 if len(own) < count:
                     raise ConfigurationError(
                         f"{workers} workers want {each:g} GPUs each, but Ray is started by this process, whose workers "
-                        f"may have {dict(room)} (parts by GPU), of which {self._taken} are taken; GPUs that the "
-                        "learner uses are kept from them. Ask for less (resources.gpus), or let workers share the "
-                        "learner's: `resources.share_learner_gpus: true`"
+                        f"may have {dict(room)} (fractions by GPU), of which {self._taken} are taken; they do not "
+                        "get the learner's. Ask for less (resources.gpus), or let workers share the learner's: "
+                        "`resources.share_learner_gpus: true`"
                     )
                 for gpu in own:
                     left[gpu] -= part
@@ -88,7 +88,7 @@ class GpuLedger:
             return found
 
     def give_back(self, taken: Sequence[tuple[str, ...]], each: float) -> None:
-        """Make what :meth:`take` gave free again."""
+        """Free the GPUs that :meth:`take` returned."""
         with self._lock:
             self._add(taken, -min(each, 1.0))
 
@@ -100,7 +100,7 @@ class GpuLedger:
 
 
 class GpuTeller:
-    """Runs in a bundle of Ray's and tells which GPUs it has."""
+    """Reports the GPUs of a bundle, from within it."""
 
     async def gpus(self) -> list[str]:
         """Return their ids."""
@@ -110,13 +110,13 @@ class GpuTeller:
 
 
 def wrong_reservation(reserved: Sequence[str], learner: LearnerPlace, visible: Sequence[str]) -> str | None:
-    """Why GPUs that Ray keeps free for a learner are not those that it computes on, with the remedy; None: they are.
+    """Return why the GPUs that Ray keeps free are not the learner's, with the remedy; None if they are.
 
     Ids of different kinds, numbers and UUIDs, cannot be compared and count as right.
 
     Args:
         reserved: ids of the GPUs that Ray keeps free.
-        learner: where it computes.
+        learner: its devices.
         visible: ids of the GPUs that its processes see.
     """
     used = learner.ids(visible)
@@ -138,12 +138,12 @@ def comparable(ids: Sequence[str]) -> bool:
 
 
 def shared_gpu(worker: Mapping[str, Any], host: str, learner: LearnerPlace, visible: Sequence[str]) -> str | None:
-    """Return the GPU that a worker has and the learner computes on, or None.
+    """Return a GPU that a worker shares with the learner, or None.
 
     Args:
         worker: its ``host`` and ``gpus``.
         host: the learner's.
-        learner: where it computes.
+        learner: its devices.
         visible: ids of the GPUs that its processes see.
     """
     used = learner.ids(visible)

@@ -1,20 +1,17 @@
-"""The workers of a pool: placed by Ray, filled with weights, asked, and replaced when they are lost."""
+"""The workers of a pool: placed by Ray, filled with weights, called, and replaced when they are lost."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines.learner_place import LearnerPlace
@@ -25,7 +22,7 @@ from mrlm_pl.engines.transfer.broadcast import Invitation, WeightSender
 from mrlm_pl.engines.transfer.manifest import Snapshot
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy.architecture import Architecture
-from mrlm_pl.policy.sharding import all_tensors, is_split, whole
+from mrlm_pl.policy.sharding import all_tensors, is_split, whole, world_size
 from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
@@ -37,43 +34,42 @@ _CLOSE_SECONDS = 5.0
 
 @dataclass(eq=False)
 class Worker:
-    """A worker process, and what it has."""
+    """A worker process, its models and their weights."""
 
     place: int
     name: str
     actor: Any
     about: dict[str, Any]  # its answer to ``describe``
-    models: dict[str, int] = field(default_factory=dict)  # number of the architecture that it has built, by policy
-    held: dict[str, dict[str, int]] = field(default_factory=dict)  # checksums of the tensors that it has, by policy
+    built: dict[str, Architecture] = field(default_factory=dict)  # by model
+    held: dict[str, dict[str, int]] = field(default_factory=dict)  # checksums of its tensors, by model
     versions: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class _Served:
     architecture: Architecture
-    number: int
     version: int = 0
-    answer: Any = None  # of the workers that switched to it
+    answer: Any = None  # of the workers' last switch
     snapshot: Snapshot = field(default_factory=Snapshot)
-    read: ReadModel | None = None  # gives the weights again where no snapshot is kept
+    read: ReadModel | None = None  # reads the weights again if no snapshot is kept
     checksums: dict[str, int] = field(default_factory=dict)
 
 
 class WorkerGroup:
-    """Worker processes under Ray with the weights of some models; several threads may use it.
+    """Worker processes under Ray with the weights of models; several threads may use it.
 
-    Ray starts with the first :meth:`load`. A worker that is lost is replaced and filled with the current weights.
+    Ray starts with the first :meth:`load`. A lost worker is replaced and filled with the current weights.
 
     Args:
         kind: the pool's name in messages.
-        make: the class of a worker, a :class:`~mrlm_pl.engines.ray.workers.FilledWorker`, and the arguments of its
-            constructor, from its place and its GPUs (see there).
+        make: returns the class of a worker, a :class:`~mrlm_pl.engines.ray.workers.FilledWorker`, and the arguments
+            of its constructor, from its place and its GPUs.
         workers, address, resources, transfer, deadlines, replacements: see :class:`~mrlm_pl.engines.RayPool`.
 
     Attributes:
-        workers: those that there are now.
-        replaced: how many were replaced.
-        learner: where the learner computes; None: where the first weights are.
+        workers: the current ones.
+        replaced: number of replaced workers.
+        learner: devices of the learner; None: that of the first weights.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -97,11 +93,10 @@ class WorkerGroup:
         self.workers: list[Worker] = []
         self.replaced, self.closed = 0, False
         self.learner: LearnerPlace | None = None
-        self.updating = threading.RLock()  # whoever changes workers or their weights
+        self.updating = threading.RLock()  # held to change workers or their weights
         self.cluster: Any = None
         self._sender: Any = None
         self._served: dict[str, _Served] = {}
-        self._numbers = itertools.count()
         self._group: tuple[tuple[Worker, ...], Invitation] | None = None
         self._gpus: list[str | None] = []
         self._repairs: dict[Worker, Future[None]] = {}
@@ -113,14 +108,14 @@ class WorkerGroup:
         """Make the module's current weights those of ``model`` in all workers; returns when all serve with them.
 
         Args:
-            model: name of the model in the workers.
-            weights: the module.
+            model: its name in the workers.
+            weights: a ``transformers`` model.
             version: number of the weights.
-            read: gives the same weights again, for workers that take the place of others; None keeps a copy of those
-                that are trained, and the others where they are.
+            read: reads the same weights again for replaced workers; None keeps a copy of the trained weights and
+                refers to the others.
 
         Raises:
-            EngineError: ``weights`` cannot be sent, too many workers were lost, or the cluster is.
+            EngineError: too many workers were lost, or the cluster is.
             ConfigurationError: see :func:`~mrlm_pl.engines.ray.gpus.wrong_reservation`.
         """
         with self.updating:
@@ -129,18 +124,18 @@ class WorkerGroup:
             served, architecture = self._served.get(model), Architecture.of(weights)
             self._open(weights)
             if served is None or served.architecture != architecture:
-                served = self._served[model] = _Served(architecture, next(self._numbers), read=read)
+                served = self._served[model] = _Served(architecture, read=read)
             self._take(served, weights)
             served.version = version
             for worker, reason in self._update(model, self.workers).items():
                 self._replace(worker, reason)
 
     def answer(self, model: str) -> Any:
-        """Return the workers' answer to their switch to the weights of a model; None before the first."""
+        """Return the workers' answer to the last switch to weights of a model; None before the first."""
         return self._served[model].answer if model in self._served else None
 
     def __contains__(self, model: str) -> bool:
-        return model in self._served  # its weights have reached all workers
+        return model in self._served  # all workers have its weights
 
     def _take(self, served: _Served, weights: PreTrainedModel) -> None:
         tensors = {name: whole(tensor) for name, tensor in all_tensors(weights).items()}
@@ -148,7 +143,7 @@ class WorkerGroup:
         served.checksums = served.snapshot.checksums()
 
     def _read_again(self, model: str) -> None:
-        """Make a snapshot of weights that are not kept."""
+        """Take a snapshot of weights that are not kept."""
         served = self._served[model]
         if served.read is None or served.snapshot.checksums():
             return
@@ -158,17 +153,17 @@ class WorkerGroup:
             changed = sorted(name for name, value in before.items() if served.checksums.get(name) != value)
             served.snapshot, served.checksums = Snapshot(), before
             raise EngineError(
-                f"a new worker of {self.kind} needs the weights of {model!r} again, but {changed[0]!r} is another "
-                "than when the run began; put back the files of the model and go on with `--ckpt_path last`"
+                f"a new worker of {self.kind} needs the weights of {model!r} again, but {changed[0]!r} has changed "
+                "since the run began; restore the files of the model and continue with `--ckpt_path last`"
             )
 
     def _update(self, model: str, workers: Sequence[Worker]) -> dict[Worker, str]:
-        """Bring workers to the current weights of a model; why those that could not be are lost."""
+        """Bring workers to the current weights of a model; return the reasons of lost ones."""
         served = self._served[model]
-        new = [worker for worker in workers if worker.models.get(model) != served.number]
+        new = [worker for worker in workers if worker.built.get(model) is not served.architecture]
         lost = self._on_all(new, "build its model", "build", model, served.architecture)
         for worker in new:
-            worker.models[model], worker.held[model] = served.number, {}
+            worker.built[model], worker.held[model] = served.architecture, {}
         current = served.checksums
         behind = [worker for worker in workers if worker not in lost and worker.held[model] != current]
         lost |= self._send(model, behind)
@@ -187,7 +182,7 @@ class WorkerGroup:
     def _on_all(
         self, workers: Sequence[Worker], does: str, method: str, model: str, argument: Any
     ) -> dict[Worker, str]:
-        """Call a method of all these workers at once; why those that could not are lost."""
+        """Call a method of all these workers at once; return the reasons of lost ones."""
         asked = {worker: self.call(worker, does, method, model, argument) for worker in workers}
         lost: dict[Worker, str] = {}
         for worker, future in asked.items():
@@ -201,7 +196,7 @@ class WorkerGroup:
         return lost
 
     def _send(self, model: str, workers: Sequence[Worker]) -> dict[Worker, str]:
-        """Send what workers miss into their staging memory; why those that do not have it are lost."""
+        """Send missing tensors to the workers' staging memory; return the reasons of lost workers."""
         lost: dict[Worker, str] = {}
         waiting = list(workers)
         for _ in range(_SEND_ATTEMPTS):
@@ -225,25 +220,21 @@ class WorkerGroup:
             )
             for rank, worker in enumerate(workers, 1)
         }
-        looked = time.monotonic()
 
         def check() -> None:
-            nonlocal looked
-            if time.monotonic() - looked > 0.1:
-                looked = time.monotonic()
-                for worker, future in asked.items():
-                    if future.done() and future.exception() is not None:
-                        raise EngineError(f"{worker.name} cannot take part")
+            for worker, future in asked.items():
+                if future.done() and future.exception() is not None:
+                    raise EngineError(f"{worker.name} cannot receive weights")
 
         failed: dict[Worker, Exception] = {}
         try:
             self._sender.send(invitation, manifest, snapshot.__getitem__, check)
         except EngineError as error:
             self._group = None
-            logger.warning("sending weights of %r is broken off: %s", model, error)
+            logger.warning("sending weights of %r failed: %s", model, error)
         for worker, future in asked.items():
             try:
-                # What they wait for ends within the deadline, or with the group.
+                # A receiver ends within the deadlines, or with the group.
                 if not wait([future], 3 * self.deadlines.transfer).done:
                     raise WorkerLostError(f"{worker.name} did not {does} in time after the last bucket")
                 future.result()
@@ -253,7 +244,7 @@ class WorkerGroup:
         return failed
 
     def _invitation(self, workers: tuple[Worker, ...]) -> Invitation:
-        """To the group of these workers, the one before if it was theirs and works."""
+        """Return the invitation to a group of these workers: the current group if it is theirs and works."""
         if self._group is None or self._group[0] != workers:
             self._group = workers, self._sender.invite(len(workers))
         return self._group[1]
@@ -282,9 +273,9 @@ class WorkerGroup:
                 await asyncio.shield(asyncio.wrap_future(self._repairs[worker]))
 
     def _open(self, weights: PreTrainedModel) -> None:
-        """Start Ray, the workers and the sender, unless they run."""
+        """Start Ray, the workers and the sender if they are not running."""
         if self.cluster is not None:
-            self.cluster.check()  # calls may still be answered for a while after the head has died
+            self.cluster.check()  # workers may still answer for a while after the head has died
             return
         if self.learner is None:
             self.learner = LearnerPlace.of(next(weights.parameters()).device)
@@ -309,11 +300,11 @@ class WorkerGroup:
                 sender.close()
             cluster.close()
             if isinstance(error, WorkerLostError):
-                raise EngineError(f"{error}; look at the load of its machine, or raise deadlines.start") from error
+                raise EngineError(f"{error}; check the load of its machine, or raise deadlines.start") from error
             raise
 
     def _to_reserve(self) -> PoolResources:
-        """Return the resources to reserve; in a Ray of this process, choose the workers' GPUs."""
+        """Return the resources to reserve; in a Ray of this process, assign the workers' GPUs."""
         own = self.resources
         self._gpus = [None if own.gpus else ""] * self.count
         if not self.cluster.started_here:
@@ -325,16 +316,16 @@ class WorkerGroup:
         return own.in_own_ray()
 
     def _check_reservation(self, learner: LearnerPlace) -> None:
-        """Check that the GPUs that Ray keeps free for the learner are those that it computes on.
+        """Validate that Ray keeps free the GPUs that the learner computes on.
 
         Raises:
-            ConfigurationError: they are not.
+            ConfigurationError: it does not.
         """
         own = self.resources
         if self.cluster.started_here or not own.learner_gpus:
             return
         teller = self.cluster.actor(GpuTeller, self.count, (), 1, {"GPU": own.learner_gpus})
-        who = "what was reserved for the learner"
+        who = "the learner's reservation"
         reserved = self.cluster.call(teller, who, "answer", self.deadlines.start, "gpus").result()
         self.cluster.kill(teller)
         wrong = wrong_reservation(reserved, learner, visible_gpus())
@@ -361,7 +352,7 @@ class WorkerGroup:
         return worker
 
     def _replace(self, lost: Worker, reason: str) -> None:
-        """Put a new worker with the current weights of all models in the place of one that is lost.
+        """Replace a lost worker by a new one with the current weights of all models.
 
         Raises:
             EngineError: too many were replaced, or the cluster is gone.
@@ -371,8 +362,8 @@ class WorkerGroup:
             self.replaced += 1
             if self.replaced > self.replacements:
                 raise EngineError(
-                    f"{lost.name}: {reason}; {self.replacements} workers have been replaced, which is the bound; look "
-                    "for the cause (memory?), raise replacements, and go on with `--ckpt_path last`"
+                    f"{lost.name}: {reason}; {self.replacements} workers have been replaced, which is the bound; find "
+                    "the cause (memory?), raise replacements, and continue with `--ckpt_path last`"
                 )
             logger.warning("%s is replaced: %s", lost.name, reason)
             new, actor = lost, self._actor(lost.place)
@@ -382,7 +373,7 @@ class WorkerGroup:
                 check_claims({worker.name: worker.about["claims"] for worker in (*beside, new)})
                 failed = [self._update(model, [new]) for model in self._served]
             except WorkerLostError as error:
-                self.cluster.kill(actor)  # one that has not started in time keeps what is reserved for it
+                self.cluster.kill(actor)  # a late worker keeps its reserved resources
                 lost, reason = new, str(error)
                 continue
             except BaseException:
@@ -400,7 +391,7 @@ class WorkerGroup:
                 self._replace(lost, reason)
 
     def close(self) -> None:
-        """End the workers, and Ray if it was started here and nobody else uses it; may be called twice."""
+        """End the workers, and an own Ray with its last pool; may be called twice."""
         self._repairing.shutdown(wait=False)
         with self.updating:
             self.closed = True
@@ -415,36 +406,36 @@ class WorkerGroup:
 
 
 class OfWorkers:
-    """Common part of an engine and a reference that work through a group of workers."""
+    """Common part of an engine and a reference over a group of workers."""
 
     _group: WorkerGroup
 
     @property
     def replaced(self) -> int:
-        """Number of workers that were replaced."""
+        """Number of replaced workers."""
         return self._group.replaced
 
     def meet_learner(self, place: LearnerPlace) -> None:
-        """Take note of where the learner computes, before its weights are first used."""
+        """Receive the learner's devices, before its weights are first used."""
         self._group.learner = place
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return ``pid``, ``host``, ``device`` and ``gpus`` (ids) of each worker, and what its engine says."""
+        """Return ``pid``, ``host``, ``device``, ``gpus`` (ids) and ``claims`` of each worker."""
         return [worker.about for worker in self._group.workers]
 
     def close(self) -> None:
-        """End the workers, and Ray if it was started here and nobody else uses it; may be called twice."""
+        """End the workers, and an own Ray with its last pool; may be called twice."""
         self._group.close()
 
 
 def check_claims(claims: Mapping[str, Sequence[str]]) -> None:
-    """Check that no two workers claim the same.
+    """Validate that workers claim different resources.
 
     Args:
-        claims: the answer of each worker's engine to :meth:`~mrlm_pl.engines.base.Engine.join_pool`, by its name.
+        claims: answer to :meth:`~mrlm_pl.engines.base.Engine.join_pool` by worker.
 
     Raises:
-        ConfigurationError: two of them have something in common, or other processes have pools with the same.
+        ConfigurationError: two workers claim the same, or other processes have pools with the same claims.
     """
     owners: dict[str, str] = {}
     for worker, own in claims.items():
@@ -455,10 +446,8 @@ def check_claims(claims: Mapping[str, Sequence[str]]) -> None:
                     "or place them on machines of their own (data.engine.resources.strategy: STRICT_SPREAD)"
                 )
             owners[claim] = worker
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    ranks = torch.distributed.get_world_size() if distributed else 1
-    if owners and ranks > 1:
+    if owners and world_size() > 1:
         raise ConfigurationError(
-            f"each of {ranks} processes has a pool, and they would share {next(iter(owners))}; set trainer.devices to "
-            "1 or use another engine"
+            f"each of {world_size()} processes has a pool, and they would share {next(iter(owners))}; set "
+            "trainer.devices to 1 or use another engine"
         )

@@ -1,4 +1,4 @@
-"""Generation in worker processes that Ray places on this machine or on a cluster."""
+"""Generation in worker processes under Ray, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ from mrlm_pl.settings import at_least
 class RayPool(OfWorkers, Engine):
     """Generates in worker processes under Ray, each with an engine and the weights of all policies.
 
-    A request goes to the worker that has its session's cache, else to the least busy one. :meth:`load` sends what has
-    changed to all workers at once, while they go on generating, and lets each switch between two calls; when it
-    returns, every worker has the new weights. A worker that dies, does not answer or cannot take the weights is
-    replaced and filled with the current ones, and its requests are sent again; they hold their seeds, so the tokens
-    are the same.
+    A request goes to the worker with its session's cache, else to the least busy one. :meth:`load` sends the changed
+    tensors to all workers while they generate, and each switches between two calls; when it returns, every worker has
+    the new weights. A worker that dies, does not answer or fails to load weights is replaced and filled with the
+    current ones, and its requests are sent again; their seeds reproduce the tokens.
 
-    Ray starts with the first :meth:`load`. To fill a worker at any time, the pool keeps a copy of the trained weights
-    in the learner's memory.
+    Ray starts with the first :meth:`load`. The learner's memory holds a copy of the trained weights, to fill workers
+    at any time.
 
     Args:
         workers: worker processes.
-        address: ``HOST:PORT`` of a Ray cluster, ``auto`` for the one that this machine belongs to; None starts Ray on
-            this machine, and ends it with the pool or this process.
+        address: ``HOST:PORT`` of a Ray cluster, ``auto`` for this machine's; None starts Ray on this machine, and ends
+            it with the pool or this process.
         engine: makes the engine of a worker.
-        resources: what is reserved for each worker and for the learner.
-        transfer: how weights are sent.
-        deadlines: how long things may take.
-        replacements: how many workers may be replaced before the run ends.
-        calls: calls of :meth:`sample` that a worker's engine is given at the same time; the others wait their turn.
-            None: as many as the engine says, one in process and all that a server may have under way.
+        resources: reserved for each worker and for the learner.
+        transfer: of the weights.
+        deadlines: of starting, calls and transfers.
+        replacements: most replaced workers before the run ends.
+        calls: concurrent calls of a worker's engine; further ones wait. None: the engine's own number, one in process
+            and ``terms.concurrency`` for a server.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -76,13 +75,13 @@ class RayPool(OfWorkers, Engine):
         """Make the module's current weights those of ``policy`` in all workers; returns when all serve with them.
 
         Args:
-            policy: the name that requests use.
+            policy: its name in requests.
             weights: a ``transformers`` model.
-            version: number stored in every sample made from now on.
+            version: number of the weights in samples.
 
         Raises:
-            EngineError: ``weights`` cannot be sent, too many workers were lost, or the cluster is.
-            ConfigurationError: the engine cannot be one of so many workers; see :meth:`Engine.join_pool`.
+            EngineError: ``weights`` is another object, too many workers were lost, or the cluster is.
+            ConfigurationError: the engine cannot serve in a pool of this size; see :meth:`Engine.join_pool`.
         """
         if not isinstance(weights, PreTrainedModel):
             raise EngineError(f"policy {policy!r}: a pool loads a transformers model, not a {type(weights).__name__}")
@@ -114,7 +113,7 @@ class RayPool(OfWorkers, Engine):
         """Return one sample per request, in order; see :meth:`Engine.sample`. Their engine is ``ray_pool/WORKER``.
 
         Raises:
-            EngineError: what a worker's engine raises; or too many workers were lost, or the cluster is.
+            EngineError: of a worker's engine; or too many workers were lost, or the cluster is.
         """
         if not requests:
             return []
@@ -143,18 +142,18 @@ class RayPool(OfWorkers, Engine):
         return [future.result() for future in asked]
 
     def release(self, session_prefix: str) -> None:
-        """Forget caches, in the background; see :meth:`Engine.release`."""
+        """Drop caches, in the background; see :meth:`Engine.release`."""
         for place in self._spreading.release(session_prefix):
             self._group.call(self._group.workers[place], "answer", "release", session_prefix)
 
 
 class Spreading:
-    """Places requests on ``places`` engines. What is placed where depends on the calls alone, never on time.
+    """Places requests on engines, by the calls alone, never by time.
 
-    Several threads may call: episodes that are trained on and those of a validation have event loops of their own.
+    Several threads may call: training and validation episodes have their own event loops.
 
     Args:
-        places: how many engines there are.
+        places: number of engines.
     """
 
     def __init__(self, places: int) -> None:
@@ -165,10 +164,11 @@ class Spreading:
         self._lock = threading.Lock()
 
     def place(self, requests: Sequence[SampleRequest]) -> list[int]:
-        """Return the place of each request; :meth:`done` is to be called with them when they have been answered.
+        """Return the place of each request; call :meth:`done` with them after the answers.
 
-        A session stays where it was first. Other requests go where the fewest requests and then the fewest sessions
-        are; those with the same context keep together, so that it is computed once, up to an even share of the call.
+        A session keeps its first place. Other requests go to the place with the fewest requests, then with the fewest
+        sessions. Those with the same context stay together, so that it is computed once, up to an even share of the
+        call.
         """
         with self._lock:
             return self._place(requests)
@@ -195,13 +195,13 @@ class Spreading:
         return found
 
     def done(self, places: Sequence[int]) -> None:
-        """The requests of these places have been answered, or never will be."""
+        """Note that the requests of these places have been answered or abandoned."""
         with self._lock:
             for place in places:
                 self._busy[place] -= 1
 
     def release(self, session_prefix: str) -> set[int]:
-        """Forget the sessions whose key begins with ``session_prefix``; the places where they were."""
+        """Forget the sessions whose key begins with ``session_prefix``; return their places."""
         with self._lock:
             gone = [item for item in self._sessions if item.startswith(session_prefix)]
             places = [self._sessions.pop(session) for session in gone]

@@ -1,14 +1,14 @@
-"""Reference models in worker processes that Ray places on this machine or on a cluster."""
+"""Reference models in worker processes under Ray, on this machine or on a cluster."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mrlm_pl.concurrency.calls import together
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines.learner_place import LearnerPlace
 from mrlm_pl.engines.ray.group import OfWorkers, WorkerGroup
@@ -23,20 +23,20 @@ _DOES = "compute log-probabilities for the learner"
 class RayReference(OfWorkers, Reference):
     """Holds the reference models in worker processes under Ray, and computes log-probabilities there.
 
-    The learner reads the initial weights when they are first asked for, sends them to every worker, and keeps none;
-    policies that begin with the same weights have one reference. Rows go out as the forward passes that the learner
-    would make, of at most the policy's ``max_forward_tokens`` (where it has none and there are several workers, an even
-    share each), to whichever worker is free. A worker that dies or does not answer is replaced, the weights are read
-    again for it, and its pass is made again.
+    The learner reads the initial weights with the first request, sends them to every worker, and keeps none; policies
+    with the same initial weights share a reference. Rows are sent as the learner's forward passes, of at most the
+    policy's ``max_forward_tokens`` (without a bound and with several workers, an even share each), to the next free
+    worker. A worker that dies or does not answer is replaced, the weights are read again for it, and its pass is
+    repeated.
 
     Args:
         workers: worker processes.
-        address: ``HOST:PORT`` of a Ray cluster, ``auto`` for the one that this machine belongs to; None starts Ray on
-            this machine, one for all pools of this process.
-        resources: what is reserved for each worker and for the learner.
-        transfer: how weights are sent.
-        deadlines: how long things may take; ``sample`` is that of a forward pass.
-        replacements: how many workers may be replaced before the run ends.
+        address: ``HOST:PORT`` of a Ray cluster, ``auto`` for this machine's; None starts Ray on this machine, one for
+            all pools of this process.
+        resources: reserved for each worker and for the learner.
+        transfer: of the weights.
+        deadlines: of starting, forward passes (``sample``) and transfers.
+        replacements: most replaced workers before the run ends.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -57,7 +57,7 @@ class RayReference(OfWorkers, Reference):
             "the reference pool", self._worker, workers, address, resources, transfer, deadlines, replacements
         )
         self._loop = EventLoopThread()
-        self._planners: dict[str, Any] = {}  # models without memory, which the passes are planned for
+        self._planners: dict[str, Any] = {}  # models on the meta device, to plan passes
 
     def _worker(self, place: int, gpus: str | None) -> tuple[type, tuple[Any, ...]]:
         from mrlm_pl.engines.ray.workers import ReferenceWorker
@@ -92,9 +92,9 @@ class RayReference(OfWorkers, Reference):
         self._loop.close()
 
     def _loaded(self, policy: Policy) -> str:
-        """Return the name of the policy's initial weights in the workers, which have them."""
+        """Load the policy's initial weights into the workers if necessary; return their name there."""
         held = next(policy.network.parameters())
-        dtype = held.dtype  # of a trainer that computes in one precision throughout
+        dtype = held.dtype  # the trainer may compute in one precision throughout
         self._group.learner = self._group.learner or LearnerPlace.of(held.device)
         name = f"{policy.name_or_path} {policy.origin} {dtype}"
         if name not in self._planners or self._group.cluster is None:
@@ -123,10 +123,5 @@ class RayReference(OfWorkers, Reference):
             for number, call in waiting:
                 answers[number] = await self._group.ask(place, _DOES, "logprobs", *call)
 
-        serving = [asyncio.ensure_future(serve(place)) for place in range(self._group.count)]
-        try:
-            await asyncio.gather(*serving)
-        finally:
-            for task in serving:
-                task.cancel()
+        await together(serve(place) for place in range(self._group.count))
         return [answers[number] for number in range(len(calls))]

@@ -17,17 +17,17 @@ class PoolResources:
     """Resources that Ray reserves, all at once (a placement group).
 
     Args:
-        cpus: CPUs of each worker, which is also how many threads it computes with; parts of one are allowed.
+        cpus: CPUs of each worker, and its number of threads; fractions are allowed.
         gpus: GPUs of each worker; with 0.5, two workers share one, with 0 they compute on CPUs.
-        learner_cpus: CPUs on the learner's machine that are kept free of what Ray starts.
-        learner_gpus: GPUs likewise, for each process of the learner; they must be those that it computes on. A Ray
-            that is started here has none of the learner's GPUs anyway.
-        share_learner_gpus: let workers have a part of the GPU that the learner computes on.
-        strategy: whether the workers are to be together on few machines (``PACK``) or apart (``SPREAD``); ``STRICT_``
-            makes it a condition.
+        learner_cpus: CPUs on the learner's machine that Ray keeps free.
+        learner_gpus: GPUs that Ray keeps free for each process of the learner, which must be those that it computes on.
+            A Ray that is started here never uses the learner's GPUs.
+        share_learner_gpus: let workers use a fraction of the learner's GPU.
+        strategy: place the workers on few machines (``PACK``) or on many (``SPREAD``); a condition with
+            ``STRICT_``.
 
     Raises:
-        ConfigurationError: an amount is below 0, or no whole number of GPUs above 1.
+        ConfigurationError: an amount is below 0, or a number of GPUs above 1 is not whole.
     """
 
     cpus: float = 1.0
@@ -43,16 +43,16 @@ class PoolResources:
         for name in ("gpus", "learner_gpus"):
             if amounts[name] > 1 and amounts[name] % 1:
                 raise ConfigurationError(
-                    f"resources.{name} is {amounts[name]}; above 1 it must be whole: parts are of one GPU"
+                    f"resources.{name} is {amounts[name]}; above 1 it must be whole: fractions are of one GPU"
                 )
 
     def in_own_ray(self) -> PoolResources:
-        """Return the resources to reserve in a Ray that is started here, which manages no GPUs."""
+        """Return the resources to reserve in a Ray that is started here, without GPUs."""
         return replace(self, gpus=0.0, learner_gpus=0.0)
 
     @property
     def worker(self) -> dict[str, float]:
-        """Ray's bundle for a worker; one of nothing cannot be reserved, so it asks for a trace of a CPU."""
+        """Ray's bundle for a worker; an empty one cannot be reserved, so it asks for a trace of a CPU."""
         return {"CPU": self.cpus or (0.0 if self.gpus else 0.001), "GPU": self.gpus}
 
     def bundles(self, workers: int, learner_host: str) -> list[dict[str, float]]:
@@ -68,9 +68,9 @@ class WeightTransfer:
     """The transfer of weights to the workers.
 
     Args:
-        bucket_bytes: bytes that are sent at a time.
-        transport: ``gloo`` sends from the CPU's memory, ``nccl`` between GPUs. None is ``nccl`` where the learner and
-            every worker have whole GPUs of their own.
+        bucket_bytes: bytes sent at a time.
+        transport: ``gloo`` sends from CPU memory, ``nccl`` between GPUs. None is ``nccl`` if the learner and every
+            worker have whole GPUs of their own.
 
     Raises:
         ConfigurationError: a bucket is too small.
@@ -90,13 +90,13 @@ class WeightTransfer:
 
 @dataclass(frozen=True)
 class PoolDeadlines:
-    """Seconds that things may take.
+    """Deadlines in seconds.
 
     Args:
-        start: Ray to start or to be joined, and the workers to be up.
-        sample: a worker to answer a call; one that does not is replaced.
-        transfer: workers to join, to receive one bucket, and to confirm.
-        silence: the head of the cluster to answer again.
+        start: of starting or joining Ray, and of starting the workers.
+        sample: of a worker's answer; a late worker is replaced.
+        transfer: of joining the group of receivers, and of each bucket.
+        silence: of the head of the cluster to answer again.
 
     Raises:
         ConfigurationError: one is not above 0.

@@ -25,21 +25,20 @@ from mrlm_pl.policy.sharding import all_tensors
 
 
 class FilledWorker(ABC):
-    """Models in a worker process, filled from afar.
+    """Models in a worker process, filled by the learner.
 
-    New weights are collected while calls go on. :meth:`switch` lets the calls in hand end, holds back those that
-    follow, changes all weights, and lets them go on: a call sees the old weights or the new ones.
+    New weights are collected while calls run. :meth:`switch` waits for the running calls, holds back further ones,
+    changes all weights, and releases them: a call uses the old weights or the new ones.
 
     Args:
-        gpus: ids of the GPUs that this process is to see, as ``CUDA_VISIBLE_DEVICES`` has them; None: those that it
-            sees.
+        gpus: ids of the GPUs that this process may see, for ``CUDA_VISIBLE_DEVICES``; None leaves it as it is.
         name: of the worker.
-        calls: how many calls are made at the same time.
+        calls: number of concurrent calls.
     """
 
     def __init__(self, gpus: str | None, name: str, calls: int) -> None:
         if gpus is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # nothing of this process has asked for GPUs before
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # before this process uses CUDA
         self._name, self._calls = name, calls
         self.claims: Sequence[str] = ()
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -55,10 +54,10 @@ class FilledWorker(ABC):
 
     @abstractmethod
     def use(self, policy: str, model: Any, version: int) -> Any:
-        """Serve with a model from now on; what :meth:`switch` returns."""
+        """Serve with a model from now on; return the result of :meth:`switch`."""
 
     async def describe(self) -> dict[str, Any]:
-        """Process id, host, device and GPUs of the worker; the answer says that it is up."""
+        """Return process id, host, device, GPUs and claims of the worker, once it is up."""
         return {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -81,10 +80,10 @@ class FilledWorker(ABC):
         self._staged[policy] = await asyncio.to_thread(self._receiver.receive, invitation, rank, manifest)
 
     async def switch(self, policy: str, version: int) -> Any:
-        """Serve with the weights that have been collected, if any were; what :meth:`use` returns.
+        """Serve with the collected weights, if there are any; return the result of :meth:`use`.
 
         Raises:
-            EngineError: the weights are not those of the model; the old ones go on serving.
+            EngineError: the weights do not fit the model, which keeps the old ones.
             Exception: the model cannot be used; no call is answered from then on.
         """
         model = self._built.get(policy) or self._models[policy]
@@ -100,7 +99,7 @@ class FilledWorker(ABC):
             await self._changed.wait_for(lambda: self._inside == 0)
         await asyncio.to_thread(staged.install, targets)
         answer = await asyncio.to_thread(self.use, policy, model, version)
-        # Not in a `finally`: a worker that is between two versions must not answer; it is going to be replaced.
+        # Not in a `finally`: a worker between two versions must not answer; it will be replaced.
         self._models[policy] = model
         self._built.pop(policy, None)
         async with self._changed:
@@ -110,7 +109,7 @@ class FilledWorker(ABC):
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """Within the context the weights stay as they are; entered as soon as a call may be made."""
+        """Keep the weights within the context; entered as soon as a call may run."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._switching and self._inside < self._calls)
             self._inside += 1
@@ -126,11 +125,11 @@ class PoolWorker(FilledWorker):
     """An engine in a worker process.
 
     Args:
-        gpus, name: see :class:`FilledWorker`; samples bear the name.
+        gpus, name: see :class:`FilledWorker`; the name is that of the engine in samples.
         make_engine: makes the engine.
-        place: its number in the pool.
-        places: how many workers the pool has.
-        calls: how many calls of :meth:`sample` the engine is given at the same time; None: as it says.
+        place: number of the worker in the pool.
+        places: number of workers of the pool.
+        calls: concurrent calls of :meth:`sample`; None: the engine's own number.
     """
 
     def __init__(
@@ -147,12 +146,12 @@ class PoolWorker(FilledWorker):
         self._engine: Any = None
 
     async def describe(self) -> dict[str, Any]:
-        """See :meth:`FilledWorker.describe`; and what the engine says of itself.
+        """Make the engine; return :meth:`FilledWorker.describe` and ``takes_pieces``.
 
         Raises:
             Exception: the engine cannot be made, or not for this worker.
         """
-        if self._engine is None:  # not in the constructor, whose errors Ray keeps to itself
+        if self._engine is None:  # not in the constructor, whose errors Ray hides
             engine = self._make_engine()
             self.claims = engine.join_pool(self._place, self._places)
             self._calls = self._calls_asked or engine.calls_at_once
@@ -160,7 +159,7 @@ class PoolWorker(FilledWorker):
         return await super().describe() | {"takes_pieces": self._engine.takes_pieces}
 
     def use(self, policy: str, model: Any, version: int) -> dict[str, Any]:
-        """Load the model into the engine; the policy's ``window``, ``reports_logprobs`` and ``precision``."""
+        """Load the model into the engine; return the policy's ``window``, ``reports_logprobs`` and ``precision``."""
         self._engine.load(policy, model, version)
         return {
             "window": self._engine.window(policy),
@@ -184,16 +183,16 @@ class PoolWorker(FilledWorker):
             await asyncio.to_thread(self._engine.close)
 
     async def release(self, session_prefix: str) -> None:
-        """Forget caches."""
+        """Drop caches."""
         self._engine.release(session_prefix)
 
 
 @dataclass(frozen=True)
 class Precision:
-    """In which precision the learner computes.
+    """The precision of the learner's computations.
 
     Args:
-        autocast: what it casts to, or None.
+        autocast: dtype of autocast, or None.
         default: torch's default dtype.
     """
 
@@ -202,13 +201,13 @@ class Precision:
 
     @classmethod
     def now(cls, device: torch.device) -> Precision:
-        """That of this thread on a device."""
+        """Return the precision of this thread on a device."""
         casts = torch.is_autocast_enabled(device.type)
         return cls(torch.get_autocast_dtype(device.type) if casts else None, torch.get_default_dtype())
 
     @contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
-        """Within the context this thread computes likewise on a device; the default is that of the whole process."""
+        """Compute with this precision on a device; the default dtype is that of the whole process."""
         before = torch.get_default_dtype()
         casting: AbstractContextManager[Any] = nullcontext()
         if self.autocast is not None:
@@ -222,16 +221,16 @@ class Precision:
 
 
 class ReferenceWorker(FilledWorker):
-    """Frozen models in a worker process; it makes one forward pass at a time."""
+    """Frozen models in a worker process, for one forward pass at a time."""
 
     def __init__(self, gpus: str | None, name: str) -> None:
         super().__init__(gpus, name, calls=1)
 
     def use(self, policy: str, model: Any, version: int) -> None:
-        """Do nothing: the models are used as they are."""
+        """Do nothing: the models need no engine."""
 
     async def logprobs(self, model: str, planned: ForwardPass, precision: Precision) -> Tensor:
-        """Log-probability [n] of each action token of a pass, on the CPU."""
+        """Return the log-probability [n] of each action token of a pass, on the CPU."""
         async with self.call():
             return await asyncio.to_thread(self._logprobs, self._models[model], planned, precision)
 

@@ -474,7 +474,7 @@ def test_more_tokens_than_asked_for_are_refused(
 def test_folders_of_another_run_do_not_push_out_those_in_use(tmp_path: Path) -> None:
     small = build("llama")
     for version in (100, 104, 0, 4):
-        write_version(tmp_path, "p", small, version)
+        write_version(tmp_path, "p", small, version, also=str)
     assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["version-00000000", "version-00000004"]
 
 
@@ -516,7 +516,7 @@ def test_a_key_is_sent_and_shown_nowhere(
         ({"url": "localhost:8000"}, "not of the form http://"),
         ({"url": []}, "names no server"),
         ({"url": "http://user:key@host:1"}, "api_key_env"),
-        ({"url": "http://h:1", "dialect": "tgi"}, "vllm, sglang and transformers"),
+        ({"url": "http://h:1", "dialect": "tgi"}, "vllm, sglang, transformers"),
         ({"url": "http://h:1", "dialect": "transformers"}, "data.engine.tokenizer"),
         ({"url": "http://h:1", "tokenizer": "builtin:tiny"}, "leave data.engine.tokenizer out"),
     ],
@@ -583,7 +583,7 @@ def test_adapters_are_merged_into_the_weights_that_servers_read(tmp_path: Path) 
             if "lora_" in name:
                 parameter.normal_(0, 0.1)
     policy.model.eval()
-    folder = write_version(tmp_path, "main", policy.network, 2)
+    folder = write_version(tmp_path, "main", policy.network, 2, also=str)
     assert folder == tmp_path / "main/version-00000002"
     row = torch.tensor([[4, 27, 20, 28]])
     read = AutoModelForCausalLM.from_pretrained(folder).eval()

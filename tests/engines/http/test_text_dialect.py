@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.engines import SampleRequest, Sampling
+from mrlm_pl.engines.http.dialects import read_reply
 from mrlm_pl.engines.http.replicas import PassingError
 from mrlm_pl.engines.http.text_dialect import TextCodec, TransformersDialect
 from mrlm_pl.episode import Message
@@ -125,4 +126,4 @@ def test_replies_that_are_refused(codec: TextCodec, asked: SampleRequest) -> Non
     with pytest.raises(PassingError, match="abort"):
         dialect.read(reply(asked, "1", 2, "abort"), asked)
     with pytest.raises(RemoteError, match="not a reply"):
-        dialect.read({"detail": "x"}, asked)
+        read_reply(dialect, {"detail": "x"}, asked)

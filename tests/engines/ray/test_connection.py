@@ -19,7 +19,7 @@ from mrlm_pl.errors import ConfigurationError, EngineError
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is started and ended, by address; nothing really is."""
+    """Starts and ends of Ray by address; Ray itself is never started."""
     found: list[str] = []
 
     def start(self: Any, address: str | None, seconds: float) -> None:
@@ -80,7 +80,7 @@ class _NeverReserved:
 
 
 def _with_resources(cluster: RayCluster, **resources: float) -> list[Any]:
-    """Gives the fake Ray so many resources; the list of what it is asked to reserve."""
+    """Give the fake Ray these resources; return the list of its reservations."""
     asked: list[Any] = []
 
     def placement_group(bundles: Any, strategy: str) -> _NeverReserved:
@@ -96,7 +96,7 @@ def _with_resources(cluster: RayCluster, **resources: float) -> list[Any]:
 def test_what_an_own_ray_has_not_is_refused_at_once(events: list[str]) -> None:
     cluster = RayCluster(None)
     asked = _with_resources(cluster, CPU=4.0)
-    with pytest.raises(EngineError, match=r"asked for: 6 CPU \(there are 4\), 2 GPU \(there are 0\); ask for fewer"):
+    with pytest.raises(EngineError, match=r"lacks 6 CPU \(there are 4\), 2 GPU \(there are 0\); ask for fewer"):
         cluster.reserve([{"CPU": 3.0, "GPU": 1.0}] * 2, "PACK", 180.0)
     assert not asked, "Ray would wait"
     with pytest.raises(EngineError, match=r"could not reserve .* within 0 s"):
@@ -114,9 +114,7 @@ def test_a_cluster_that_has_not_enough_is_waited_for_with_a_word(
         cluster.reserve([{"CPU": 1.0, "GPU": 1.0}] * 2, "PACK", 5.0)
     assert len(asked) == 1
     (record,) = caplog.records
-    assert record.getMessage() == (
-        "Ray at head:1 has not what is asked for: 2 GPU (there are 1); waiting up to 5 s for more machines"
-    )
+    assert record.getMessage() == ("Ray at head:1 lacks 2 GPU (there are 1); waiting up to 5 s for more machines")
     cluster.close()
 
 

@@ -238,7 +238,7 @@ def test_files_that_have_changed_are_noticed_when_a_worker_is_replaced(
         model.model.norm.weight.add_(1)
     model.save_pretrained(folder)
     cluster.actors[0].kill()
-    with pytest.raises(EngineError, match=r"'model.norm.weight' is another than when the run began"):
+    with pytest.raises(EngineError, match=r"'model.norm.weight' has changed since the run began"):
         reference.logprobs(policy, table())
 
 

@@ -170,9 +170,9 @@ class AsyncCollector:
         options = self.options
         if self._engine.takes_pieces:
             self._engine = self._pieces = ContinuousEngine(self._engine, options.piece, options.rows)
-        elif isinstance(self._engine, RoutingEngine) and self._engine.default.takes_pieces:
+        elif isinstance(self._engine, RoutingEngine) and self._engine.engine.takes_pieces:
             # A server batches its requests itself.
-            self._pieces = ContinuousEngine(self._engine.default, options.piece, options.rows)
+            self._pieces = ContinuousEngine(self._engine.engine, options.piece, options.rows)
             self._engine = RoutingEngine(self._pieces, self._engine.elsewhere)
         return self.players.of_groups(
             self.learner,
