@@ -281,7 +281,7 @@ class Episode:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the episode as JSON-like data."""
-        return {"schema": SCHEMA, **msgspec.to_builtins(self)}
+        return {"schema": SCHEMA, **msgspec.to_builtins(self, enc_hook=_plain)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Episode:
@@ -312,6 +312,17 @@ class Episode:
         True
         """
         return cls.from_dict(json.loads(text))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a subclass of a JSON type, such as ``numpy.float64``, as that type."""
+    kinds: tuple[Any, ...] = (str, int, float, list, dict)
+    for kind in kinds:
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(
+        f"an episode holds {value!r:.80}, a {type(value).__name__}; JSON has text, numbers, lists and objects"
+    )
 
 
 def question_to(episode: Episode, agent: str) -> str | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +80,13 @@ def test_numbers_that_json_has_not_are_refused() -> None:
     episode = Episode("id", Task("e", "train", 1), "g", 3, 4, {}, "end", metrics={"m": float("nan")})
     with pytest.raises(ValueError, match="not JSON compliant"):
         episode.to_json()
+
+
+def test_numbers_of_other_libraries_become_plain() -> None:
+    episode = Episode("id", Task("e", "train", 1), "g", 3, 4, {}, "end", metrics={"m": np.float64(0.1)})
+    assert Episode.from_json(episode.to_json()) == episode
+    with pytest.raises(TypeError, match="JSON has no such"):
+        Episode("id", Task("e", "train", 1, 0, {"x": 1j}), "g", 3, 4, {}, "end").to_json()
 
 
 def test_a_missing_field_is_named_and_a_newer_one_ignored() -> None:

@@ -16,7 +16,7 @@ from mrlm_callbacks.collapse_alarm import CollapseAlarm
 from mrlm_callbacks.elo import GameTable, Rating, elo_ratings
 from mrlm_callbacks.snapshot_pool import INITIAL, Draw, SnapshotPool, check_fit, put_into, weights_of
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.observer import CollectionObserver
+from mrlm_pl.data.rollout.collection import CollectionObserver
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError

@@ -237,9 +237,5 @@ def _part(played: Sequence[tuple[str, Episode, _Played]]) -> Part:
     )
 
 
-def _opening(episode: Episode) -> int:
-    return min(turn.index for row in episode.rows() for turn in row.turns)
-
-
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan

@@ -6,7 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,6 @@ class Comparison:
     other: float
     other_measure: str
     other_decisions: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """The comparison as JSON-like data."""
-        return asdict(self)
 
 
 def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:

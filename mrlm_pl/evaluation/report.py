@@ -85,12 +85,12 @@ class EvaluationReport:
     requested: int
     episodes: int
     failed: int
-    mean_reward: float
-    ci95: tuple[float, float]
-    accuracy: float | None
-    accuracy_ci95: tuple[float, float] | None
-    pass_at_k: Mapping[str, float]
-    components: Mapping[str, float]
+    mean_reward: float = math.nan
+    ci95: tuple[float, float] = (math.nan, math.nan)
+    accuracy: float | None = None
+    accuracy_ci95: tuple[float, float] | None = None
+    pass_at_k: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, Measured] = field(default_factory=dict)
     majority_at_k: Mapping[str, float] = field(default_factory=dict)
     decisions_per_task: float = 0.0
@@ -139,7 +139,16 @@ def evaluation_specs(
         keyed_random("evaluation", seed, name, split).shuffle(order)
         tasks = [source[index] for index in sorted(order[:count])]
     tasks = [task if task.environment == name else replace(task, environment=name) for task in tasks]
-    return [_spec(task, seed, sample) for task in tasks for sample in range(samples_per_task)]
+    return [
+        EpisodeSpec(
+            id=f"evaluation/{task.key}/{sample}",
+            task=task,
+            group=task.key,
+            seed=derive_seed("evaluation", seed, task.key, sample),
+        )
+        for task in tasks
+        for sample in range(samples_per_task)
+    ]
 
 
 def summarize(
@@ -177,22 +186,8 @@ def summarize(
             environment,
         )
     if not played:
-        return EvaluationReport(
-            environment,
-            model,
-            split,
-            seed,
-            requested,
-            episodes=0,
-            failed=len(episodes),
-            mean_reward=math.nan,
-            ci95=(math.nan, math.nan),
-            accuracy=None,
-            accuracy_ci95=None,
-            pass_at_k={},
-            components={},
-            transcripts=[_transcript(episode) for episode in episodes],
-        )
+        transcripts = [_transcript(episode) for episode in episodes]
+        return EvaluationReport(environment, model, split, seed, requested, 0, len(episodes), transcripts=transcripts)
     rewards = [episode.reward for episode in played]
     by_task: dict[str, list[Episode]] = defaultdict(list)
     by_problem: dict[str, list[Episode]] = defaultdict(list)
@@ -203,6 +198,9 @@ def summarize(
     # A task whose other samples failed is still voted on: its one reply is the majority.
     voting = max(map(len, by_task.values())) > 1
     wins = sum(bool(episode.success) for episode in played)
+    parts = Components()
+    for episode in played:
+        parts.add(episode.components(), 1.0)
     return EvaluationReport(
         environment=environment,
         model=model,
@@ -220,7 +218,7 @@ def summarize(
         if judged
         else None,
         pass_at_k=_pass_at_k(by_task) if judged else {},
-        components=_mean_components(played),
+        components=dict(sorted(parts.means().items())),
         metrics=measured_metrics(list(by_problem.values())),
         majority_at_k=_majority_at_k(by_task, majority) if majority else {},
         truncated=sum(episode.truncated for episode in played) / len(played),
@@ -296,23 +294,24 @@ def _measured(groups: Sequence[Sequence[Episode]], name: str, cases: str | None)
 
 
 def _pass_at_k(by_task: Mapping[str, Sequence[Episode]]) -> dict[str, float]:
-    smallest = min(len(group) for group in by_task.values())
-    powers = [2**exponent for exponent in range(smallest.bit_length()) if 2**exponent <= smallest]
     counts = [(sum(bool(episode.success) for episode in group), len(group)) for group in by_task.values()]
     return {
-        str(k): math.fsum(pass_at_k(wins, total, k) for wins, total in counts) / len(counts)
-        for k in sorted({*powers, smallest})
+        str(k): math.fsum(pass_at_k(wins, total, k) for wins, total in counts) / len(counts) for k in _sizes(by_task)
     }
+
+
+def _sizes(by_task: Mapping[str, Sequence[Episode]]) -> list[int]:
+    """Return the powers of 2 up to the smallest number of samples of a task, and that number."""
+    smallest = min(len(group) for group in by_task.values())
+    return sorted({2**exponent for exponent in range(smallest.bit_length())} | {smallest})
 
 
 def _majority_at_k(by_task: Mapping[str, Sequence[Episode]], majority: Majority) -> dict[str, float]:
     """The mean over the tasks of the share of right majorities, of as many samples at a time as there are."""
-    smallest = min(len(group) for group in by_task.values())
-    sizes = sorted(
-        {2**exponent for exponent in range(1, smallest.bit_length()) if 2**exponent <= smallest} | {smallest}
-    )
     found: dict[str, float] = {}
-    for k in sizes if smallest > 1 else ():
+    for k in _sizes(by_task):
+        if k == 1:
+            continue
         votes = []
         for group in by_task.values():
             replies = [_reply(episode) for episode in group]
@@ -343,13 +342,6 @@ def _reply(episode: Episode) -> str:
     return said[-1] if said else ""
 
 
-def _mean_components(episodes: Sequence[Episode]) -> dict[str, float]:
-    parts = Components()
-    for episode in episodes:
-        parts.add(episode.components(), 1.0)
-    return dict(sorted(parts.means().items()))
-
-
 def _transcript(episode: Episode) -> dict[str, Any]:
     return {
         "task": episode.task.key,
@@ -362,12 +354,3 @@ def _transcript(episode: Episode) -> dict[str, Any]:
             for row in episode.rows()
         },
     }
-
-
-def _spec(task: Task, seed: int, sample: int) -> EpisodeSpec:
-    return EpisodeSpec(
-        id=f"evaluation/{task.key}/{sample}",
-        task=task,
-        group=task.key,
-        seed=derive_seed("evaluation", seed, task.key, sample),
-    )

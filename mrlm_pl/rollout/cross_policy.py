@@ -8,6 +8,7 @@ from typing import Literal
 from mrlm_pl.episode import Episode, Turn, person_of
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
+from mrlm_pl.settings import at_least, between, one_of
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,10 @@ class CrossPolicy:
     unit: Literal["turn", "trajectory"] = "turn"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ConfigurationError(f"data.cross_policy.share is {self.share}; it is a probability, from 0 to 1")
-        for name, value in (("refresh", self.refresh), ("snapshots", self.snapshots)):
-            if value < 1:
-                raise ConfigurationError(f"data.cross_policy.{name} is {value}; it must be 1 or above")
-        if self.unit not in ("turn", "trajectory"):
-            raise ConfigurationError(f"data.cross_policy.unit is {self.unit!r}; choose turn or trajectory")
+        owner = "data.cross_policy."
+        between(0, 1, owner, share=self.share)
+        at_least(1, owner, refresh=self.refresh, snapshots=self.snapshots)
+        one_of(("turn", "trajectory"), owner, unit=self.unit)
         if self.refresh == 1 and self.snapshots == 1:
             raise ConfigurationError(
                 "data.cross_policy: one snapshot that is replaced in every iteration is always the current weights; "

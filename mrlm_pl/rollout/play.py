@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mrlm_pl.engines.base import Sample, Sampling
 from mrlm_pl.environment import Environment, Observations, Step
@@ -70,18 +70,6 @@ class Decision:
     number: int = 0
 
 
-@dataclass
-class TurnDraft:
-    agent: str
-    index: int
-    row: int
-    start: int
-    stop: int
-    decision: Decision
-    components: dict[str, float] = field(default_factory=dict)
-    reward: float = 0.0
-
-
 class Play:
     """An unfinished episode.
 
@@ -96,7 +84,7 @@ class Play:
         self.id = spec.id
         self.order = TurnOrder(environment.name, environment.agents)
         self.conversations: dict[str, Conversation] = {}
-        self.turns: list[TurnDraft] = []
+        self.turns: list[tuple[int, Turn]] = []  # with the number of its row
         self.steps = 0
         self.observed: Observations = {}
         self.actions: dict[str, Message] = {}
@@ -126,23 +114,37 @@ class Play:
     def record(self, agent: str, decision: Decision) -> None:
         """Record the decision of an agent."""
         conversation = self.conversations[agent]
-        start = len(conversation.row.token_ids)
-        self.actions[agent] = conversation.act(decision.sample.token_ids, decision.sample.logprobs)
-        stop = len(conversation.row.token_ids)
-        row = len(conversation.rows) - 1
-        self.turns.append(TurnDraft(agent, self.steps, row, start, stop, decision))
+        sample, start = decision.sample, len(conversation.row.token_ids)
+        self.actions[agent] = conversation.act(sample.token_ids, sample.logprobs)
+        turn = Turn(
+            agent=agent,
+            index=self.steps,
+            start=start,
+            stop=len(conversation.row.token_ids),
+            reward=0.0,
+            components={},
+            finish_reason=sample.finish_reason,
+            policy=decision.policy,
+            version=sample.version,
+            engine=sample.engine,
+            node=decision.node,
+            sample=decision.number,
+            spans=sample.spans,
+        )
+        self.turns.append((len(conversation.rows) - 1, turn))
 
     def take(self, step: Step, seats: Mapping[str, Seat]) -> None:
         """Book a step's rewards on each agent's latest turn and hand out its observations."""
         self.order.stepped(step)
-        latest = {turn.agent: turn for turn in self.turns}
+        latest = {turn.agent: place for place, (_, turn) in enumerate(self.turns)}
         for agent, reward in step.rewards.items():
             if agent in latest:
                 # A reward of 0 without named parts is no component: it would be reported beside the named ones.
                 parts = step.components.get(agent) or ({"reward": reward} if reward else {})
-                latest[agent].reward += reward
-                for name, value in parts.items():
-                    latest[agent].components[name] = latest[agent].components.get(name, 0.0) + value
+                row, turn = self.turns[latest[agent]]
+                sums = {name: turn.components.get(name, 0.0) + value for name, value in parts.items()}
+                turn = replace(turn, reward=turn.reward + reward, components={**turn.components, **sums})
+                self.turns[latest[agent]] = row, turn
         self.metrics.update(step.metrics)
         self.step_rewards.append(dict(step.rewards))
         self.history.append(self.actions)
@@ -159,21 +161,18 @@ class Play:
 
     def fork(self, id: str, environment: Environment) -> Play:
         """Return a copy of the episode up to here, with its own environment in the same state."""
-        child = Play(self.spec, environment, self.attempt)
-        child.id = id
-        child.order = copy.copy(self.order)
+        child = copy.copy(self)
+        child.id, child.environment, child.order = id, environment, copy.copy(self.order)
         child.conversations = {agent: conversation.fork() for agent, conversation in self.conversations.items()}
-        child.turns = [replace(turn, components=dict(turn.components)) for turn in self.turns]
-        child.steps, child.history, child.step_rewards = self.steps, list(self.history), list(self.step_rewards)
-        child.metrics, child.observed = dict(self.metrics), self.observed
-        child.generate_seconds, child.environment_seconds = self.generate_seconds, self.environment_seconds
+        child.turns, child.history, child.step_rewards = [*self.turns], [*self.history], [*self.step_rewards]
+        child.metrics, child.actions = dict(self.metrics), {}
         return child
 
     def episode(self, seats: Mapping[str, Seat]) -> Episode:
         """Return the record of the episode."""
         trajectories: dict[str, tuple[Trajectory, ...]] = {}
         for agent in self.environment.agents:
-            if agent in self.conversations and any(turn.agent == agent for turn in self.turns):
+            if agent in self.conversations and any(turn.agent == agent for _, turn in self.turns):
                 trajectories[agent] = self._rows(agent, seats[agent])
         return Episode(
             id=self.id,
@@ -195,36 +194,15 @@ class Play:
         )
 
     def _rows(self, agent: str, seat: Seat) -> tuple[Trajectory, ...]:
-        rows = []
-        for number, row in enumerate(self.conversations[agent].rows):
-            turns = tuple(
-                Turn(
-                    agent=agent,
-                    index=turn.index,
-                    start=turn.start,
-                    stop=turn.stop,
-                    reward=turn.reward,
-                    components=turn.components,
-                    finish_reason=turn.decision.sample.finish_reason,
-                    policy=turn.decision.policy,
-                    version=turn.decision.sample.version,
-                    engine=turn.decision.sample.engine,
-                    node=turn.decision.node,
-                    sample=turn.decision.number,
-                    spans=turn.decision.sample.spans,
-                )
-                for turn in self.turns
-                if turn.agent == agent and turn.row == number
+        return tuple(
+            Trajectory(
+                agent=agent,
+                policy=seat.policy,
+                token_ids=tuple(row.token_ids),
+                action_mask=tuple(row.action_mask),
+                logprobs=tuple(row.logprobs),
+                turns=tuple(turn for place, turn in self.turns if turn.agent == agent and place == number),
+                messages=tuple(row.messages),
             )
-            rows.append(
-                Trajectory(
-                    agent=agent,
-                    policy=seat.policy,
-                    token_ids=tuple(row.token_ids),
-                    action_mask=tuple(row.action_mask),
-                    logprobs=tuple(row.logprobs),
-                    turns=turns,
-                    messages=tuple(row.messages),
-                )
-            )
-        return tuple(rows)
+            for number, row in enumerate(self.conversations[agent].rows)
+        )

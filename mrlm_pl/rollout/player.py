@@ -8,7 +8,6 @@ started again within a bound, and if it keeps failing it becomes a record with `
 from __future__ import annotations
 
 import inspect
-import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -32,6 +31,7 @@ from mrlm_pl.errors import (
 )
 from mrlm_pl.rollout.play import Decision, EpisodeSpec, Play, Seat
 from mrlm_pl.seeding import derive_seed
+from mrlm_pl.settings import at_least, positive
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -78,11 +78,9 @@ class EpisodePlayer:
                         f"agent {agent!r} of environment {environment.name!r} has no seat; "
                         f"bind it to a policy with `seats: {{{agent}: POLICY}}`"
                     )
-        if retries < 0 or processes < 0 or workers < 1 or not step_timeout > 0:
-            raise ConfigurationError(
-                f"retries is {retries}, processes {processes}, workers {workers} and step_timeout {step_timeout}; "
-                "retries and processes must be 0 or above, workers 1 or above, step_timeout above 0"
-            )
+        at_least(0, "", retries=retries, processes=processes)
+        at_least(1, "", workers=workers)
+        positive("", step_timeout=step_timeout)
         for environment in environments.values():
             if processes and inspect.iscoroutinefunction(environment.step):
                 raise ConfigurationError(
@@ -98,9 +96,8 @@ class EpisodePlayer:
         deadline = step_timeout + 2 * STARTUP_SECONDS if processes else step_timeout
         # One thread for each host: a second one would wait for the first with its own deadline running.
         self.caller = EnvironmentCaller(workers=processes or workers, timeout=deadline)
+        self._open: dict[int, Environment] = {}
         self._unwanted: list[Environment] = []
-        self._closing: dict[int, Environment] = {}
-        self._lent: dict[int, Environment] = {}
         self._idle: dict[str, list[Environment]] = {name: [] for name in environments}
         self._loop, self._own_loop = loop, loop is None
         self.playing: dict[str, Play] = {}
@@ -150,15 +147,9 @@ class EpisodePlayer:
 
     def close(self) -> None:
         """Close all environments; may be called twice."""
-        left = [self._closing.pop(key, None) for key in list(self._closing)]
-        environments = [
-            *itertools.chain.from_iterable(self._idle.values()),
-            *self._lent.values(),
-            *self._unwanted,
-            *(environment for environment in left if environment is not None),
-        ]
-        self._idle = {name: [] for name in self._idle}
-        self._lent, self._unwanted = {}, []
+        open_ = [self._open.pop(key, None) for key in list(self._open)]  # threads may be closing some
+        environments = [environment for environment in open_ if environment is not None]
+        self._idle, self._unwanted = {name: [] for name in self._idle}, []
         with ExitStack() as stack:  # all of them, also when one cannot be closed
             stack.callback(self.caller.close)
             if self.hosts is not None:
@@ -187,20 +178,19 @@ class EpisodePlayer:
         return play
 
     def idle_environment(self, name: str) -> Environment:
-        """An instance that plays no episode."""
+        """Return an instance that plays no episode."""
         idle = self._idle[name]
-        return self.lend(idle.pop() if idle else self.environments[name].copy())
+        return idle.pop() if idle else self.lend(self.environments[name].copy())
 
     def lend(self, environment: Environment) -> Environment:
-        """The instance, which is closed with the player unless a play that is finished gives it back before."""
-        self._lent[id(environment)] = environment
+        """Return the instance, to be closed with the player at the latest."""
+        self._open[id(environment)] = environment
         return environment
 
     def finish(self, play: Play, *, keep: bool = True) -> None:
         """Release the environment and the engine's cache of a finished play; without ``keep`` it is not used again."""
         self.playing.pop(play.id, None)
         self.engine.release(f"{play.id}/")
-        self._lent.pop(id(play.environment), None)
         # An instance that failed may be in any state (or still be held by a stuck call). A truncated one may
         # hold what its next episode would only let go of at its beginning.
         if keep and play.error is None and not play.was_cut:
@@ -211,7 +201,6 @@ class EpisodePlayer:
     async def close_unwanted(self) -> None:
         """Close the environments that are not used again; if this is stopped, :meth:`close` closes the rest."""
         unwanted, self._unwanted = self._unwanted, []
-        self._closing |= {id(environment): environment for environment in unwanted}
         await self._close(unwanted)
 
     async def _close(self, environments: Sequence[Environment]) -> None:
@@ -224,11 +213,11 @@ class EpisodePlayer:
                 logger.warning("closing a %r environment: %s", environment.name, result.error)
 
     def _close_one(self, environment: Environment) -> None:
-        self._closing.pop(id(environment), None)
+        self._open.pop(id(environment), None)
         environment.close()
 
     async def _close_awaited(self, environment: Environment) -> None:
-        self._closing.pop(id(environment), None)
+        self._open.pop(id(environment), None)
         close: Any = environment.close  # a coroutine function here
         await close()
 

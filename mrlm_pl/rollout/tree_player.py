@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from mrlm_pl.concurrency.calls import Call
 from mrlm_pl.environment import Environment
@@ -22,6 +22,7 @@ from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.rollout.play import Decision, EpisodeSpec, Play
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.turn_tree import THRESHOLD_STOP, UNEXPANDED_STOP
+from mrlm_pl.settings import one_of
 
 MOST_JOINT_ACTIONS = 65_536
 """In one level of all trees of a collection; more would fill the memory."""
@@ -50,9 +51,8 @@ class Branching:
     stop_above: float | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (("joint_mode", ("align", "cross", "counterfactual")), ("expand", ("all", "best"))):
-            if getattr(self, name) not in known:
-                raise ConfigurationError(f"{name} is {getattr(self, name)!r}; choose from {', '.join(known)}")
+        one_of(get_args(JointMode), "", joint_mode=self.joint_mode)
+        one_of(("all", "best"), "", expand=self.expand)
 
     def joint_actions(self, agents: int, branches: int) -> list[tuple[int, ...]]:
         """The joint actions of a state: for each, the number of every agent's decision.

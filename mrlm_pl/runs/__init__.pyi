@@ -2,9 +2,9 @@ from .checkpoint import DurableCheckpointIO as DurableCheckpointIO
 from .checkpoint import LastCheckpoint as LastCheckpoint
 from .collection import CollectionFile as CollectionFile
 from .collection import collect as collect
+from .console import PolicySummary as PolicySummary
+from .console import RunProgress as RunProgress
+from .console import run_summary as run_summary
 from .evaluation import evaluate as evaluate
 from .metrics_file import MetricsFile as MetricsFile
-from .progress import RunProgress as RunProgress
-from .summary import PolicySummary as PolicySummary
-from .summary import run_summary as run_summary
 from .trainer import Trainer as Trainer

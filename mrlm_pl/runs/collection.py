@@ -17,13 +17,12 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError
-from mrlm_pl.evaluation.report import evaluation_specs
 from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.runs.models import model_name, played_environment, player_of, read_model, sampling_from, warn_of_few
+from mrlm_pl.runs.evaluation import SeatedModel, sampling_from
 
 if TYPE_CHECKING:
     from mrlm_pl.rollout.player import EpisodePlayer
-    from mrlm_pl.runs.models import Model
+    from mrlm_pl.runs.evaluation import Model
 
 CHUNK = 64
 """Episodes of one temperature that are played together, and with those of the others written at once."""
@@ -77,22 +76,32 @@ def collect(
     output = Path(output)
     if output.is_dir() or not {".jsonl", ".gz"} & set(output.suffixes):
         raise ConfigurationError(f"output: {str(output)!r} must be a file that ends in .jsonl or .jsonl.gz")
-    run, label = read_model(model, seats), model_name(model)
-    played, own_name, arguments = played_environment(environment, run, label)
-    name = name or own_name
-    sampling = sampling or sampling_from(run.sampling, {})
+    seated = SeatedModel(model, environment, seats, name)
+    sampling = sampling or sampling_from(seated.run.sampling, {})
     distinct = list(dict.fromkeys(temperatures or [sampling.temperature]))
-    check_temperatures(temperatures, num_episodes, samples_per_task)
+    if len(distinct) < len(temperatures):
+        raise ConfigurationError(
+            f"temperatures: {temperatures} names one twice; --samples-per-task says how often each"
+        )
     each = samples_per_task * len(distinct)
-    specs = evaluation_specs(played, num_episodes, split, seed, each, name)
+    if temperatures and num_episodes % each:
+        raise ConfigurationError(
+            f"num_episodes {num_episodes} must be a multiple of {each}: samples_per_task {samples_per_task} at each of "
+            f"{len(distinct)} temperatures"
+        )
+    if temperatures and num_episodes % each:
+        raise ConfigurationError(
+            f"num_episodes {num_episodes} must be a multiple of {each}: samples_per_task {samples_per_task} at each of "
+            f"{len(distinct)} temperatures"
+        )
+    specs = seated.specs(num_episodes, split, seed, each)
     planned = [(spec, distinct[number % each // samples_per_task]) for number, spec in enumerate(specs)]
     numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns, device)
-    made_by = (label, run.seats, type(played).__qualname__, name, settings or arguments)
-    file = CollectionFile(output, _fingerprint([*made_by, asdict(sampling), distinct, *numbers]))
-    warn_of_few(len(planned), num_episodes, split)
+    made_by = (seated.label, seated.run.seats, type(seated.environment).__qualname__, seated.name)
+    arguments = settings or seated.arguments
+    file = CollectionFile(output, _fingerprint([*made_by, arguments, asdict(sampling), distinct, *numbers]))
     reason = ""
-    options = {"name": name, "model": label, "max_turns": max_turns, "device": device}
-    with player_of(run, played, sampling, **options) as player:  # type: ignore[arg-type]
+    with seated.player(sampling, max_turns, device) as player:
         chunk = CHUNK * len(distinct)
         for start in range(file.played, len(planned), chunk):
             episodes = _play(player, planned[start : start + chunk])
@@ -102,24 +111,9 @@ def collect(
             print(f"\rmrlm: {file.played}/{len(planned)} played, {file.kept} kept", end="", file=sys.stderr)
     print(file=sys.stderr)
     if file.failed == file.played:
-        raise RolloutError(f"every episode of {name!r} failed; the first: {reason}")
+        raise RolloutError(f"every episode of {seated.name!r} failed; the first: {reason}")
     file.finish()
     return file
-
-
-def check_temperatures(given: Sequence[float], num_episodes: int, samples_per_task: int) -> None:
-    """Validate several temperatures.
-
-    Raises:
-        ConfigurationError: one is given twice, or the episodes cannot be divided among them.
-    """
-    if len(set(given)) < len(given):
-        raise ConfigurationError(f"temperatures: {list(given)} names one twice; --samples-per-task says how often each")
-    if given and num_episodes % (samples_per_task * len(given)):
-        raise ConfigurationError(
-            f"num_episodes {num_episodes} must be a multiple of {samples_per_task * len(given)}: samples_per_task "
-            f"{samples_per_task} at each of {len(given)} temperatures"
-        )
 
 
 class CollectionFile:

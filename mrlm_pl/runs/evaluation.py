@@ -1,17 +1,185 @@
-"""Score a model on an environment."""
+"""A model in the seats of an environment, and its score there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, summarize
-from mrlm_pl.runs.models import model_name, played_environment, player_of, read_model, sampling_from, warn_of_few
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs.plugins import environment_from, find_environment
+from mrlm_pl.runs.recorded_run import SINGLE, RecordedRun, read_run
 
 if TYPE_CHECKING:
-    from mrlm_pl.runs.models import Model
+    from mrlm_pl.evaluation.report import EvaluationReport
+    from mrlm_pl.policy import Policy
+    from mrlm_pl.rollout.play import EpisodeSpec
+    from mrlm_pl.rollout.player import EpisodePlayer
+
+    Model = str | Path | Policy | Mapping[str, Policy]
+    """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
+
+MAX_TURNS = 64
+"""Decisions of an episode where neither the caller nor a run says how many."""
+
+
+class SeatedModel:
+    """A model in the seats of an environment.
+
+    Args:
+        model: a run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
+        environment: a short name, class or instance; a name that the run has, and None for its only environment, stand
+            for the run's settings.
+        seats: the policy of each agent, in place of the run's.
+        name: of the environment in the run, where an instance has another one.
+
+    Attributes:
+        run: the policies, seats and settings.
+        label: name of the model in reports and messages.
+        arguments: of the environment, as far as they are known.
+
+    Raises:
+        ConfigurationError: there is no such model or environment, a seat names a policy that the model does not have,
+            the run has several environments, or its own would run a program and is not named.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        environment: str | type[Environment] | Environment | None,
+        seats: Mapping[str, str] | None,
+        name: str | None,
+    ) -> None:
+        if isinstance(model, (str, Path)):
+            self.label, run = str(model), read_run(str(model))
+        else:
+            run = RecordedRun(model if isinstance(model, Mapping) else {SINGLE: model})
+            self.label = ", ".join(str(policy.name_or_path) for policy in run.policies.values())
+        self.run = replace(run, seats={**run.seats, **(seats or {})})
+        unknown = sorted(set(self.run.seats.values()) - set(run.policies))
+        if unknown:
+            raise ConfigurationError(f"seats name the policies {unknown}; {self.label!r} has {sorted(run.policies)}")
+        self.arguments: dict[str, Any] = {}
+        recorded = None
+        if isinstance(environment, Environment):
+            self.environment = environment
+        elif isinstance(environment, type):
+            self.environment = environment()
+        elif (recorded := self.run.played(environment, self.label)) is not None:
+            self.environment = environment_from(recorded.config)
+            self.arguments = dict(recorded.config.get("init_args") or {})
+        else:
+            self.environment = find_environment(str(environment))()
+        self.name = name or (recorded.name if recorded else None) or self.environment.name
+
+    def specs(self, num_episodes: int, split: str, seed: int, samples_per_task: int) -> list[EpisodeSpec]:
+        """Return the episodes to play; warn on stderr if the split has too few tasks.
+
+        Raises:
+            ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
+        """
+        from mrlm_pl.evaluation.report import evaluation_specs
+
+        specs = evaluation_specs(self.environment, num_episodes, split, seed, samples_per_task, self.name)
+        if len(specs) < num_episodes:
+            self._warn(
+                f"{num_episodes} episodes requested, but the {split} split has tasks for {len(specs)}; play each task "
+                "several times with --samples-per-task"
+            )
+        return specs
+
+    @contextmanager
+    def player(self, sampling: Sampling, max_turns: int | None, device: str) -> Iterator[EpisodePlayer]:
+        """Yield a player of the environment with the policies in their seats; close both at the end.
+
+        Args:
+            sampling: how turns are sampled.
+            max_turns: decisions after which an episode is truncated; None is the run's limit.
+            device: as torch names it; ``auto`` prefers an accelerator.
+
+        Raises:
+            ConfigurationError: an agent has no policy, or the device cannot be used.
+        """
+        import torch
+        from transformers.utils.logging import disable_progress_bar
+
+        from mrlm_pl.engines import InProcessEngine
+        from mrlm_pl.policy import Policy
+        from mrlm_pl.rollout.play import Seat
+        from mrlm_pl.rollout.player import EpisodePlayer
+
+        disable_progress_bar()
+        agents = self.environment.agents
+        names = {agent: self.run.policy_of(agent) for agent in agents}
+        idle = {"agents": set(self.run.seats) - set(agents), "policies": set(self.run.policies) - set(names.values())}
+        for what, missing in idle.items():
+            if missing:
+                self._warn(
+                    f"the {what} {', '.join(sorted(missing))} of {self.label!r} do not play: {self.environment.name!r} "
+                    f"has the agents {', '.join(agents)}"
+                )
+        if device == "auto":
+            accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+            device = accelerator.type if accelerator is not None else "cpu"
+        with ExitStack() as stack:
+            stack.callback(self.environment.close)
+            engine = InProcessEngine()
+            stack.callback(engine.close)
+            policies: dict[str, Policy] = {}
+            for name in sorted(set(names.values())):
+                given = self.run.policies[name]
+                if isinstance(given, Policy):
+                    given.load(name=name)
+                    stack.callback(given.network.train, given.network.training)
+                    given.network.eval()
+                policies[name] = given if isinstance(given, Policy) else loaded_policy(given, device)
+                engine.load(name, policies[name].network, 0)
+            seats = {
+                agent: Seat(name, policies[name].chat, sampling, policies[name].context_window)
+                for agent, name in names.items()
+            }
+            limit = max_turns or self.run.turn_limit(self.name) or MAX_TURNS
+            player = EpisodePlayer({self.name: self.environment}, seats, engine, max_turns=limit)
+            stack.callback(player.close)
+            yield player
+
+    def _warn(self, message: str) -> None:
+        print(f"mrlm: warning: {message}", file=sys.stderr)
+
+
+def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
+    """Return the sampling of a run with the given settings instead of its own, else the defaults.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+
+    >>> sampling_from({"temperature": 0.0, "max_tokens": 77}, {"temperature": 0.5}).max_tokens
+    77
+    """
+    names = [setting.name for setting in fields(Sampling)]
+    return Sampling(**{**{name: run_sampling[name] for name in names if name in run_sampling}, **given})
+
+
+def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
+    """Return a policy by its constructor arguments, its model on the device and ready to generate.
+
+    Raises:
+        ConfigurationError: the device cannot be used, or the model cannot be loaded.
+    """
+    from mrlm_pl.policy import Policy
+
+    policy = Policy(**settings)
+    policy.load()
+    try:
+        policy.model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
+    return policy
 
 
 def evaluate(
@@ -50,22 +218,19 @@ def evaluate(
         ConfigurationError: there is no such model or environment, an agent has no policy, a number is below 1, or
             ``num_episodes`` is no multiple of ``samples_per_task``.
     """
-    run, label = read_model(model, seats), model_name(model)
-    played, own_name, _ = played_environment(environment, run, label)
-    name = name or own_name
+    from mrlm_pl.evaluation.report import summarize
+
+    seated = SeatedModel(model, environment, seats, name)
     # Raises for wrong numbers before a model is loaded.
-    specs = evaluation_specs(played, num_episodes, split, seed, samples_per_task, name)
-    warn_of_few(len(specs), num_episodes, split)
-    sampling = sampling or sampling_from(run.validation_sampling, {})
-    options = {"name": name, "model": label, "max_turns": max_turns, "device": device}
-    with player_of(run, played, sampling, **options) as player:  # type: ignore[arg-type]
-        episodes = player.play_blocking(specs)
+    specs = seated.specs(num_episodes, split, seed, samples_per_task)
+    sampling = sampling or sampling_from(seated.run.validation_sampling, {})
+    with seated.player(sampling, max_turns, device) as player:
         return summarize(
-            episodes,
-            environment=name,
-            model=label,
+            player.play_blocking(specs),
+            environment=seated.name,
+            model=seated.label,
             split=split,
             seed=seed,
             requested=num_episodes,
-            majority=played.majority if len(played.agents) == 1 else None,
+            majority=seated.environment.majority if len(seated.environment.agents) == 1 else None,
         )

@@ -15,6 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from torch import distributed
+
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES, former_checkpoint
 
@@ -75,8 +77,8 @@ def agree_on_run_folder(request: FolderRequest) -> RunFolder:
     Raises:
         ConfigurationError: there is no such checkpoint, or the folder holds a run and may not be numbered.
     """
-    if _in_group():
-        return _agree_in_group(request)
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        return _agree_in_group(request)  # as in the second run of a script
     if RUN_VARIABLE in os.environ and int(os.environ.get("LOCAL_RANK", "0")) > 0:
         return RunFolder(**json.loads(os.environ[RUN_VARIABLE]))
     rank = _external_rank()
@@ -123,13 +125,13 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
     owner = run_of(checkpoint)
     if request.stage != "fit":
         base = (base if request.root or owner is None else owner) / request.stage
-    elif owner is not None and _continues(owner, base, named=request.root is not None):
+    elif owner is not None and owner.resolve() in [folder.resolve() for folder in _candidates(request, base)]:
         print(f"mrlm: continuing {owner} from {checkpoint}", file=sys.stderr)
         return RunFolder(str(owner), checkpoint)
     if request.resume is not None:
         return _exact(request, base, first, checkpoint)
     if not numbered:
-        if first and _taken(base):
+        if first and base.exists() and (not base.is_dir() or holds_run(base)):
             raise ConfigurationError(
                 f"the run folder {base} holds a run, and processes of an outside launcher cannot agree on another; "
                 "name a new one with `--trainer.default_root_dir FOLDER`, or continue with `--ckpt_path last`"
@@ -144,13 +146,13 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
 
 
 def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | None) -> RunFolder:
-    """The folder that ``output`` names."""
-    if first and not request.resume and holds_run(base):
-        raise ConfigurationError(
-            f"the output folder {base} holds a run; add `--resume` (in Python `resume=True`) to continue it, or name "
-            "another `output`"
-        )
+    """Return the folder that ``output`` names."""
     if first and holds_run(base):
+        if not request.resume:
+            raise ConfigurationError(
+                f"the output folder {base} holds a run; add `--resume` (in Python `resume=True`) to continue it, or "
+                "name another `output`"
+            )
         _set_aside(base)
     base.mkdir(parents=True, exist_ok=True)
     return RunFolder(str(base), checkpoint)
@@ -207,10 +209,8 @@ def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:
         if not Path(named).exists():
             raise ConfigurationError(f"ckpt_path: there is no checkpoint {named!r}; check the path, or use `last`")
         return named
-    candidates = [base] if request.root else _family(base)
-    for folder in reversed(candidates):
-        last = last_checkpoint(folder)
-        if last:
+    for folder in reversed(_candidates(request, base)):
+        if last := last_checkpoint(folder):
             return str(last)
     raise ConfigurationError(
         f"ckpt_path: the run folder {base} has no {LAST_CHECKPOINT}; start without `--ckpt_path`, or name the "
@@ -218,13 +218,13 @@ def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:
     )
 
 
-def _family(base: Path) -> list[Path]:
-    """``NAME``, ``NAME-2``, ... in the order of their numbers."""
-    pattern = re.compile(re.escape(base.name) + r"-(\d+)")
+def _candidates(request: FolderRequest, base: Path) -> list[Path]:
+    """Return the folders that a run may continue: the named one, else ``NAME``, ``NAME-2``, ... by their numbers."""
+    if request.root:
+        return [base]
     siblings = base.parent.iterdir() if base.parent.is_dir() else ()
-    matches = [(path, pattern.fullmatch(path.name)) for path in siblings]
-    numbered = sorted((int(match.group(1)), path) for path, match in matches if match)
-    return [base, *(path for _, path in numbered)]
+    matches = [(path, re.fullmatch(re.escape(base.name) + r"-(\d+)", path.name)) for path in siblings]
+    return [base, *(path for _, path in sorted((int(match[1]), path) for path, match in matches if match))]
 
 
 def run_of(checkpoint: str | None) -> Path | None:
@@ -232,16 +232,6 @@ def run_of(checkpoint: str | None) -> Path | None:
     if checkpoint is None or Path(checkpoint).parent.name != LAST_CHECKPOINT.parent.name:
         return None
     return Path(checkpoint).parent.parent
-
-
-def _continues(owner: Path, base: Path, *, named: bool) -> bool:
-    """Whether starting from a checkpoint of ``owner`` continues that run rather than branching off a new one."""
-    own = [base] if named else _family(base)
-    return owner.resolve() in [folder.resolve() for folder in own]
-
-
-def _taken(folder: Path) -> bool:
-    return folder.exists() and (not folder.is_dir() or holds_run(folder))
 
 
 def _claim(folder: Path, *, named: bool) -> bool:
@@ -265,21 +255,8 @@ def _external_rank() -> int | None:
     return int(os.environ["NODE_RANK"]) if "NODE_RANK" in os.environ else None
 
 
-def _in_group() -> bool:
-    """Whether this process exchanges tensors with others already, as in the second run of a script."""
-    distributed = sys.modules.get("torch.distributed")
-    return (
-        distributed is not None
-        and distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
-
-
 def _agree_in_group(request: FolderRequest) -> RunFolder:
     """The folder that rank 0 decides on, through the process group."""
-    from torch import distributed
-
     found: list[Any] = [None]
     if distributed.get_rank() == 0:
         try:
@@ -294,10 +271,8 @@ def _agree_in_group(request: FolderRequest) -> RunFolder:
 
 def _agree_by_store(request: FolderRequest, rank: int) -> RunFolder:
     """The folder that rank 0 decides on, through the key-value store of ``torchrun``."""
-    from torch.distributed import TCPStore
-
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(address, port, is_master=False, timeout=_AGREEMENT_DEADLINE)
+    store = distributed.TCPStore(address, port, is_master=False, timeout=_AGREEMENT_DEADLINE)
     key = f"{RUN_VARIABLE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if rank == 0:
         store.set(key, json.dumps(asdict(_decide(request, numbered=True, first=True))))

@@ -21,10 +21,6 @@ class Interruption:
 
     received: int | None = None
 
-    def note(self, number: int) -> None:
-        """Take note of a signal; the first one counts."""
-        self.received = self.received or number
-
     @property
     def name(self) -> str:
         """What a user calls the signal."""
@@ -49,7 +45,7 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        found.note(number)
+        found.received = found.received or number
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         print("\nmrlm: Ctrl-C: ending in order; press it again to end at once", file=sys.stderr, flush=True)
         theirs = signal.getsignal(signal.SIGTERM)
@@ -58,7 +54,7 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
         theirs(signal.SIGTERM, frame)
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        found.note(number)
+        found.received = found.received or number
         raise KeyboardInterrupt
 
     before = {}

@@ -96,15 +96,16 @@ class RecordedRun:
             f'bind it with `--seats \'{{"{agent}": "POLICY"}}\'`'
         )
 
-    def environment_for(self, named: str | None, model: str) -> RecordedEnvironment | None:
-        """The run's environment that an option names, or its only one; None if it has no such environment.
+    def played(self, named: str | None, model: str) -> RecordedEnvironment | None:
+        """Return the run's environment to play; None, with a warning if this is a run, for an environment of another.
 
         Args:
-            named: a name in the run, a short name, a class name or a path; None where no option names one.
-            model: the run's name, for the message.
+            named: a name in the run, a short name, a class name or a path; None stands for the run's only environment.
+            model: the run's name, for messages.
 
         Raises:
-            ConfigurationError: several fit.
+            ConfigurationError: there is none to choose or there are several, or the run's environment would run a
+                program and is not named.
         """
         found = list(self.environments)
         if named is not None:
@@ -118,37 +119,23 @@ class RecordedRun:
             raise ConfigurationError(
                 f"environment: the run {model!r} has {', '.join(names)}; choose one with `--environment {names[0]}`"
             )
-        return found[0] if found else None
-
-    def played(self, named: str | None, model: str) -> RecordedEnvironment | None:
-        """The environment of the run that is played, or None if the named one is another; that is a warning.
-
-        Args:
-            named: see :meth:`environment_for`.
-            model: the run's name, for messages.
-
-        Raises:
-            ConfigurationError: there is none to choose or there are several, or the run's environment would run a
-                program and is not named.
-        """
-        recorded = self.environment_for(named, model)
-        if recorded is not None and named is None and (risk := recorded.risk(Path(model))):
+        if found and named is None and (risk := found[0].risk(Path(model))):
             raise ConfigurationError(
                 f"environment: by the configuration of {model!r}, {risk}; if you trust it, name the environment: "
-                f"`--environment {recorded.name or recorded.config['class_path']}`"
+                f"`--environment {found[0].name or found[0].config['class_path']}`"
             )
-        if recorded is None and named is None:
+        if not found and named is None:
             raise ConfigurationError(
                 f"environment missing, and {model!r} is no run with one; give it as `--environment NAME`"
             )
-        if recorded is None and self.environments:
+        if not found and self.environments:
             own = ", ".join(item.name or item.class_name for item in self.environments)
             print(
                 f"mrlm: warning: {named!r} is no environment of {model!r}, which was trained in {own}; its settings "
                 "are the defaults and its agents may be others",
                 file=sys.stderr,
             )
-        return recorded
+        return found[0] if found else None
 
     def turn_limit(self, environment: str) -> int | None:
         """Decisions after which the run truncated episodes of an environment, by its name in the run."""

@@ -23,7 +23,15 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.table import report_table
 from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint, place_checkpoints, without_second_last
-from mrlm_pl.runs.console import silence_noise, warn_of_busy_machine, warn_of_emulated_bf16
+from mrlm_pl.runs.console import (
+    BatchCount,
+    PolicySummary,
+    RunProgress,
+    run_summary,
+    silence_noise,
+    warn_of_busy_machine,
+    warn_of_emulated_bf16,
+)
 from mrlm_pl.runs.folder import (
     FolderRequest,
     RunFolder,
@@ -36,8 +44,6 @@ from mrlm_pl.runs.folder import (
 from mrlm_pl.runs.interrupts import Interruption, ending_in_order
 from mrlm_pl.runs.metrics_file import default_loggers
 from mrlm_pl.runs.played_episodes import PlayedEpisodes
-from mrlm_pl.runs.progress import RunProgress
-from mrlm_pl.runs.summary import BatchCount, PolicySummary, run_summary
 from mrlm_pl.trainer.fsdp import FSDP
 from mrlm_pl.trainer.termination import EndTogether
 

@@ -295,16 +295,19 @@ def test_long_answers_are_left_out_and_none_may_be_left(
     data = AnswerDataModule(write(tmp_path, [*ROWS, row("a?", "b" * 50, True)]), max_tokens=20)
     quiet_trainer().fit(model(model_folder), data)
     assert data.count("train") == len(ROWS)
-    assert "left out 1 of 17 answers" in caplog.text
-    with pytest.raises(DataError, match="of which 0 answers fit into 3 tokens"):
+    assert "left out 1 of 17 examples" in caplog.text
+    with pytest.raises(DataError, match=r"no answer of .* fits into 3 tokens"):
         quiet_trainer().fit(model(model_folder), AnswerDataModule(write(tmp_path, ROWS), max_tokens=3))
 
 
-def test_questions_in_both_files_are_told(tmp_path: Path, caplog: Any) -> None:
+def test_questions_in_both_files_are_a_warning(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path, caplog: Any
+) -> None:
     source = write(tmp_path, ROWS)
-    AnswerDataModule(source, write(tmp_path, [row("other?", "1", True), row("other?", "2", False)], "other.jsonl"))
-    assert not caplog.text
-    AnswerDataModule(source, write(tmp_path, ROWS[:4], "same.jsonl"))
+    other = write(tmp_path, [row("other?", "1", True), row("other?", "2", False)], "other.jsonl")
+    quiet_trainer().fit(model(model_folder), AnswerDataModule(source, other))
+    assert "questions of" not in caplog.text
+    quiet_trainer().fit(model(model_folder), AnswerDataModule(source, write(tmp_path, ROWS[:4], "same.jsonl")))
     assert "2 questions of" in caplog.text
 
 

@@ -66,7 +66,7 @@ def test_loss_and_gradient_are_those_of_the_models_own_cross_entropy(
     model.zero_grad()
     model.eval()
     sums, counts = [torch.zeros(()), torch.zeros(())], [0, 0]
-    for row in data.rows["train"]:
+    for row in data.examples["train"]:
         ids = torch.tensor([row.token_ids])
         nll = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="none")
         for kind, mask in enumerate((list(row.action_mask), observation_mask(row))):
@@ -131,7 +131,7 @@ def test_episodes_are_demonstrations(model_folder: Path, quiet_trainer: Any, tmp
     row = Trajectory("a", "other", (8, 9), (False, True), (0.0, -1.0), (turn,), messages)
     episode = Episode("0", Task("t", "train", 0), "g", 0, 0, {"a": (row,)}, "end")
     _, data = fit(model_folder, write(tmp_path, [episode.to_dict()]), quiet_trainer(), "behavioral_cloning")
-    (made,) = data.rows["train"]
+    (made,) = data.examples["train"]
     assert made.policy == "main"
     assert made.messages == messages
 

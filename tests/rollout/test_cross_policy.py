@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO, MAGRPO, PPO, REINFORCE, ReMax
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.collectors.stale_snapshots import StaleSnapshots
+from mrlm_pl.data.rollout.collectors.players import StaleSnapshots
 from mrlm_pl.data.rollout.metrics import CollectionSums
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn

@@ -27,20 +27,19 @@ from mrlm_pl.data import (
     RolloutDataModule,
     TrajectoryDataModule,
 )
-from mrlm_pl.data.files.base import FixedDataModule
 from mrlm_pl.data.rollout import metrics
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.episode_files import EpisodeWriter
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import collate_rows
-from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import LastCheckpoint, MetricsFile, Trainer
 from mrlm_pl.runs.folder import LAST_CHECKPOINT
 from tests.conftest import EchoEnvironment
 from tests.data.rollout.test_module import fingerprint
 from tests.support.kill_moments import DiskStates, at_each_moment
+from tests.support.numbered_examples import NumberedExamples
 
 Parts = Callable[[Path, Path], tuple[Any, Any]]
 
@@ -99,26 +98,15 @@ class Mover(Algorithm):
         (folder / "config.json").write_text(str(self.weight.item()))
 
 
-class Numbers(FixedDataModule):
-    """Examples that are their numbers."""
-
-    def __init__(self) -> None:
-        super().__init__({"train": "t", "validation": "v"}, 2, seed=0)
-
-    def count(self, split: Any) -> int:
-        return 8
-
+class Numbers(NumberedExamples):
     def collate(self, split: Any, chosen: Any) -> Any:
         rows = [Trajectory("a", "main", (number,), (True,), (0.0,), ()) for number in chosen]
         places = list(range(len(rows)))
         return {"main": collate_rows(rows, places, places, places)}
 
-    def totals(self, split: Any, update: Any) -> dict[str, BatchTotals]:
-        return {"main": BatchTotals(0.0, float(len(update)), 0.0)}
-
 
 def numbers(model: Path, folder: Path) -> tuple[Any, Any]:
-    return Mover(), Numbers()
+    return Mover(), Numbers(8, 2)
 
 
 def rollouts(model: Path, folder: Path) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.runs.progress import RunProgress
+from mrlm_pl.runs.console import RunProgress
 from tests.data.rollout.test_module import make
 
 

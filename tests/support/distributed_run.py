@@ -42,8 +42,8 @@ from mrlm_pl.data import (
     RolloutDataModule,
     TrajectoryDataModule,
 )
-from mrlm_pl.data.rollout.tasks.curriculum import SuccessRateCurriculum
 from mrlm_pl.data.rollout.tasks.environments import TaskSettings
+from mrlm_pl.data.rollout.tasks.stream import SuccessRateCurriculum
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Message, Task

@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import model_checkpoint
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
 
 from mrlm_pl.algorithms import REINFORCE
 from mrlm_pl.data import RolloutDataModule
@@ -31,7 +32,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.snapshot import Snapshot
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.runs.checkpoint import LastCheckpoint
-from mrlm_pl.trainer.termination import EndTogether, ended_by_sigterm, leaving_at_sigterm
+from mrlm_pl.trainer.termination import EndTogether, ended_by_sigterm
 from tests.conftest import EchoEnvironment
 from tests.data.rollout.test_module import fingerprint, make
 
@@ -330,11 +331,11 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
     gathered: list[bool] = []
 
     def collect(interrupted: str | None, other: float) -> None:
-        def meet(mine: float) -> float:
-            told.append(mine)
+        def meet(trainer: Any, mine: Tensor) -> Tensor:
+            told.append(float(mine))
             return mine + (other if len(told) > 1 else 0.0)
 
-        def with_current_weights(algorithm: Any, version: int, play: Callable[[], Any]) -> Any:
+        def publish(play: Callable[[], Any]) -> Any:
             gathered.append(False)
             if interrupted == "gathering":
                 signal.raise_signal(signal.SIGTERM)
@@ -345,12 +346,13 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
             if interrupted == "playing":
                 signal.raise_signal(signal.SIGTERM)
 
-        players = SimpleNamespace(with_current_weights=with_current_weights)
-        player = SimpleNamespace(
-            plan=None, greedy=None, play_due=list, training=SimpleNamespace(run_blocking=run_blocking)
-        )
-        parts: list[Any] = [players, None, player, meet, partial(leaving_at_sigterm, several)]
-        SyncCollector(*parts).collect(0, 0, [0, 1])
+        class Collector(SyncCollector):
+            def make_players(self, **options: Any) -> None:
+                self.greedy, self.training = None, SimpleNamespace(run_blocking=run_blocking)  # type: ignore[assignment]
+
+        monkeypatch.setattr(sync_collector, "sum_over_ranks", meet)
+        players: Any = SimpleNamespace(publish=publish, learner=SimpleNamespace(trainer=several))
+        Collector(players, *[None, None]).collect(0, 1, [0, 1])  # type: ignore[arg-type]
 
     try:
         with pytest.raises(SIGTERMException):

@@ -18,7 +18,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.table import interval_text, report_table
-from mrlm_pl.runs.models import MAX_TURNS, sampling_from
+from mrlm_pl.runs.evaluation import MAX_TURNS, sampling_from
 
 if TYPE_CHECKING:
     from mrlm_pl.evaluation.comparison import Comparison
@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
                 file=sys.stderr,
             )
         if output is not None:
-            write_json(output, {**written, "comparison": comparison.to_dict()})
+            write_json(output, {**written, "comparison": asdict(comparison)})
     if output is not None:
         print(f"report in {output}")
     return 0 if report.episodes else 1

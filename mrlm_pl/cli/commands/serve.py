@@ -25,7 +25,7 @@ from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.model_folders import check_hub_model, policy_folder
-from mrlm_pl.runs.models import loaded_policy
+from mrlm_pl.runs.evaluation import loaded_policy
 from mrlm_pl.runs.plugins import class_path, find_environment
 from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
 from mrlm_pl.serving.environments.hosted import Factory, Offer

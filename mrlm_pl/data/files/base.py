@@ -2,58 +2,151 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
 
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.data.files.chat_rows import read_examples
+from mrlm_pl.data.option import data_option
+from mrlm_pl.episode import Episode, Trajectory
+from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
 from mrlm_pl.seeding import derive_seed
+from mrlm_pl.settings import at_least
+
+logger = logging.getLogger(__name__)
 
 DataSplit = Literal["train", "validation", "test"]
 
 
 class FixedDataModule(LightningDataModule, ABC):
-    """Base of the data modules over files: a subclass says how many examples there are and makes tensors of them.
+    """Base of the data modules over files: a subclass reads examples, tokenizes them and makes tensors of them.
 
     The position in an epoch counts examples, so a run may go on with another batch size or number of ranks.
 
     Args:
-        sources: file or hub name of each split; ``train`` is there, None is a split that is not.
+        train: file (JSONL, JSON, parquet, also gzipped), a run's folder of episodes, or hub name.
+        validation: the same for the validation loop; None has none.
+        test: the same for ``mrlm test``; None has none.
         batch_size: examples in a batch, on each rank.
-        seed: of the shuffling.
+        max_tokens: examples with a longer row are left out and counted; None is the context window of the row's policy.
+        seed: of the shuffling; the command line passes ``seed_everything``.
+
+    Attributes:
+        examples: tokenized, by split.
 
     Raises:
-        ConfigurationError: ``batch_size`` is below 1.
+        ConfigurationError: a number is below 1.
+        DataError: a file is missing, or a row lacks its fields.
     """
 
-    def __init__(self, sources: Mapping[DataSplit, str | None], batch_size: int, seed: int) -> None:
+    algorithms: ClassVar[tuple[type[Algorithm], ...]]
+    """Those that train on the examples."""
+
+    unit: ClassVar[str]
+    """What an example is, for messages."""
+
+    form: ClassVar[str] = ""
+    """The fields of a data row, for messages."""
+
+    def __init__(
+        self,
+        train: str,
+        validation: str | None = None,
+        batch_size: int = 32,
+        max_tokens: int | None = None,
+        seed: int = 0,
+        test: str | None = None,
+    ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise ConfigurationError(f"data.batch_size is {batch_size}; it must be 1 or above")
-        self.sources: dict[DataSplit, str] = {split: source for split, source in sources.items() if source}
-        self.batch_size, self.seed = batch_size, seed
+        at_least(1, "data.", batch_size=batch_size, max_tokens=max_tokens)
+        given: dict[DataSplit, str | None] = {"train": train, "validation": validation, "test": test}
+        self.sources: dict[DataSplit, str] = {split: source for split, source in given.items() if source}
+        self.batch_size, self.max_tokens, self.seed = batch_size, max_tokens, seed
         self.epoch = 0
         self.position = 0
+        self._examples = {split: self.read(source, split) for split, source in self.sources.items()}
+        self.examples: dict[DataSplit, list[Any]] = {}
+
+    def read(self, source: str, split: str) -> list[Any]:
+        """Return the examples of a source before they are tokenized.
+
+        Raises:
+            DataError: a row has a fault.
+        """
+        rows, episodes = read_examples(source, split)
+        for number, row in rows:
+            if fault := self.fault(row):
+                raise DataError(
+                    f"{source}, row {number}: {fault}; a row is {self.form}, and this one has the fields {sorted(row)}"
+                )
+        return self.of_episodes(episodes, source) if episodes else [row for _, row in rows]
+
+    def fault(self, row: Mapping[str, Any]) -> str | None:
+        """Return a description of the fault in a data row, or None."""
+        return None
+
+    def of_episodes(self, episodes: Sequence[Episode], source: str) -> list[Any]:
+        """Return the examples in episodes.
+
+        Raises:
+            DataError: there are none.
+        """
+        return list(episodes)
 
     @abstractmethod
+    def tokenized(self, example: Any, where: str) -> list[Any]:
+        """Return the tokenized examples of one that :meth:`read` returned; an error's message begins with ``where``."""
+
+    @abstractmethod
+    def rows_of(self, example: Any) -> Sequence[Trajectory]:
+        """Return the rows of a tokenized example that are trained on; it is left out if it has none."""
+
+    def setup(self, stage: str) -> None:
+        algorithm = self.algorithm()
+        if not isinstance(algorithm, self.algorithms) and algorithm.data_module != type(self).__name__:
+            names = " and ".join(cls.__name__ for cls in self.algorithms)
+            raise ConfigurationError(
+                f"{type(self).__name__} is for {names}, not for {type(algorithm).__name__}; give that one "
+                f"{data_option(algorithm)}"
+            )
+        limits = {name: self.max_tokens or algorithm.policy(name).context_window for name in algorithm.policies}
+        for split in self._examples.keys() - self.examples.keys():
+            source = self.sources[split]
+            made = [
+                example
+                for number, given in enumerate(self._examples[split], start=1)
+                for example in self.tokenized(given, f"{source}, row {number}")
+            ]
+            fits = [[len(row.token_ids) <= limits[row.policy] for row in self.rows_of(example)] for example in made]
+            kept = [example for example, rows in zip(made, fits, strict=True) if rows and all(rows)]
+            if not kept:
+                raise DataError(
+                    f"no {self.unit} of {source!r} fits into {min(limits.values())} tokens; raise data.max_tokens"
+                )
+            if len(kept) < len(made):
+                logger.warning("left out %d of %d examples of %s", len(made) - len(kept), len(made), source)
+            self.examples[split] = kept
+
     def count(self, split: DataSplit) -> int:
-        """Number of examples in a split; 0 for one that has no source."""
+        """Return the number of examples in a split; 0 for one that has no source."""
+        return len(self.examples.get(split, ()))
 
     @abstractmethod
     def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
-        """The rows of the examples ``chosen``, of which there is at least one, by policy."""
+        """Return the rows of the examples ``chosen``, of which there is at least one, by policy."""
 
     @abstractmethod
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
-        """The size of an update on the examples ``update``, by policy."""
+        """Return the size of an update on the examples ``update``, by policy."""
 
     def before_first_batch(self) -> None:
         """Called when the model is on its device and a checkpoint has been read, before a batch is made."""
@@ -76,7 +169,7 @@ class FixedDataModule(LightningDataModule, ABC):
         self.epoch, self.position = state_dict["epoch"], state_dict["position"]
 
     def algorithm(self) -> Algorithm:
-        """The algorithm that is trained.
+        """Return the algorithm that is trained.
 
         Raises:
             ConfigurationError: it is none of this package's.
@@ -88,13 +181,13 @@ class FixedDataModule(LightningDataModule, ABC):
         return module
 
     def learner(self) -> tuple[str, Policy]:
-        """Name and policy that learn from the examples."""
+        """Return name and policy that are trained on the examples."""
         algorithm = self.algorithm()
         name = next(iter(algorithm.policies))
         return name, algorithm.policy(name)
 
     def upcoming(self, batches: int, size: int) -> list[list[int]]:
-        """The training examples of the next ``batches`` batches of at most ``size``; an epoch's last may be smaller."""
+        """Return the training examples of the next batches of at most ``size``; an epoch's last may be smaller."""
         found = []
         epoch, position = self.epoch, self.position
         for _ in range(batches):
@@ -111,7 +204,7 @@ class FixedDataModule(LightningDataModule, ABC):
             self.epoch, self.position = self.epoch + 1, 0
 
     def order(self, epoch: int) -> list[int]:
-        """Numbers of the training examples in the order of an epoch."""
+        """Return the numbers of the training examples in the order of an epoch."""
         generator = torch.Generator().manual_seed(derive_seed("shuffle", self.seed, epoch))
         return torch.randperm(self.count("train"), generator=generator).tolist()
 

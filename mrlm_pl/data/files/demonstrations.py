@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,18 +12,14 @@ from mrlm_pl.data.files.chat_rows import (
     messages_fault,
     messages_of,
     played_rows,
-    read_examples,
     text_row,
     tools_fault,
 )
-from mrlm_pl.data.option import data_option
 from mrlm_pl.episode import Episode, Trajectory
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import DataError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows, padded_masks
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import ChatFormat
-
-logger = logging.getLogger(__name__)
 
 
 class TrajectoryDataModule(FixedDataModule):
@@ -58,6 +53,10 @@ class TrajectoryDataModule(FixedDataModule):
         DataError: a file is missing, or a row lacks its fields or an assistant message.
     """
 
+    algorithms = (SFT,)
+    unit = "row with an action token"
+    form = "{messages}, {prompt, completion} or an episode"
+
     def __init__(
         self,
         train: str,
@@ -68,41 +67,32 @@ class TrajectoryDataModule(FixedDataModule):
         test: str | None = None,
         filter_reward: float | None = None,
     ) -> None:
-        super().__init__({"train": train, "validation": validation, "test": test}, batch_size, seed)
-        self.max_tokens = max_tokens
-        self._examples = {split: _read(source, split, filter_reward) for split, source in self.sources.items()}
-        self.rows: dict[DataSplit, list[Trajectory]] = {}
+        self.filter_reward = filter_reward
+        super().__init__(train, validation, batch_size, max_tokens, seed, test)
+
+    def fault(self, row: Mapping[str, Any]) -> str | None:
+        return _fault(row)
+
+    def of_episodes(self, episodes: Sequence[Episode], source: str) -> list[Any]:
+        least = self.filter_reward
+        kept = [episode for episode in episodes if least is None or episode.reward >= least]
+        if not kept:
+            raise DataError(f"{source}: no episode has a reward of {least} or more; lower data.filter_reward")
+        return kept
+
+    def tokenized(self, example: Mapping[str, Any] | Episode, where: str) -> list[Trajectory]:
+        name, policy = self.learner()
+        return demonstration_rows(example, policy.chat, name)
+
+    def rows_of(self, example: Trajectory) -> Sequence[Trajectory]:
+        return (example,) if example.num_actions else ()
 
     def setup(self, stage: str) -> None:
-        algorithm = self.algorithm()
-        if algorithm.data_module != SFT.data_module:
-            raise ConfigurationError(
-                f"{type(algorithm).__name__} does not learn from demonstrations; give it "
-                f"{data_option(algorithm)}, or train on {type(self).__name__} with `--model SFT`"
-            )
-        name, policy = self.learner()
-        limit = self.max_tokens or policy.context_window
-        for split in self._examples.keys() - self.rows.keys():
-            source = self.sources[split]
-            rows = [row for example in self._examples[split] for row in demonstration_rows(example, policy.chat, name)]
-            kept = [row for row in rows if len(row.token_ids) <= limit and row.num_actions]
-            if not kept:
-                raise DataError(
-                    f"no row of {source!r} fits into {limit} tokens and has an action token; raise data.max_tokens"
-                )
-            if len(kept) < len(rows):
-                left_out = len(rows) - len(kept)
-                logger.warning(
-                    "left out %d of %d rows of %s that are longer than %d tokens", left_out, len(rows), source, limit
-                )
-            self.rows[split] = kept
-        self.algorithm().check_demonstrations({str(split): rows for split, rows in self.rows.items()})
-
-    def count(self, split: DataSplit) -> int:
-        return len(self.rows.get(split, ()))
+        super().setup(stage)
+        self.algorithm().check_demonstrations({str(split): rows for split, rows in self.examples.items()})
 
     def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
-        rows = [self.rows[split][index] for index in chosen]
+        rows = [self.examples[split][index] for index in chosen]
         numbers = list(range(len(rows)))
         table = collate_rows(rows, numbers, numbers, numbers)
         table.observation_mask = padded_masks([observation_mask(row) for row in rows])
@@ -110,7 +100,7 @@ class TrajectoryDataModule(FixedDataModule):
 
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
         policy, _ = self.learner()
-        rows = [self.rows[split][index] for index in update]
+        rows = [self.examples[split][index] for index in update]
         shown, observed = float(len(rows)), [sum(observation_mask(row)) for row in rows]
         answered = float(sum(count > 0 for count in observed))
         return {
@@ -120,13 +110,13 @@ class TrajectoryDataModule(FixedDataModule):
 
 
 def observation_mask(row: Trajectory) -> list[bool]:
-    """Which tokens of a row are what the environment answered: all after the first action that are no actions."""
+    """Return True for the tokens of the environment's answers: those after the first action that are no actions."""
     first = row.action_mask.index(True) if any(row.action_mask) else len(row.action_mask)
     return [index > first and not acts for index, acts in enumerate(row.action_mask)]
 
 
 def demonstration_rows(example: Mapping[str, Any] | Episode, chat: ChatFormat, policy: str) -> list[Trajectory]:
-    """Token rows of one data row: several where the chat template rewrites history, or for the agents of an episode."""
+    """Return the token rows of a data row: several for a template that rewrites history, or for several agents."""
     if isinstance(example, Episode):
         return [made for row in example.rows() for made in played_rows(row, chat, policy)]
     if isinstance(example.get("prompt"), str):
@@ -136,23 +126,8 @@ def demonstration_rows(example: Mapping[str, Any] | Episode, chat: ChatFormat, p
     return chat_rows(given, shown, chat, policy, tools=example.get("tools") or ())
 
 
-def _read(source: str, split: str, filter_reward: float | None) -> Sequence[Mapping[str, Any] | Episode]:
-    rows, episodes = read_examples(source, split)
-    for number, row in rows:
-        fault = _fault(row)
-        if fault:
-            raise DataError(
-                f"{source}, row {number}: {fault}; a row is {{messages}}, {{prompt, completion}} or an episode, "
-                f"and this one has the fields {sorted(row)}"
-            )
-    kept = [episode for episode in episodes if filter_reward is None or episode.reward >= filter_reward]
-    if episodes and not kept:
-        raise DataError(f"{source}: no episode has a reward of {filter_reward} or more; lower data.filter_reward")
-    return kept or [row for _, row in rows]
-
-
 def _fault(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a data row, or None."""
+    """Return a description of the fault in a data row, or None."""
     if "messages" in row:
         lists = [row["messages"]]
     elif "prompt" in row and "completion" in row:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from mrlm_pl.algorithms import MADPO
-from mrlm_pl.data.files.chat_rows import played_rows, read_examples
-from mrlm_pl.data.files.preferences import PreferenceDataModule, RowPair, pair_fault, pair_rows, with_prompt
+from mrlm_pl.data.files.chat_rows import played_rows
+from mrlm_pl.data.files.preferences import PreferenceDataModule, RowPair, best_and_worst, pair_fault, pair_rows
 from mrlm_pl.episode import Episode, Trajectory
-from mrlm_pl.errors import DataError
-from mrlm_pl.learner.algorithm import Algorithm
 
 
 class JointPair(NamedTuple):
@@ -47,31 +45,35 @@ class JointPreferenceDataModule(PreferenceDataModule):
         DataError: a file is missing, a row lacks its fields, or episodes give no pair.
     """
 
-    algorithm_classes: ClassVar[tuple[type[Algorithm], ...]] = (MADPO,)
+    algorithms = (MADPO,)
+    unit = "pair in which an agent whose policy is trained acts differently"
+    form = "{agents: {AGENT: {prompt, chosen, rejected}, ...}}"
 
-    def read_pairs(self, source: str, split: str) -> list[Any]:
-        rows, episodes = read_examples(source, split)
-        if episodes:
-            pairs = joint_pairs(episodes, self.reward_gap)
-            if not pairs:
-                raise DataError(
-                    f"{source}: no two episodes of a group differ by more than {self.reward_gap} in the agents' mean "
-                    "return; collect several of each task with `mrlm collect --samples-per-task 8`, or lower "
-                    "data.reward_gap"
-                )
-            return list(pairs)
-        return [_parts(row, f"{source}, row {number}") for number, row in rows]
+    def fault(self, row: Mapping[str, Any]) -> str | None:
+        if not isinstance(row.get("agents"), dict):
+            return "it lacks the field 'agents'"
+        parts = _parts(row)
+        faults = {
+            agent: pair_fault(part) if isinstance(part, dict) else f"{part!r:.80} is no object"
+            for agent, part in parts.items()
+        }
+        found = (f"agent {agent!r}: {fault}" for agent, fault in faults.items() if fault)
+        return next(found, None) if parts else "its field 'agents' names no agent"
 
-    def row_pair(self, example: Any, where: str) -> RowPair:
+    def pairs_of(self, episodes: Sequence[Episode]) -> list[Any]:
+        return list(joint_pairs(episodes, self.reward_gap))
+
+    def tokenized(self, example: Any, where: str) -> list[RowPair]:
         chosen: list[Trajectory] = []
         rejected: list[Trajectory] = []
-        sides = [episode.trajectories for episode in example] if isinstance(example, JointPair) else [example]
+        played = isinstance(example, JointPair)
+        sides = [episode.trajectories for episode in example] if played else [_parts(example)]
         for agent in dict.fromkeys(agent for side in sides for agent in side):
             better, worse = self._rows_of_agent(example, agent, where)
             if _tokens(better) != _tokens(worse):
                 chosen += better
                 rejected += worse
-        return RowPair(tuple(chosen), tuple(rejected))
+        return [RowPair(tuple(chosen), tuple(rejected))]
 
     def _rows_of_agent(self, example: Any, agent: str, where: str) -> tuple[Sequence[Trajectory], Sequence[Trajectory]]:
         name = self.algorithm().seat(agent)
@@ -84,24 +86,18 @@ class JointPreferenceDataModule(PreferenceDataModule):
                 for episode in example
             ]
         else:
-            sides = [[row] for row in pair_rows(example[agent], policy.chat, name, f"{where}, agent {agent!r}")]
+            sides = [
+                [row] for row in pair_rows(example["agents"][agent], policy.chat, name, f"{where}, agent {agent!r}")
+            ]
         better, worse = ([dataclasses.replace(row, agent=agent) for row in rows if row.num_actions] for rows in sides)
         return better, worse
-
-    def _learnable(self, pairs: Sequence[RowPair], source: str) -> list[RowPair]:
-        different = [pair for pair in pairs if pair.rows()]
-        if not different:
-            raise DataError(
-                f"{source}: in no pair does an agent whose policy is trained act differently in the two joint actions"
-            )
-        return super()._learnable(different, source)
 
     def uses_reference(self) -> bool:
         return True
 
 
 def joint_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[JointPair]:
-    """The best against the worst episode of each group, by the mean return of the agents.
+    """Return the best against the worst episode of each group, by the mean return of the agents.
 
     Of equal returns the first counts. Left out are failed episodes, and groups that differ by ``reward_gap`` or less.
 
@@ -109,36 +105,14 @@ def joint_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[Jo
         episodes: of any number of groups.
         reward_gap: least difference of the mean returns, exclusive.
     """
-    groups: dict[tuple[str, str], list[Episode]] = {}
-    for episode in episodes:
-        if not episode.failed:
-            groups.setdefault((episode.task.key, episode.group), []).append(episode)
-    pairs = []
-    for members in groups.values():
-        best = max(members, key=lambda episode: episode.reward)
-        worst = min(members, key=lambda episode: episode.reward)
-        if best.reward - worst.reward > reward_gap:
-            pairs.append(JointPair(best, worst))
-    return pairs
+    members = [((episode.task.key, episode.group), episode) for episode in episodes if not episode.failed]
+    return [JointPair(best, worst) for best, worst in best_and_worst(members, reward_gap)]
 
 
 def _tokens(rows: Sequence[Trajectory]) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
     return [(row.token_ids, row.action_mask) for row in rows]
 
 
-def _parts(row: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """What a data row tells of each agent, by agent."""
-    agents = row.get("agents")
-    if not isinstance(agents, dict):
-        raise DataError(
-            f"{where}: it lacks the field 'agents'; a row is {{agents: {{AGENT: {{prompt, chosen, rejected}}, ...}}}}, "
-            f"and this one has the fields {sorted(row)}"
-        )
-    parts = {agent: part for agent, part in agents.items() if part is not None}  # parquet fills in None
-    if not parts:
-        raise DataError(f"{where}: its field 'agents' names no agent")
-    for agent, part in parts.items():
-        fault = pair_fault(part) if isinstance(part, dict) else f"{part!r:.80} is no object"
-        if fault:
-            raise DataError(f"{where}, agent {agent!r}: {fault}; an agent's part is {{prompt, chosen, rejected}}")
-    return {agent: with_prompt(part) for agent, part in parts.items()}
+def _parts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of each agent in a data row."""
+    return {agent: part for agent, part in row["agents"].items() if part is not None}  # parquet fills in None

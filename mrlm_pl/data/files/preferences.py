@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import logging
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,11 +18,9 @@ from mrlm_pl.data.files.chat_rows import (
     messages_fault,
     messages_of,
     played_rows,
-    read_examples,
     scored_row,
     text_row,
 )
-from mrlm_pl.data.option import data_option
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.algorithm import Algorithm
@@ -32,7 +29,7 @@ from mrlm_pl.learner.ranks import data_parallel_rank, sum_over_ranks
 from mrlm_pl.losses import BatchTotals, sequence_logp
 from mrlm_pl.policy import ChatFormat
 
-logger = logging.getLogger(__name__)
+P = TypeVar("P", Episode, Trajectory)
 
 
 class PlayedPair(NamedTuple):
@@ -49,7 +46,7 @@ class RowPair(NamedTuple):
     rejected: tuple[Trajectory, ...]
 
     def rows(self) -> tuple[Trajectory, ...]:
-        """All rows, the chosen ones first."""
+        """Return all rows, the chosen ones first."""
         return self.chosen + self.rejected
 
 
@@ -83,7 +80,9 @@ class PreferenceDataModule(FixedDataModule):
         DataError: a file is missing, a row lacks its fields, or episodes give no pair.
     """
 
-    algorithm_classes: ClassVar[tuple[type[Algorithm], ...]] = (DPO, PairwiseRewardModel)
+    algorithms: ClassVar[tuple[type[Algorithm], ...]] = (DPO, PairwiseRewardModel)
+    unit = "pair"
+    form = "{prompt, chosen, rejected}"
 
     def __init__(
         self,
@@ -95,55 +94,43 @@ class PreferenceDataModule(FixedDataModule):
         seed: int = 0,
         test: str | None = None,
     ) -> None:
-        super().__init__({"train": train, "validation": validation, "test": test}, batch_size, seed)
-        self.max_tokens, self.reward_gap = max_tokens, reward_gap
-        self._examples = {split: self.read_pairs(source, split) for split, source in self.sources.items()}
-        self.pairs: dict[DataSplit, list[RowPair]] = {}
+        self.reward_gap = reward_gap
+        super().__init__(train, validation, batch_size, max_tokens, seed, test)
         self._starts: dict[DataSplit, list[int]] = {}
         self._references: dict[str, Tensor] = {}
         self._digests: dict[str, str] = {}
         self._referenced: dict[str, str] = {}
 
-    def read_pairs(self, source: str, split: str) -> list[Any]:
-        """The pairs of a source, in a form that :meth:`row_pair` knows."""
-        return _read_pairs(source, split, self.reward_gap)
+    def fault(self, row: Mapping[str, Any]) -> str | None:
+        return pair_fault(row)
 
-    def row_pair(self, example: Any, where: str) -> RowPair:
-        """The token rows of a pair that :meth:`read_pairs` gave; an error's message begins with ``where``."""
+    def of_episodes(self, episodes: Sequence[Episode], source: str) -> list[Any]:
+        pairs = self.pairs_of(episodes)
+        if not pairs:
+            raise DataError(
+                f"{source}: no two episodes of a group differ by more than {self.reward_gap} in the agents' mean "
+                "return; collect several of each task with `mrlm collect --samples-per-task 8`, or lower "
+                "data.reward_gap"
+            )
+        return pairs
+
+    def pairs_of(self, episodes: Sequence[Episode]) -> list[Any]:
+        """Return the pairs that are made of episodes."""
+        return list(played_pairs(episodes, self.reward_gap))
+
+    def tokenized(self, example: Any, where: str) -> list[RowPair]:
         name, policy = self.learner()
         made = scored_pair if isinstance(self.algorithm(), PairwiseRewardModel) else pair_rows
         chosen, rejected = made(example, policy.chat, name, where)
-        return RowPair((chosen,), (rejected,))
+        return [RowPair((chosen,), (rejected,))]
+
+    def rows_of(self, example: RowPair) -> Sequence[Trajectory]:
+        return example.rows()
 
     def setup(self, stage: str) -> None:
-        algorithm = self.algorithm()
-        if not isinstance(algorithm, self.algorithm_classes):
-            names = " and ".join(cls.__name__ for cls in self.algorithm_classes)
-            raise ConfigurationError(
-                f"{type(self).__name__} is for {names}, not for {type(algorithm).__name__}; give that one "
-                f"{data_option(algorithm)}"
-            )
-        for split in self._examples.keys() - self.pairs.keys():
-            source = self.sources[split]
-            made = [
-                self.row_pair(example, f"{source}, row {number}")
-                for number, example in enumerate(self._examples[split], start=1)
-            ]
-            kept = self._learnable(made, source)
-            if len(kept) < len(made):
-                logger.warning("left out %d of %d pairs of %s", len(made) - len(kept), len(made), source)
-            self.pairs[split], self._starts[split], self._digests[split] = kept, row_starts(kept), _digest(kept)
-
-    def _learnable(self, pairs: Sequence[RowPair], source: str) -> list[RowPair]:
-        algorithm = self.algorithm()
-        limits = {name: self.max_tokens or algorithm.policy(name).context_window for name in algorithm.policies}
-        kept = [pair for pair in pairs if all(len(row.token_ids) <= limits[row.policy] for row in pair.rows())]
-        if not kept:
-            raise DataError(f"no pair of {source!r} fits into {min(limits.values())} tokens; raise data.max_tokens")
-        return kept
-
-    def count(self, split: DataSplit) -> int:
-        return len(self.pairs.get(split, ()))
+        super().setup(stage)
+        for split, pairs in self.examples.items():
+            self._starts[split], self._digests[split] = row_starts(pairs), _digest(pairs)
 
     def uses_reference(self) -> bool:
         """Whether the loss compares with the reference."""
@@ -158,10 +145,10 @@ class PreferenceDataModule(FixedDataModule):
         if not self._references and trainer.state.fn == "fit" and not trainer.global_step:
             was_training = algorithm.training
             algorithm.eval()
-            self._references = {split: self._reference_sums(pairs) for split, pairs in self.pairs.items()}
+            self._references = {split: self._reference_sums(pairs) for split, pairs in self.examples.items()}
             self._referenced = dict(self._digests)
             algorithm.train(was_training)
-        for split in self.pairs if trainer.state.fn == "fit" else (self._evaluated_split(),):
+        for split in self.examples if trainer.state.fn == "fit" else (self._evaluated_split(),):
             if self._referenced.get(split) != self._digests[split]:
                 free = ", or use `model.reference_free`" if isinstance(algorithm, DPO) else ""
                 raise ConfigurationError(
@@ -175,7 +162,7 @@ class PreferenceDataModule(FixedDataModule):
         return "test" if trainer.state.fn == "test" else "validation"
 
     def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
-        tables = row_tables([self.pairs[split][index] for index in chosen])
+        tables = row_tables([self.examples[split][index] for index in chosen])
         if split in self._references:
             starts = self._starts[split]
             places = torch.tensor([place for index in chosen for place in range(starts[index], starts[index + 1])])
@@ -184,8 +171,8 @@ class PreferenceDataModule(FixedDataModule):
         return {name: rows for name, (rows, _) in tables.items()}
 
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
-        """The size of an update by policy; its episodes are the answers compared, for each policy all of them."""
-        rows = [row for index in update for row in self.pairs[split][index].rows()]
+        """Return the size of an update by policy; for each policy, its episodes are all answers."""
+        rows = [row for index in update for row in self.examples[split][index].rows()]
         sizes: dict[str, BatchTotals] = {}
         for row in rows:
             before = sizes.get(row.policy, BatchTotals(0.0, 0.0, 2.0 * len(update)))
@@ -202,7 +189,7 @@ class PreferenceDataModule(FixedDataModule):
 
     @torch.no_grad()
     def _reference_sums(self, pairs: Sequence[RowPair]) -> Tensor:
-        """Log-probabilities of the answers under the weights of now, for each row of each pair in order.
+        """Return the log-probabilities of the answers under the current weights, for each row of each pair in order.
 
         Each rank computes its share.
         """
@@ -247,7 +234,7 @@ def row_tables(pairs: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]
 
 
 def row_starts(pairs: Sequence[RowPair]) -> list[int]:
-    """Place of each pair's first row among the rows of all pairs, and at last the number of rows."""
+    """Return the place of each pair's first row among the rows of all pairs, and at last the number of rows."""
     return list(itertools.accumulate((len(pair.rows()) for pair in pairs), initial=0))
 
 
@@ -268,7 +255,7 @@ def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> li
 
 
 def played_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[PlayedPair]:
-    """The best against the worst episode of each group.
+    """Return the best against the worst episode of each group.
 
     Of equal rewards the first counts. Left out are failed episodes, groups whose rewards differ by ``reward_gap`` or
     less, agents whose history was rewritten by the chat template, and pairs that begin differently or act alike. With
@@ -278,29 +265,41 @@ def played_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[P
         episodes: of any number of groups.
         reward_gap: least difference of the rewards, exclusive.
     """
-    groups: dict[tuple[str, str, str], list[tuple[float, Trajectory]]] = {}
-    for episode in episodes:
-        if episode.failed:
-            continue
-        for agent, rows in episode.trajectories.items():
-            if len(rows) == 1:
-                key = (episode.task.key, episode.group, agent)
-                groups.setdefault(key, []).append((rows[0].reward, rows[0]))
+    rows = [
+        ((episode.task.key, episode.group, agent), rows[0])
+        for episode in episodes
+        for agent, rows in episode.trajectories.items()
+        if not episode.failed and len(rows) == 1
+    ]
     pairs = []
-    for members in groups.values():
-        best = max(members, key=lambda member: member[0])
-        worst = min(members, key=lambda member: member[0])
-        prompt, *answers = _split_prompt(best[1].messages, worst[1].messages)
-        both_act = all(any(message.role == "assistant" for message in answer) for answer in answers)
-        if best[0] - worst[0] > reward_gap and prompt and both_act:
-            pairs.append(PlayedPair(best[1], worst[1]))
+    for best, worst in best_and_worst(rows, reward_gap):
+        prompt, *answers = _split_prompt(best.messages, worst.messages)
+        if prompt and all(any(message.role == "assistant" for message in answer) for answer in answers):
+            pairs.append(PlayedPair(best, worst))
     return pairs
+
+
+def best_and_worst(members: Iterable[tuple[Hashable, P]], gap: float) -> list[tuple[P, P]]:
+    """Return the first member with the highest and the first with the lowest reward of each group.
+
+    Args:
+        members: with the key of their group.
+        gap: groups whose rewards differ by this or less are left out.
+    """
+    groups: dict[Hashable, list[P]] = {}
+    for key, member in members:
+        groups.setdefault(key, []).append(member)
+    pairs = [
+        (max(group, key=lambda item: item.reward), min(group, key=lambda item: item.reward))
+        for group in groups.values()
+    ]
+    return [(best, worst) for best, worst in pairs if best.reward - worst.reward > gap]
 
 
 def pair_rows(
     example: Mapping[str, Any] | PlayedPair, chat: ChatFormat, policy: str, where: str
 ) -> tuple[Trajectory, Trajectory]:
-    """The token rows of the chosen and the rejected answer of a data row.
+    """Return the token rows of the chosen and the rejected answer of a data row.
 
     Raises:
         DataError: the chat template rewrites history, so that an answer is no single row; the message begins with
@@ -308,11 +307,13 @@ def pair_rows(
     """
     if isinstance(example, PlayedPair):
         made = [played_rows(row, chat, policy) for row in example]
-    elif isinstance(example["prompt"], str):
-        made = [[text_row(example["prompt"], example[answer], chat, policy)] for answer in PlayedPair._fields]
     else:
-        given = messages_of(example["prompt"])
-        made = [chat_rows(given, messages_of(example[answer]), chat, policy) for answer in PlayedPair._fields]
+        prompt, *answers = _parts(example)
+        text = isinstance(prompt, str)
+        made = [
+            [text_row(prompt, answer, chat, policy)] if text else chat_rows(prompt, answer, chat, policy)
+            for answer in answers
+        ]
     for answer, rows in zip(PlayedPair._fields, made, strict=True):
         if len(rows) != 1 or not rows[0].num_actions:
             raise DataError(
@@ -325,21 +326,16 @@ def pair_rows(
 def scored_pair(
     example: Mapping[str, Any] | PlayedPair, chat: ChatFormat, policy: str, where: str
 ) -> tuple[Trajectory, Trajectory]:
-    """The rows of both answers as a reward model reads them; plain text is a user's message and the answer to it."""
-    if isinstance(example, PlayedPair):
-        prompt, *answers = _split_prompt(example.chosen.messages, example.rejected.messages)
-    elif isinstance(example["prompt"], str):
-        prompt = [Message("user", example["prompt"])]
-        answers = [[Message("assistant", example[answer])] for answer in PlayedPair._fields]
-    else:
-        prompt = messages_of(example["prompt"])
-        answers = [messages_of(example[answer]) for answer in PlayedPair._fields]
+    """Return the rows of both answers for a reward model; plain text becomes a user's message and its answer."""
+    prompt, *answers = _parts(example)
+    if isinstance(prompt, str):
+        prompt, answers = [Message("user", prompt)], [[Message("assistant", answer)] for answer in answers]
     chosen, rejected = (scored_row(prompt, answer, chat, policy) for answer in answers)
     return chosen, rejected
 
 
 def _digest(pairs: Sequence[RowPair]) -> str:
-    """What tells these pairs of tokens from others."""
+    """Return a hash of the tokens of these pairs."""
     digest = hashlib.sha256()
     for pair in pairs:
         digest.update(bytes([len(pair.chosen)]))
@@ -349,37 +345,20 @@ def _digest(pairs: Sequence[RowPair]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _read_pairs(source: str, split: str, reward_gap: float) -> list[Mapping[str, Any] | PlayedPair]:
-    rows, episodes = read_examples(source, split)
-    if episodes:
-        pairs = played_pairs(episodes, reward_gap)
-        if not pairs:
-            raise DataError(
-                f"{source}: no two episodes of a group differ by more than {reward_gap} in reward; collect several of "
-                "each task with `mrlm collect --samples-per-task 8`, or lower data.reward_gap"
-            )
-        return list(pairs)
-    made: list[Mapping[str, Any] | PlayedPair] = []
-    for number, row in rows:
-        fault = pair_fault(row)
-        if fault:
-            raise DataError(
-                f"{source}, row {number}: {fault}; a row is {{prompt, chosen, rejected}}, and this one has the fields "
-                f"{sorted(row)}"
-            )
-        made.append(with_prompt(row))
-    return made
+def _parts(example: Mapping[str, Any] | PlayedPair) -> tuple[Any, Any, Any]:
+    """Return prompt, chosen and rejected answer of a pair: three texts, or three lists of messages.
 
-
-def with_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
-    """``prompt``, ``chosen`` and ``rejected`` of a data row without fault; its prompt may be what both begin with."""
-    if "prompt" in row:
-        return {key: row[key] for key in ("prompt", "chosen", "rejected")}
-    return dict(zip(("prompt", "chosen", "rejected"), _split_prompt(row["chosen"], row["rejected"]), strict=True))
+    Without a prompt of its own, what both answers begin with is the prompt.
+    """
+    if isinstance(example, PlayedPair):
+        return _split_prompt(example.chosen.messages, example.rejected.messages)
+    chosen, rejected = example["chosen"], example["rejected"]
+    parts = (example["prompt"], chosen, rejected) if "prompt" in example else _split_prompt(chosen, rejected)
+    return parts if isinstance(parts[0], str) else (messages_of(parts[0]), messages_of(parts[1]), messages_of(parts[2]))
 
 
 def _split_prompt(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """What both conversations begin with, and how each goes on."""
+    """Return what both conversations begin with, and the rest of each."""
     shared = 0
     while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1
@@ -387,7 +366,7 @@ def _split_prompt(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[Seque
 
 
 def pair_fault(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a data row, or None."""
+    """Return a description of the fault in a data row, or None."""
     for field in ("chosen", "rejected"):
         if field not in row:
             return f"it lacks the field {field!r}"

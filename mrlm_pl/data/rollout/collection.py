@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,29 @@ from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.collectors.synchronous import SyncCollector
 from mrlm_pl.data.rollout.metrics import CollectionSums, RunTotals, reward_sums, success_counts
-from mrlm_pl.data.rollout.observer import CollectionObserver
 from mrlm_pl.data.rollout.tasks.environments import RunTasks, worth
 from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import EpisodeWriter
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.contract import RolloutLearner
-from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, each_share, sum_over_ranks
-from mrlm_pl.trainer.termination import ended_by_sigterm, leaving_at_sigterm
+from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, each_share
+from mrlm_pl.trainer.termination import ended_by_sigterm
 
 logger = logging.getLogger(__name__)
+
+
+class CollectionObserver(ABC):
+    """A Lightning callback of this class is called with every rollout of the data module."""
+
+    @abstractmethod
+    def on_collection(self, trainer: Any, episodes: Sequence[Episode]) -> None:
+        """Look at the episodes that this rank played in an iteration, failed and replaced ones included.
+
+        Called once in each iteration on every rank, before its first update. It must not change weights. A run that is
+        resumed in the middle of an iteration does not call it again, so keep its results in the callback's
+        ``state_dict``.
+        """
 
 
 class Collection:
@@ -62,10 +76,9 @@ class Collection:
         save: whether episodes are written to ``RUN/episodes``.
 
     Attributes:
-        trainer, learner: of the fit, from :meth:`begin` on.
+        learner: of the fit, from :meth:`begin` on.
     """
 
-    trainer: Trainer
     learner: RolloutLearner
 
     def __init__(
@@ -87,9 +100,9 @@ class Collection:
         self._signal: SignalCheck | None = None
         self._verifiers = VerifierWatch()
 
-    def begin(self, trainer: Trainer, learner: RolloutLearner) -> None:
-        """Attach to the trainer and the algorithm of a fit, and start the clock."""
-        self.trainer, self.learner = trainer, learner
+    def begin(self, learner: RolloutLearner) -> None:
+        """Attach to the algorithm of a fit, and start the clock."""
+        self.learner = learner
         self.plan = replace(
             self.plan,
             smallest_group=learner.smallest_group,
@@ -98,6 +111,12 @@ class Collection:
         )
         self._signal = SignalCheck(self.sampling, compares=learner.smallest_group > 1)
         self.totals.start()
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer of the fit."""
+        trainer: Trainer = self.learner.trainer
+        return trainer
 
     @property
     def groups(self) -> range:
@@ -124,10 +143,12 @@ class Collection:
         furthest = max(iteration, min(iteration + self.max_lag, iterations - 1))
         self.tasks.plan_until(iteration, furthest, self.plan.groups)
         # Outside of what SIGTERM interrupts: a checkpoint has all snapshots that are due, or none.
-        self.players.begin(self.learner, iteration, trainer.global_step)
+        if self.players.stale is not None:
+            self.players.stale.begin(self.learner, iteration, trainer.global_step)
         with ended_by_sigterm(trainer):
-            collector = self._ready_collector(groups, iterations)
-            collected = collector.collect(iteration, trainer.global_step, groups)
+            if self.collector is None:
+                self.collector = self._new_collector()
+            collected = self.collector.collect(iteration, iterations, groups)
         seconds = collected.seconds or time.perf_counter() - started
         if self.save:
             self._writer.write(self._file(iteration), collected.played)
@@ -143,31 +164,15 @@ class Collection:
                 callback.on_collection(trainer, played)
         return rows, metrics
 
-    def _ready_collector(self, groups: Sequence[int], iterations: int) -> SyncCollector | AsyncCollector:
-        """Return the collector of this fit; the first call makes it."""
-        if self.collector is None and self.max_lag:
-            self.collector = AsyncCollector(
-                self.players,
-                self.learner,
-                self.plan,
-                self.sampling,
-                self.max_lag,
-                groups,
-                iterations,
-                self.options,
-            )
-            if self._ahead is not None:
-                self.collector.load_state(self._ahead)
-        elif self.collector is None:
-            self.collector = SyncCollector(
-                self.players,
-                self.learner,
-                self.players.of_groups(self.learner, self.plan, self.sampling),
-                lambda number: float(sum_over_ranks(self.trainer, torch.tensor(number))),
-                lambda: leaving_at_sigterm(self.trainer),
-            )
+    def _new_collector(self) -> SyncCollector | AsyncCollector:
+        """Return the collector of this fit."""
+        if not self.max_lag:
+            return SyncCollector(self.players, self.plan, self.sampling)
+        collector = AsyncCollector(self.players, self.plan, self.sampling, self.max_lag, self.options)
+        if self._ahead is not None:
+            collector.load_state(self._ahead)
         self._ahead = None
-        return self.collector
+        return collector
 
     def _file(self, iteration: int) -> Path:
         rank, ranks = data_parallel_rank(self.trainer)
@@ -211,9 +216,9 @@ class Collection:
             measured.means["rollout/reward_of_all_groups"] = reward_sums([*episodes, *collected.replaced])
         if self.players.stale is not None:
             measured.means |= self.players.stale.metrics(episodes, self.trainer.global_step)
-        logged = {"dropped_groups": True, "resampled_groups": plan.resample_rounds > 0}
-        logged["resampled_members"] = plan.failed_members == "resample"
-        measured.sums |= {f"rollout/{name}": collected.counts[name] for name in logged if logged[name]}
+        logged = ["dropped_groups", *(["resampled_groups"] if plan.resample_rounds else [])]
+        logged += ["resampled_members"] if plan.failed_members == "resample" else []
+        measured.sums |= {f"rollout/{name}": collected.counts[name] for name in logged}
         if several:
             planned = Counter(self.tasks.stream.picked(iteration * plan.groups + group)[0] for group in groups)
             measured.sums |= {f"rollout/{name}/groups": float(planned[name]) for name in self.tasks.environments}
@@ -223,7 +228,7 @@ class Collection:
     def state(self) -> dict[str, Any]:
         """Return the part of a checkpoint that is not the rows and the position; all ranks call it."""
         self._writer.finish()  # a resumed run does not collect these again
-        ahead = self.collector.state() if isinstance(self.collector, AsyncCollector) else self._ahead
+        ahead = self._ahead if self.collector is None else self.collector.state()
         return {
             "ahead": at_first_rank(ahead),
             "stale": None if self.players.stale is None else self.players.stale.state(),
@@ -244,11 +249,8 @@ class Collection:
     def close(self) -> None:
         """Stop all episodes, close the players and finish the files; may be called twice."""
         collector, self.collector = self.collector, None
-        try:
-            if isinstance(collector, AsyncCollector):
-                collector.close()
-        finally:
-            try:
-                self.players.close()
-            finally:
-                self._writer.finish()
+        with ExitStack() as stack:
+            stack.callback(self._writer.finish)
+            stack.callback(self.players.close)
+            if collector is not None:
+                stack.callback(collector.close)

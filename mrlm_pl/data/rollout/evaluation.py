@@ -7,15 +7,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import Trainer
-
 from mrlm_pl.data.rollout.checks import check_command
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation.agents import means_by_agent
 from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, judged_successes, summarize
-from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.learner.ranks import data_parallel_rank, each_share
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.trainer.termination import ended_by_sigterm
@@ -28,20 +25,17 @@ class Evaluation:
 
     Args:
         players: of the run.
-        trainer, learner: that the data module is attached to.
         seed: of tasks and sampling.
     """
 
-    def __init__(self, players: Players, trainer: Trainer, learner: RolloutLearner, seed: int) -> None:
-        self.players, self.trainer, self.learner, self.seed = players, trainer, learner, seed
+    def __init__(self, players: Players, seed: int) -> None:
+        self.players, self.seed, self.trainer = players, seed, players.learner.trainer
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
         """Return episodes that the current weights played; all ranks call it."""
-        player = self.players.player(self.learner, sampling)
+        player = self.players.player(sampling)
         with ended_by_sigterm(self.trainer):
-            return self.players.with_current_weights(
-                self.learner, self.trainer.global_step, lambda: player.play_blocking(specs)
-            )
+            return self.players.publish(lambda: player.play_blocking(specs))
 
     def specs(self, environment: str, episodes: int, split: str) -> list[EpisodeSpec]:
         """Return the episodes of an environment's tasks."""

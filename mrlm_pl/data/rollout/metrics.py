@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation.agents import Components, components_by_agent, means_by_agent, stop_reasons, without_sole_owners
@@ -184,9 +183,7 @@ class RunTotals:
     """
 
     def __init__(self) -> None:
-        self._counts = dict.fromkeys(_COUNTED, 0.0)
-        self._seconds = 0.0
-        self._since = time.monotonic()
+        self.load(None)
 
     def start(self) -> None:
         """Start the clock."""
@@ -201,18 +198,14 @@ class RunTotals:
         """
         for name in _COUNTED:
             self._counts[name] += played[name]
-        totals = {"iteration": float(iteration), **self._counts, "seconds": self._elapsed()}
+        totals = {"iteration": float(iteration), **self.state()}
         return {f"progress/{name}": total for name, total in totals.items()}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, float]:
         """Return the state for a checkpoint."""
-        return {**self._counts, "seconds": self._elapsed()}
+        return {**self._counts, "seconds": self._seconds + time.monotonic() - self._since}
 
-    def load(self, state: Mapping[str, Any] | None) -> None:
+    def load(self, state: Mapping[str, float] | None) -> None:
         """Restore the value of :meth:`state`; None is a checkpoint without totals."""
-        found = dict(state or {})
-        self._seconds, self._since = float(found.pop("seconds", 0.0)), time.monotonic()
-        self._counts = {name: float(found.get(name, 0.0)) for name in _COUNTED}
-
-    def _elapsed(self) -> float:
-        return self._seconds + time.monotonic() - self._since
+        self._counts = {**dict.fromkeys((*_COUNTED, "seconds"), 0.0), **(state or {})}
+        self._seconds, self._since = self._counts.pop("seconds"), time.monotonic()

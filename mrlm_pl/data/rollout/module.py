@@ -12,12 +12,11 @@ from mrlm_pl.data.rollout import checks
 from mrlm_pl.data.rollout.collection import Collection
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import FailedMembers, GroupPlan
-from mrlm_pl.data.rollout.collectors.players import Players
-from mrlm_pl.data.rollout.collectors.stale_snapshots import StaleSnapshots
+from mrlm_pl.data.rollout.collectors.players import Players, StaleSnapshots
 from mrlm_pl.data.rollout.evaluation import Evaluation, EvaluationStream
 from mrlm_pl.data.rollout.stream import TrainingStream
-from mrlm_pl.data.rollout.tasks.curriculum import SuccessRateCurriculum
 from mrlm_pl.data.rollout.tasks.environments import RunTasks, TaskSettings
+from mrlm_pl.data.rollout.tasks.stream import SuccessRateCurriculum
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
@@ -27,7 +26,7 @@ from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.settings import as_settings
+from mrlm_pl.settings import as_settings, at_least, one_of
 
 
 class RolloutDataModule(LightningDataModule):
@@ -116,23 +115,11 @@ class RolloutDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        counts = {
-            "groups": groups,
-            "group_size": group_size,
-            "minibatches": minibatches,
-            "passes": passes,
-            "iterations": iterations,
-            "validation_episodes": validation_episodes,
-            "max_turns": max_turns,
-            "workers": workers,
-        }
-        for name, value in counts.items():
-            if value < 1:
-                raise ConfigurationError(f"data.{name} is {value}; it must be 1 or above")
-        if mode not in ("sync", "async") or max_lag < 0:
-            raise ConfigurationError(
-                f"data.mode is {mode!r} and data.max_lag {max_lag}; the mode is sync or async, the lag 0 or above"
-            )
+        at_least(1, "data.", groups=groups, group_size=group_size, minibatches=minibatches, passes=passes)
+        at_least(1, "data.", iterations=iterations, validation_episodes=validation_episodes)
+        at_least(1, "data.", max_turns=max_turns, workers=workers)
+        at_least(0, "data.", max_lag=max_lag)
+        one_of(("sync", "async"), "data.", mode=mode)
         environments = environment if isinstance(environment, list) else [environment]
         self.tasks = RunTasks(environments, names, task_settings, weights, curriculum, seed)
         self.environments = self.tasks.environments
@@ -152,18 +139,12 @@ class RolloutDataModule(LightningDataModule):
         self.players = Players(self.environments, engine, lag > 0, player_options, stale)
         sizes = self.tasks.group_sizes(group_size)
         plan = GroupPlan(self.tasks.stream, groups, sizes, seed, resample_rounds, failed_members, member_rounds)
-        self.collection = Collection(
-            self.tasks, self.players, plan, self.sampling, lag, async_options, save=save_episodes
-        )
-        shape = {
-            "data.groups": groups,
-            "data.group_size": group_size,
-            "data.task_settings": {name: size for name, size in sizes.items() if size != group_size},
-        }
-        self.stream = TrainingStream(self.collection, passes, minibatches, iterations, shape)
+        self.collection = Collection(self.tasks, self.players, plan, self.sampling, lag, async_options, save_episodes)
+        self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
 
     def setup(self, stage: str) -> None:
         trainer, learner = self._attached()
+        self.players.learner = learner
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
         learner.check_agents(dict.fromkeys(agents))
         learner.meet_rollouts(list(self.environments), self.players.given)
@@ -172,7 +153,7 @@ class RolloutDataModule(LightningDataModule):
             self.check(learner, data_parallel_rank(trainer)[1], int(trainer.accumulate_grad_batches))
             if self.players.stale is not None:
                 self.players.stale.check(learner, trainer, self.sampling)
-            self.collection.begin(trainer, learner)
+            self.collection.begin(learner)
 
     def check(self, learner: Algorithm, ranks: int, accumulation: int) -> None:
         """Validate the options against an algorithm, the number of ranks and the micro-batches of an update on each.
@@ -233,7 +214,8 @@ class RolloutDataModule(LightningDataModule):
         return self._evaluation().play(specs, sampling)
 
     def _evaluation(self) -> Evaluation:
-        return Evaluation(self.players, *self._attached(), self.seed)
+        self._attached()
+        return Evaluation(self.players, self.seed)
 
     def _attached(self) -> tuple[Trainer, Algorithm]:
         """Return the trainer and its algorithm.

@@ -62,14 +62,11 @@ class TrainingStream:
         passes: passes over a rollout.
         minibatches: optimizer updates in one pass.
         iterations: rollouts in an epoch of the trainer.
-        shape: other options that the rest of a rollout in a checkpoint depends on, by name.
     """
 
-    def __init__(
-        self, collection: Collection, passes: int, minibatches: int, iterations: int, shape: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, collection: Collection, passes: int, minibatches: int, iterations: int) -> None:
         self.collection, self.iterations = collection, iterations
-        self.passes, self.minibatches, self._options = passes, minibatches, dict(shape)
+        self.passes, self.minibatches = passes, minibatches
         self.iteration = 0
         self.position = 0
         self._rows: dict[str, PolicyBatch] | None = None
@@ -130,8 +127,10 @@ class TrainingStream:
 
     def _shape(self) -> dict[str, Any]:
         """Return the options that decide how a rollout is served."""
-        cut = self.cut
-        return self._options | {
+        cut, plan = self.cut, self.collection.plan
+        return {
+            "data.groups": plan.groups,
+            "data.group_size": dict(plan.group_sizes),
             "data.passes": cut.passes,
             "data.minibatches": cut.minibatches,
             "trainer.accumulate_grad_batches": cut.accumulation,

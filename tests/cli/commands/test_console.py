@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mrlm_pl.runs.progress import RunProgress
+from mrlm_pl.runs.console import RunProgress
 
 TOY = {"model": {"class_path": "ToyAlgorithm"}, "data": {"class_path": "ToyData"}, "trainer": {"accelerator": "cpu"}}
 TEAM = {

@@ -10,14 +10,13 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from mrlm_pl.algorithms import SFT
-from mrlm_pl.data import JointPreferenceDataModule, TrajectoryDataModule
-from mrlm_pl.data.files.base import EpochStream, FixedDataModule
-from mrlm_pl.data.files.demonstrations import _read, demonstration_rows
-from mrlm_pl.data.files.preferences import _read_pairs
+from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, TrajectoryDataModule
+from mrlm_pl.data.files.base import EpochStream
+from mrlm_pl.data.files.demonstrations import demonstration_rows
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import ChatFormat, Policy
 from mrlm_pl.policy.tiny import build_tokenizer
+from tests.support.numbered_examples import NumberedExamples
 
 TOKENIZER = build_tokenizer()
 CHAT = ChatFormat(TOKENIZER)
@@ -45,19 +44,19 @@ def test_a_chat_trains_on_the_assistants_words_and_the_end_token() -> None:
 def test_text_beside_messages_is_named_as_such(tmp_path: Path, prompt: Any, completion: Any) -> None:
     file = write(tmp_path / "rows.jsonl", [{"prompt": prompt, "completion": completion}])
     with pytest.raises(DataError, match="row 1: prompt and completion must both be text, or both lists"):
-        _read(file, "train", None)
+        TrajectoryDataModule(file)
 
 
 def test_a_bad_row_after_empty_lines_has_the_number_of_its_line(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("\n" + json.dumps(chat("a", "b")) + "\n\n" + json.dumps({"prompt": "", "completion": "b"}) + "\n")
     with pytest.raises(DataError, match="row 4: the prompt is empty"):
-        _read(str(file), "train", None)
+        TrajectoryDataModule(str(file))
     file.write_text("\n" + json.dumps({"prompt": "a", "chosen": "b"}) + "\n")
     with pytest.raises(DataError, match="row 2: it lacks the field 'rejected'"):
-        _read_pairs(str(file), "train", 0.0)
+        PreferenceDataModule(str(file))
     with pytest.raises(DataError, match="row 2"):
-        JointPreferenceDataModule(str(file)).read_pairs(str(file), "train")
+        JointPreferenceDataModule(str(file))
 
 
 def test_every_assistant_turn_of_a_chat_counts_once() -> None:
@@ -170,7 +169,7 @@ def test_epochs_have_the_length_that_the_trainer_sets_and_go_through_all_rows(
     assert first != second, "every pass has an order of its own"
     assert (data.epoch, data.position) == (2, 1)
     other = TrajectoryDataModule(source, batch_size=1, seed=1)
-    other.rows = data.rows
+    other.examples = data.examples
     assert other.order("train") != TrajectoryDataModule.order(data, "train")
 
 
@@ -233,7 +232,7 @@ def test_a_run_goes_on_with_another_batch_size_at_the_same_example(
 
 
 def test_the_ranks_share_all_examples_and_one_may_get_none() -> None:
-    data = Stub(count=9, batch_size=4)
+    data = Stub(9, batch_size=4)
     shares = [list(EpochStream(data.of(rank, 2), "validation")) for rank in (0, 1)]
     assert [[batch.policies for batch in share] for share in shares] == [
         [{"main": [0, 2, 4, 6]}, {"main": [8]}],
@@ -242,28 +241,13 @@ def test_the_ranks_share_all_examples_and_one_may_get_none() -> None:
     assert [share[1].totals["main"].sequences for share in shares] == [1.0, 0.0]
 
 
-class Stub(FixedDataModule):
-    """Examples that are their numbers."""
-
-    def __init__(self, count: int, batch_size: int) -> None:
-        super().__init__({"train": "t", "validation": "v"}, batch_size, seed=0)
-        self.examples = count
-
+class Stub(NumberedExamples):
     def of(self, rank: int, ranks: int) -> Stub:
         self.trainer = SimpleNamespace(
             strategy=SimpleNamespace(distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks}),
             accumulate_grad_batches=1,
         )
         return self
-
-    def count(self, split: Any) -> int:
-        return self.examples
-
-    def collate(self, split: Any, chosen: Any) -> Any:
-        return {"main": list(chosen)}
-
-    def totals(self, split: Any, update: Any) -> dict[str, BatchTotals]:
-        return {"main": BatchTotals(0.0, float(len(update)), 0.0)}
 
 
 def test_the_test_file_is_evaluated_and_its_absence_is_told(

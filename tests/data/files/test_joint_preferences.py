@@ -34,7 +34,7 @@ def set_up(data: JointPreferenceDataModule, trainer: Any, *folders: Path, **opti
     trainer.strategy.connect(algorithm)
     data.trainer = trainer
     data.setup("fit")
-    return data.pairs["train"]
+    return data.examples["train"]
 
 
 def said(rows: Any) -> list[tuple[str, str, str]]:
@@ -47,8 +47,8 @@ def said(rows: Any) -> list[tuple[str, str, str]]:
     [
         (GOOD, r"row 2: it lacks the field 'agents'.*\['chosen', 'prompt', 'rejected'\]"),
         ({"agents": {"a": None}}, "row 2: its field 'agents' names no agent"),
-        ({"agents": {"a": GOOD, "b": "4"}}, "row 2, agent 'b': '4' is no object"),
-        ({"agents": {"a": {"prompt": "2+2=", "chosen": "4"}}}, "row 2, agent 'a': it lacks the field 'rejected'"),
+        ({"agents": {"a": GOOD, "b": "4"}}, "row 2: agent 'b': '4' is no object"),
+        ({"agents": {"a": {"prompt": "2+2=", "chosen": "4"}}}, "row 2: agent 'a': it lacks the field 'rejected'"),
     ],
 )
 def test_a_bad_row_is_named(row: dict[str, Any], fault: str, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_episodes_without_a_difference_are_refused(tmp_path: Path, model_folder:
     rows = [episode(n, "g", {"a": (1.0 - n, ["same"]), "b": (0.0, [f"word {n}"])}).to_dict() for n in (0, 1)]
     with pytest.raises(DataError, match=r"differ by more than 0\.5 in the agents' mean return"):
         module(tmp_path, rows, reward_gap=0.5)
-    with pytest.raises(DataError, match="in no pair does an agent whose policy is trained act differently"):
+    with pytest.raises(DataError, match="no pair in which an agent whose policy is trained acts differently"):
         set_up(module(tmp_path, rows), quiet_trainer(), model_folder, trained=False)
 
 

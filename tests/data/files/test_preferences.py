@@ -63,8 +63,8 @@ def test_without_a_prompt_it_is_what_both_begin_with(tmp_path: Path) -> None:
     both = [message("user", "2+2?")]
     rows = [{"chosen": [*both, message("assistant", "4")], "rejected": [*both, message("assistant", "5")]}]
     (example,) = module(tmp_path / "pairs.jsonl.gz", rows)._examples["train"]
-    assert example["prompt"] == both
-    assert example["rejected"] == [message("assistant", "5")]
+    given = {"prompt": both, "chosen": [message("assistant", "4")], "rejected": [message("assistant", "5")]}
+    assert pair_rows(example, CHAT, "main", "") == pair_rows(given, CHAT, "main", "")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_answers_of_a_pair_compute_their_prompt_once(
     data.trainer = trainer
     data.setup("fit")
     fed = 0
-    for pair in data.pairs["train"]:
+    for pair in data.examples["train"]:
         (chosen,), (rejected,) = pair
         first, second = chosen.token_ids[:-1], rejected.token_ids[:-1]  # the last token predicts nothing
         shared = next(place for place, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import logging
 import math
 import time
-from collections.abc import Coroutine, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.data.rollout.collectors.groups import Collected, GroupDraft, GroupPlan
-from mrlm_pl.data.rollout.collectors.players import GroupPlayer, Players
-from mrlm_pl.data.rollout.collectors.staleness import Lags
+from mrlm_pl.data.rollout.collectors.players import Players
+from mrlm_pl.data.rollout.collectors.synchronous import Collector
 from mrlm_pl.data.rollout.metrics import token_count
 from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
-from mrlm_pl.errors import ConfigurationError, RolloutError
-from mrlm_pl.learner.contract import RolloutLearner
+from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.errors import RolloutError
+from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
+from mrlm_pl.rollout.tree_player import TreePlayer
+from mrlm_pl.settings import at_least, one_of, positive
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 _TOLD = 5
-_ADVICE = "an async environment must await what it waits for; or raise data.async_options.patience"
 """Episodes that a message about waiting names at most."""
+
+_ADVICE = "an async environment must await what it waits for; or raise data.async_options.patience"
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,87 @@ class AsyncOptions:
     patience: float = 600.0
 
     def __post_init__(self) -> None:
-        if self.over_age not in ("drop", "reweight"):
-            raise ConfigurationError(f"over_age is {self.over_age!r}; choose drop or reweight")
-        counts = {"piece": self.piece, "rows": self.rows, "episodes": 1 if self.episodes is None else self.episodes}
-        for name, value in counts.items():
-            if value < 1:
-                raise ConfigurationError(f"data.async_options.{name} is {value}; it must be 1 or above")
-        if not self.patience > 0:
-            raise ConfigurationError(f"data.async_options.patience is {self.patience}; it must be above 0 seconds")
+        owner = "data.async_options."
+        one_of(("drop", "reweight"), owner, over_age=self.over_age)
+        at_least(1, owner, piece=self.piece, rows=self.rows, episodes=self.episodes)
+        positive(owner, patience=self.patience)
+
+
+class Lags:
+    """Counts tokens by the number of versions between the weights that sampled them and those that learn from them.
+
+    A version is published at the beginning of each iteration; turns record the optimizer step that it was made at.
+
+    Args:
+        bound: that no lag should exceed.
+        policies: whose tokens count: those that are trained here.
+
+    >>> lags = Lags(2, ["main"])
+    >>> for iteration, step in enumerate((0, 4, 8)):
+    ...     lags.published(iteration, step)
+    >>> lags.of(iteration=2, version=4), lags.of(iteration=2, version=9)
+    (1, 0)
+    """
+
+    def __init__(self, bound: int, policies: Sequence[str]) -> None:
+        self.bound, self.policies = bound, frozenset(policies)
+        self._iterations: list[int] = []
+        self._versions: list[int] = []
+
+    def published(self, iteration: int, version: int) -> None:
+        """Note that the weights an iteration begins with are those of this optimizer step."""
+        if self._iterations and self._iterations[-1] == iteration:
+            return  # the iteration that a run was resumed in
+        self._iterations.append(iteration)
+        self._versions.append(version)
+        keep = 2 * self.bound + 2
+        self._iterations, self._versions = self._iterations[-keep:], self._versions[-keep:]
+
+    def of(self, iteration: int, version: int) -> int:
+        """Return the lag, in an iteration, of a token that weights of an optimizer step sampled."""
+        place = bisect.bisect_right(self._versions, version) - 1
+        # A version before the oldest one remembered is at least one older.
+        sampled_in = self._iterations[place] if place >= 0 else self._iterations[0] - 1
+        return iteration - sampled_in
+
+    def largest(self, iteration: int, episodes: Sequence[Episode]) -> int:
+        """The largest lag of a token of these episodes when an iteration learns from them; 0 without tokens."""
+        return max(self._counts(iteration, episodes), default=0)
+
+    def metrics(self, iteration: int, episodes: Sequence[Episode]) -> dict[str, tuple[float, float]]:
+        """(sum, count) of the mean lag, of each lag's share of the tokens, and of the turns with several versions."""
+        counts = self._counts(iteration, episodes)
+        total = float(sum(counts.values()))
+        turns = list(self._turns(episodes))
+        found = {
+            "async/lag": (float(sum(lag * tokens for lag, tokens in counts.items())), max(total, 1.0)),
+            "async/mixed_turns": (float(sum(bool(turn.spans) for turn in turns)), max(float(len(turns)), 1.0)),
+            "async/over_age_tokens": (float(sum(n for lag, n in counts.items() if lag > self.bound)), 1.0),
+        }
+        for lag in range(self.bound + 1):
+            found[f"async/lag_{lag}"] = (float(counts[lag]), max(total, 1.0))
+        return found
+
+    def state(self) -> list[list[int]]:
+        """Return the published versions as plain values."""
+        return [self._iterations, self._versions]
+
+    def load(self, state: Sequence[Sequence[int]]) -> None:
+        """Restore the value of :meth:`state`."""
+        self._iterations, self._versions = list(state[0]), list(state[1])
+
+    def _turns(self, episodes: Sequence[Episode]) -> Iterator[Turn]:
+        for episode in episodes:
+            for row in episode.rows():
+                # A turn that other weights than the seat's decided is not of the policy's versions.
+                yield from (turn for turn in row.turns if turn.policy == row.policy and turn.policy in self.policies)
+
+    def _counts(self, iteration: int, episodes: Sequence[Episode]) -> Counter[int]:
+        counts: Counter[int] = Counter()
+        for turn in self._turns(episodes):
+            for span in turn.token_spans():
+                counts[self.of(iteration, span.version)] += span.tokens
+        return counts
 
 
 @dataclass
@@ -78,7 +157,7 @@ class _Group:
         return self.collected is not None
 
 
-class AsyncCollector:
+class AsyncCollector(Collector):
     """Plays groups on its own event loop, while the trainer's thread updates the weights.
 
     A version of the weights is the result of an iteration's updates. The weights at the start of an iteration are
@@ -87,34 +166,26 @@ class AsyncCollector:
     old, no episode is discarded, and which group belongs to which iteration does not depend on timing.
 
     Args:
-        players: make the players of episodes and give the engine its weights.
-        learner: whose policies decide.
-        plan: which episodes there are.
-        sampling: how turns are sampled.
+        players, plan, sampling: see :class:`Collector`.
         max_lag: greatest age of a token that trains, in versions; at least 1.
-        groups: numbers of this rank's groups in an iteration.
-        iterations: of the whole run; none after the last is begun.
         options: see :class:`AsyncOptions`.
+
+    Attributes:
+        iterations: of the whole run; no groups after the last are begun.
     """
 
+    iterations: int
+
     def __init__(
-        self,
-        players: Players,
-        learner: RolloutLearner,
-        plan: GroupPlan,
-        sampling: Sampling,
-        max_lag: int,
-        groups: Sequence[int],
-        iterations: int,
-        options: AsyncOptions,
+        self, players: Players, plan: GroupPlan, sampling: Sampling, max_lag: int, options: AsyncOptions
     ) -> None:
-        self.players, self.learner, self.plan, self.sampling = players, learner, plan, sampling
-        self.max_lag, self.groups, self.iterations, self.options = max_lag, list(groups), iterations, options
+        super().__init__(players, plan, sampling)
+        learner = players.learner
+        self.max_lag, self.options = max_lag, options
         self.lags = Lags(max_lag, [name for name in learner.policies if learner.policy(name).trained])
         self._loop = EventLoopThread()
-        self._engine = players.engine(learner)
+        self._slots: Any = asyncio.Semaphore(options.episodes) if options.episodes else contextlib.nullcontext()
         self._pieces: ContinuousEngine | None = None
-        self._player: GroupPlayer | None = None
         self._admitted: dict[tuple[int, int], _Group] = {}
         self._restored: dict[tuple[int, int], Collected] = {}
         self._dropped = self._reweighted = 0
@@ -123,7 +194,7 @@ class AsyncCollector:
 
     # In the trainer's thread.
 
-    def collect(self, iteration: int, version: int, groups: Sequence[int]) -> Collected:
+    def collect(self, iteration: int, iterations: int, groups: Sequence[int]) -> Collected:
         """Publish the current weights, begin the groups that may use them, and return the groups of an iteration.
 
         Waits until all of these are complete; all ranks call it together.
@@ -131,13 +202,14 @@ class AsyncCollector:
         Raises:
             RolloutError: no episode has moved for a long time.
         """
-        self.players.publish(self.learner, version)
-        self.lags.published(iteration, version)
-        if self._player is None:  # an engine with weights knows whether it takes pieces
-            self._player = self._make_player()
+        self.iterations = iterations
+        self.players.publish(lambda: None)
+        self.lags.published(iteration, self.players.learner.trainer.global_step)
+        if not self.playing:
+            self._make_players()
         began = time.monotonic()
-        self._do(self._admit(iteration))
-        found = self._engine.compute_during(lambda: self._submit(self._complete(iteration, groups)))
+        self._submit(self._admit(iteration, groups)).result()
+        found = self.training.engine.compute_during(lambda: self._submit(self._complete(iteration, groups)))
         for number in groups:  # only now: a run that is ended while it waits keeps them for its checkpoint
             del self._admitted[iteration, number]
         collected, restored = Collected(), 0.0
@@ -166,22 +238,16 @@ class AsyncCollector:
         self._dropped = self._reweighted = 0
         return collected
 
-    def _make_player(self) -> GroupPlayer:
-        options = self.options
-        if self._engine.takes_pieces:
-            self._engine = self._pieces = ContinuousEngine(self._engine, options.piece, options.rows)
-        elif isinstance(self._engine, RoutingEngine) and self._engine.engine.takes_pieces:
-            # A server batches its requests itself.
-            self._pieces = ContinuousEngine(self._engine.engine, options.piece, options.rows)
-            self._engine = RoutingEngine(self._pieces, self._engine.elsewhere)
-        return self.players.of_groups(
-            self.learner,
-            self.plan,
-            self.sampling,
-            engine=self._engine,
-            loop=self._loop,
-            slots=asyncio.Semaphore(options.episodes) if options.episodes else contextlib.nullcontext(),
-        )
+    def _make_players(self) -> None:
+        """Make the players; an engine with weights knows whether it takes pieces."""
+        engine, routed = self.players.engine, None
+        if isinstance(engine, RoutingEngine) and not engine.takes_pieces:  # a server batches its requests itself
+            routed, engine = engine, engine.engine
+        if engine.takes_pieces:
+            engine = self._pieces = ContinuousEngine(engine, self.options.piece, self.options.rows)
+        if routed is not None:
+            engine = RoutingEngine(engine, routed.elsewhere)
+        self.make_players(engine=engine, loop=self._loop)
 
     def state(self) -> dict[str, Any]:
         """Return the complete groups that have not trained yet, as plain values for the checkpoint."""
@@ -224,11 +290,12 @@ class AsyncCollector:
     def _made_with(self) -> dict[str, str]:
         """Return what decides which episodes a group has, and how they train, as text."""
         agents = {agent for item in self.players.environments.values() for agent in item.agents}
+        learner = self.players.learner
         return self.plan.made_with() | {
             "data.sampling": repr(self.sampling),
-            "model.seats": repr({agent: self.learner.seat(agent) for agent in sorted(agents)}),
-            "the turn tree": repr(self.learner.turn_tree),
-            "the greedy baseline": repr(self.learner.uses_greedy_baseline),
+            "model.seats": repr({agent: learner.seat(agent) for agent in sorted(agents)}),
+            "the turn tree": repr(learner.turn_tree),
+            "the greedy baseline": repr(learner.uses_greedy_baseline),
         }
 
     def close(self) -> None:
@@ -237,24 +304,30 @@ class AsyncCollector:
             return
         with contextlib.ExitStack() as stack:
             stack.callback(self._loop.close)
-            for player in self._players():
+            for player in self.playing:
                 stack.callback(player.close)
             # First: other episodes of a group that has failed still play, and need their environments open.
             stack.callback(self._loop.cancel_all)
-
-    def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._submit(coroutine).result()
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         return self._loop.submit_watched(coroutine, self.options.patience, _ADVICE)
 
     # On the event loop.
 
-    async def _admit(self, iteration: int) -> None:
+    async def play(self, player: EpisodePlayer | TreePlayer, specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
+        """Return what a player makes of these, each played by itself when a slot is free."""
+
+        async def alone(spec: EpisodeSpec) -> Sequence[Any]:
+            async with self._slots:
+                return await player.play([spec])
+
+        return [played for found in await asyncio.gather(*map(alone, specs)) for played in found]
+
+    async def _admit(self, iteration: int, groups: Sequence[int]) -> None:
         """Begin the groups of all iterations up to ``max_lag`` ahead."""
         last = max(iteration, min(iteration + self.max_lag, self.iterations - 1))
         for ahead in range(iteration, last + 1):
-            for number in self.groups:
+            for number in groups:
                 key = (ahead, number)
                 if key in self._admitted:
                     continue
@@ -263,12 +336,11 @@ class AsyncCollector:
                     group.playing = asyncio.get_running_loop().create_task(self._play(group, *key))
 
     async def _play(self, group: _Group, iteration: int, number: int) -> None:
-        assert self._player is not None
         draft = GroupDraft(self.plan, iteration, number)
-        greedy = asyncio.ensure_future(self._player.play_greedy(iteration, [number]))
+        greedy = asyncio.ensure_future(self.play_greedy(iteration, [number]))
         try:
             while draft.due:
-                await self._player.play_due([draft])
+                await self.play_due([draft])
             collected = draft.collected(await greedy)
         finally:
             greedy.cancel()
@@ -299,15 +371,12 @@ class AsyncCollector:
 
     def _moves(self) -> tuple[int, int]:
         """Return counters that grow while there is progress: moves of episodes, and chunks of turns."""
-        played = sum(player.moves for player in self._players())
+        played = sum(player.moves for player in self.playing)
         return played, 0 if self._pieces is None else self._pieces.batches
-
-    def _players(self) -> list[EpisodePlayer]:
-        return [] if self._player is None else self._player.players
 
     def _waiting(self) -> str:
         """Return the longest waiting episodes and their reasons, as text."""
-        plays = [play for player in self._players() for play in player.playing.values()]
+        plays = [play for player in self.playing for play in player.playing.values()]
         plays.sort(key=lambda play: play.waits_since)
         now = time.monotonic()
         told = [

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mrlm_pl.data.rollout.tasks.stream import TaskStream
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.groups import equal_returns
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.seeding import derive_seed
+from mrlm_pl.settings import at_least, one_of
 
 FailedMembers = Literal["shrink", "drop", "resample"]
-_FAILED_MEMBERS = ("shrink", "drop", "resample")
 
 
 @dataclass(frozen=True)
@@ -51,17 +50,9 @@ class GroupPlan:
     trees: bool = False
 
     def __post_init__(self) -> None:
-        if self.resample_rounds < 0:
-            raise ConfigurationError(f"data.resample_rounds is {self.resample_rounds}; it must be 0 (never) or above")
-        if self.failed_members not in _FAILED_MEMBERS:
-            raise ConfigurationError(
-                f"data.failed_members is {self.failed_members!r}; choose from {', '.join(_FAILED_MEMBERS)}"
-            )
-        if self.member_rounds < 1:
-            raise ConfigurationError(
-                f"data.member_rounds is {self.member_rounds}; it must be 1 or above (or set data.failed_members to "
-                "shrink)"
-            )
+        at_least(0, "data.", resample_rounds=self.resample_rounds)
+        one_of(get_args(FailedMembers), "data.", failed_members=self.failed_members)
+        at_least(1, "data.", member_rounds=self.member_rounds)
 
     def of_rank(self, rank: int, ranks: int) -> range:
         """Return the numbers of a rank's groups in an iteration."""
@@ -117,7 +108,7 @@ class GroupDraft:
     Attributes:
         episodes: those of the current task.
         replaced: others that were played.
-        due: whether episodes are to be played: :meth:`specs`, or :meth:`root` of a turn tree.
+        due: whether :meth:`specs` are to be played.
     """
 
     plan: GroupPlan
@@ -132,18 +123,19 @@ class GroupDraft:
     _failed: list[int] = field(default_factory=list)
 
     def specs(self) -> list[EpisodeSpec]:
-        """Return the separate episodes that are due."""
+        """Return the episodes that are due; of a turn tree, its root."""
         specs = self.plan.specs(self.iteration, self.group, self._attempt)
-        return [self._another(specs[place]) for place in self._failed] if self._round else specs
-
-    def root(self) -> EpisodeSpec:
-        """Return the root of the turn tree that is due."""
-        root = self.plan.root(self.iteration, self.group, self._attempt)
-        return self._another(root) if self._round else root
-
-    def _another(self, spec: EpisodeSpec) -> EpisodeSpec:
-        """Return an episode in the place of a failed one, with its own seed in each round."""
-        return replace(spec, id=f"{spec.id}+{self._round}", seed=derive_seed("another", spec.seed, self._round))
+        if self.plan.trees:
+            specs = [self.plan.root(self.iteration, self.group, self._attempt)]
+        elif self._round:
+            specs = [specs[place] for place in self._failed]
+        if not self._round:
+            return specs
+        # Each round has its own seed.
+        return [
+            replace(spec, id=f"{spec.id}+{self._round}", seed=derive_seed("another", spec.seed, self._round))
+            for spec in specs
+        ]
 
     def take(self, episodes: Sequence[Episode]) -> None:
         """Add the episodes that were due."""
@@ -178,9 +170,8 @@ class GroupDraft:
             "resampled_members": float(self._resampled),
             "dropped_groups": float(self.left_out),
         }
-        if self.left_out:
-            return Collected([], [*self.replaced, *self.episodes], list(greedy), counts)
-        return Collected(list(self.episodes), list(self.replaced), list(greedy), counts)
+        kept, unused = ([], self.episodes) if self.left_out else (self.episodes, [])
+        return Collected([*kept], [*self.replaced, *unused], [*greedy], counts)
 
 
 @dataclass

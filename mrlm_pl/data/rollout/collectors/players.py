@@ -1,31 +1,134 @@
-"""The engine of a run, and the players of its episodes and groups."""
+"""The engine of a run, the players of its episodes, and the stale snapshots that sample some of the turns."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
-from itertools import chain
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.data.rollout.collectors.groups import GroupDraft, GroupPlan
-from mrlm_pl.data.rollout.collectors.stale_snapshots import StaleSnapshots
 from mrlm_pl.engines import Engine, InProcessEngine, RoutingEngine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.learner.ranks import learner_place
-from mrlm_pl.rollout.cross_policy import CrossPolicy
-from mrlm_pl.rollout.play import EpisodeSpec, Seat
+from mrlm_pl.policy.snapshot import Snapshot
+from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name
+from mrlm_pl.rollout.play import Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.tree_player import Branching, TreePlayer
+from mrlm_pl.rollout.turn_tree import distinct_turns
 
 T = TypeVar("T")
+
+
+class StaleSnapshots:
+    """The snapshots of every trained policy of a run.
+
+    They are made in the first iteration, and are the same on all ranks.
+
+    Args:
+        options: see :class:`CrossPolicy`.
+    """
+
+    def __init__(self, options: CrossPolicy) -> None:
+        self.options = options
+        self._slots: dict[str, list[Snapshot]] = {}
+        self._iteration = -1
+        self._restored: dict[str, Any] | None = None
+        self._loaded: dict[str, int] = {}
+
+    def check(self, learner: RolloutLearner, trainer: Trainer, sampling: Sampling) -> None:
+        """Validate that a run can train on stale turns.
+
+        Raises:
+            ConfigurationError: it cannot; the message has the reason and the remedy.
+        """
+        if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+            raise ConfigurationError(
+                f"data.cross_policy cannot copy weights that {type(trainer.strategy).__name__} splits over processes; "
+                "use one device or `--trainer.strategy ddp`, or leave it out"
+            )
+        named = [name for name in learner.policies if "@" in name]
+        if named:
+            raise ConfigurationError(
+                f"data.cross_policy names snapshots POLICY@VERSION, and policy {named[0]!r} has such a name; rename it"
+            )
+        if not learner.weighs_sampler(sampling):
+            raise ConfigurationError(
+                f"data.cross_policy: {type(learner).__name__} would learn from a snapshot's turns as if the current "
+                "weights had sampled them; give it a correction (`model.correction: {kind: truncated}`), or where its "
+                "loss has a ratio `model.recompute_old_logp: false`"
+            )
+
+    def begin(self, learner: RolloutLearner, iteration: int, version: int) -> None:
+        """Take the snapshots that are due at the beginning of an iteration; asking again changes nothing."""
+        if not self._slots:
+            self._make(learner, version)
+        if iteration <= self._iteration:
+            return
+        self._iteration = iteration
+        if iteration and iteration % self.options.refresh == 0:
+            for name, slots in self._slots.items():
+                min(slots, key=lambda slot: slot.version).take(learner.policy(name), version)
+
+    def load_into(self, engine: Engine) -> None:
+        """Give an engine the snapshots that have changed since it was given them."""
+        for policy, slots in self._slots.items():
+            for number, slot in enumerate(slots):
+                name = slot_name(policy, number)
+                if self._loaded.get(name) != slot.version:
+                    engine.load(name, slot.network, slot.version)
+                    self._loaded[name] = slot.version
+
+    def metrics(self, episodes: Sequence[Episode], version: int) -> dict[str, tuple[float, float]]:
+        """(sum, count) of the share of stale turns, and of how many optimizer steps old their snapshots are.
+
+        Args:
+            episodes: of a collection.
+            version: of the weights that learn from it.
+        """
+        played = [episode for episode in episodes if not episode.failed]
+        turns = [(turn, row) for turn, row in distinct_turns(played) if row.policy in self._slots]
+        ages = [version - turn.version for turn, row in turns if turn.policy != row.policy]
+        found = {"rollout/stale_turns": (float(len(ages)), max(float(len(turns)), 1.0))}
+        if ages:
+            found["rollout/stale_age"] = (float(sum(ages)), float(len(ages)))
+        return found
+
+    def state(self) -> dict[str, Any] | None:
+        """All snapshots with their weights, for the checkpoint; None before there are any."""
+        if not self._slots:
+            return self._restored
+        slots = {name: [slot.state() for slot in slots] for name, slots in self._slots.items()}
+        return {"iteration": self._iteration, "slots": slots}
+
+    def load_state(self, state: dict[str, Any] | None) -> None:
+        """Take over what :meth:`state` gave; of snapshots that are too many now the oldest leave."""
+        self._slots, self._restored = {}, state
+
+    def close(self) -> None:
+        """Release the networks, keeping their state; they are built again on demand."""
+        self._restored, self._slots, self._loaded = self.state(), {}, {}
+
+    def _make(self, learner: RolloutLearner, version: int) -> None:
+        restored: Mapping[str, Any] = self._restored or {"iteration": -1, "slots": {}}
+        self._iteration, self._restored = restored["iteration"], None
+        for name in learner.policies:
+            if not learner.policy(name).trained:
+                continue
+            policy, count = learner.policy(name), self.options.snapshots
+            slots = self._slots[name] = [Snapshot(policy, version) for _ in range(count)]
+            saved = restored["slots"].get(name, [])
+            if len(saved) != count:
+                saved = sorted(saved, key=lambda item: item["version"])[-count:]
+                saved = saved[:1] * (count - len(saved)) + saved
+            for slot, item in zip(slots, saved, strict=False):
+                slot.load_state(item)
 
 
 class Players:
@@ -40,11 +143,14 @@ class Players:
 
     Attributes:
         given: the ``engine``.
+        learner: whose policies decide; set before anything is played.
         check: is asked about the engine once it has its first weights, before it samples.
 
     Raises:
         ConfigurationError: the weights may change meanwhile, but the engine uses them where they are.
     """
+
+    learner: RolloutLearner
 
     def __init__(
         self,
@@ -65,190 +171,87 @@ class Players:
         self._own: InProcessEngine | None = None
         self._routed: Engine | None = None
         self.stale = stale
-        self._players: dict[tuple[Sampling, bool], EpisodePlayer] = {}
+        self._players: dict[tuple[Sampling, bool, EventLoopThread | None], EpisodePlayer] = {}
 
-    def engine(self, learner: RolloutLearner) -> Engine:
-        """Return the engine of all policies; the first call makes it."""
+    @property
+    def engine(self) -> Engine:
+        """The engine of all policies, made when it is first read."""
         if self._routed is None:
-            engine = self.given
+            engine, trainer = self.given, self.learner.trainer
             if engine is None:
-                low = "bf16" in str(learner.trainer.precision)
-                dtype = torch.bfloat16 if low else None
+                dtype = torch.bfloat16 if "bf16" in str(trainer.precision) else None
                 engine = self._own = InProcessEngine(dtype=dtype, own_weights=self._own_weights)
-            policies = {name: learner.policy(name) for name in learner.policies}
+            policies = {name: self.learner.policy(name) for name in self.learner.policies}
             if any(policy.served_by is not None for policy in policies.values()):
                 from mrlm_pl.serving.policies.placement import with_served  # gRPC and aiohttp, which no other run needs
 
                 engine = with_served(engine, policies)
             self._routed = engine
-            self._routed.meet_learner(learner_place(learner.trainer))
+            self._routed.meet_learner(learner_place(trainer))
         return self._routed
 
-    def begin(self, learner: RolloutLearner, iteration: int, version: int) -> None:
-        """Take the snapshots that are due at the beginning of an iteration."""
-        if self.stale is not None:
-            self.stale.begin(learner, iteration, version)
+    def publish(self, play: Callable[[], T]) -> T:
+        """Load the current weights into the engine, and return the value of ``play`` while they are whole.
 
-    def with_current_weights(self, learner: RolloutLearner, version: int, play: Callable[[], T]) -> T:
-        """Return the value of ``play`` with whole weights in the engine; all ranks must call it together."""
+        All ranks must call it together.
+        """
+        learner = self.learner
         was_training = learner.training
         learner.train(False)
         try:
             with torch.no_grad(), learner.gathered():
-                self._load(learner, version)
+                for name in learner.policies:
+                    if learner.policy(name).served_by is None:
+                        self.engine.load(name, learner.policy(name).network, learner.trainer.global_step)
+                if self.stale is not None:
+                    self.stale.load_into(self.engine)
+                check, self.check = self.check, None
+                if check is not None:
+                    check(self.engine)
                 return play()
         finally:
             learner.train(was_training)
 
-    def publish(self, learner: RolloutLearner, version: int) -> None:
-        """Give the engine the current weights; all ranks must call it together."""
-        with torch.no_grad(), learner.gathered():
-            self._load(learner, version)
-
-    def _load(self, learner: RolloutLearner, version: int) -> None:
-        engine = self.engine(learner)
-        for name in learner.policies:
-            if learner.policy(name).served_by is None:
-                engine.load(name, learner.policy(name).network, version)
-        if self.stale is not None:
-            self.stale.load_into(engine)
-        check, self.check = self.check, None
-        if check is not None:
-            check(engine)
-
-    def player(self, learner: RolloutLearner, sampling: Sampling, crossed: bool = False) -> EpisodePlayer:
-        """Return the player for a way of sampling; ``crossed``: snapshots sample some turns."""
-        key = (sampling, crossed and self.stale is not None)
-        if key not in self._players:
-            self._players[key] = self._make(learner, sampling, self.engine(learner), crossed=crossed)
-        return self._players[key]
-
-    def of_groups(
+    def player(
         self,
-        learner: RolloutLearner,
-        plan: GroupPlan,
         sampling: Sampling,
+        crossed: bool = False,
         engine: Engine | None = None,
         loop: EventLoopThread | None = None,
-        slots: AbstractAsyncContextManager[Any] | None = None,
-    ) -> GroupPlayer:
-        """Return the player of groups.
+    ) -> EpisodePlayer:
+        """Return the player for a way of sampling.
 
         Args:
-            learner: whose policies decide.
-            plan: which episodes there are.
             sampling: how turns are sampled.
-            engine: with a ``loop``: where they are sampled.
-            loop: where new players play, which the caller closes; None takes those that are kept here.
-            slots: see :class:`GroupPlayer`.
+            crossed: whether snapshots sample some turns.
+            engine: where turns are sampled; None is :attr:`engine`.
+            loop: where episodes are played, closed by the caller; None is a loop of the player's own.
         """
+        key = (sampling, crossed and self.stale is not None, loop)
+        if key not in self._players:
+            agents = [agent for environment in self.environments.values() for agent in environment.agents]
+            seats = {agent: self._seat(agent, sampling, crossed) for agent in agents}
+            self._players[key] = EpisodePlayer(
+                self.environments, seats, engine or self.engine, **self._options, loop=loop
+            )
+        return self._players[key]
 
-        def player(sampling: Sampling, crossed: bool) -> EpisodePlayer:
-            if engine is None:
-                return self.player(learner, sampling, crossed)
-            return self._make(learner, sampling, engine, loop, crossed)
-
-        greedy = player(greedily(sampling), False) if learner.uses_greedy_baseline else None
-        return GroupPlayer(plan, learner.turn_tree, player(sampling, True), greedy, slots)
-
-    def _make(
-        self,
-        learner: RolloutLearner,
-        sampling: Sampling,
-        engine: Engine,
-        loop: EventLoopThread | None = None,
-        crossed: bool = False,
-    ) -> EpisodePlayer:
-        agents = [agent for environment in self.environments.values() for agent in environment.agents]
-        seats = {agent: self._seat(learner, agent, sampling, crossed) for agent in agents}
-        return EpisodePlayer(self.environments, seats, engine, **self._options, loop=loop)
-
-    def _seat(self, learner: RolloutLearner, agent: str, sampling: Sampling, crossed: bool) -> Seat:
-        name = learner.seat(agent)
-        policy = learner.policy(name)
-        cross_policy: CrossPolicy | None = None
-        if crossed and self.stale is not None and self.stale.covers(learner, name):
-            cross_policy = self.stale.options
-        return Seat(name, policy.chat, sampling, policy.context_window, cross_policy)
+    def _seat(self, agent: str, sampling: Sampling, crossed: bool) -> Seat:
+        name = self.learner.seat(agent)
+        policy = self.learner.policy(name)
+        snapshots = self.stale.options if crossed and self.stale is not None and policy.trained else None
+        return Seat(name, policy.chat, sampling, policy.context_window, snapshots)
 
     def close(self) -> None:
         """Close the players and the engines that were made here; may be called twice."""
-        for player in self._players.values():
-            player.close()
-        self._players = {}
-        if self.stale is not None:
-            self.stale.close()
-        if isinstance(self._routed, RoutingEngine):
-            self._routed.close_elsewhere()
-        if self._own is not None:
-            self._own.close()
-        self._own = self._routed = None
-
-
-class GroupPlayer:
-    """Plays the episodes that are due in groups.
-
-    Args:
-        plan: which episodes there are.
-        tree: how the decisions of a state branch; None plays separate episodes.
-        training: plays the episodes that train.
-        greedy: plays the greedy episode of each group; None plays none.
-        slots: entered by every episode, or turn tree, which then plays by itself. None plays all that is due in
-            lockstep, with one engine call for all of its decisions.
-    """
-
-    def __init__(
-        self,
-        plan: GroupPlan,
-        tree: Branching | None,
-        training: EpisodePlayer,
-        greedy: EpisodePlayer | None,
-        slots: AbstractAsyncContextManager[Any] | None = None,
-    ) -> None:
-        self.plan, self.training, self.greedy, self.slots = plan, training, greedy, slots
-        self.trees = None if tree is None else TreePlayer(training, tree, plan.group_sizes)
-
-    @property
-    def players(self) -> list[EpisodePlayer]:
-        """The players of episodes."""
-        return [player for player in (self.training, self.greedy) if player is not None]
-
-    async def play_due(self, drafts: Sequence[GroupDraft]) -> None:
-        """Play the episodes that are due in these groups once, and add them."""
-        if self.trees is not None:
-            found = await self._trees([draft.root() for draft in drafts])
-        else:
-            specs = [draft.specs() for draft in drafts]
-            episodes = iter(await self._episodes(self.training, [*chain.from_iterable(specs)]))
-            found = [[next(episodes) for _ in due] for due in specs]
-        for draft, played in zip(drafts, found, strict=True):
-            draft.take(played)
-
-    async def play_greedy(self, iteration: int, groups: Sequence[int]) -> list[Episode]:
-        """Return the greedy episode of each group; none where the algorithm does not use them."""
-        if self.greedy is None:
-            return []
-        return await self._episodes(self.greedy, [self.plan.greedy(iteration, group) for group in groups])
-
-    async def _trees(self, roots: Sequence[EpisodeSpec]) -> list[list[Episode]]:
-        assert self.trees is not None
-        if self.slots is None:
-            return await self.trees.play(roots)
-        async with self.slots:
-            return await self.trees.play(roots)
-
-    async def _episodes(self, player: EpisodePlayer, specs: Sequence[EpisodeSpec]) -> list[Episode]:
-        if self.slots is None:
-            return await player.play(specs)
-        return list(await asyncio.gather(*(self._alone(player, spec) for spec in specs)))
-
-    async def _alone(self, player: EpisodePlayer, spec: EpisodeSpec) -> Episode:
-        assert self.slots is not None
-        async with self.slots:
-            (episode,) = await player.play([spec])
-        return episode
-
-
-def greedily(sampling: Sampling) -> Sampling:
-    """Return the sampling that takes the most probable token at every step."""
-    return replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
+        players, own, routed = self._players, self._own, self._routed
+        self._players, self._own, self._routed = {}, None, None
+        with ExitStack() as stack:
+            if own is not None:
+                stack.callback(own.close)
+            if isinstance(routed, RoutingEngine):
+                stack.callback(routed.close_elsewhere)
+            if self.stale is not None:
+                stack.callback(self.stale.close)
+            for player in players.values():
+                stack.callback(player.close)

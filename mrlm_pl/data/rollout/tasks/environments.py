@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mrlm_pl.data.rollout.tasks.curriculum import SuccessRateCurriculum
-from mrlm_pl.data.rollout.tasks.stream import PlannedStream, TaskStream
-from mrlm_pl.environment import Environment, TaskSource
-from mrlm_pl.episode import Episode, Task, Trajectory
+from mrlm_pl.data.rollout.tasks.stream import PlannedStream, SuccessRateCurriculum, TaskStream
+from mrlm_pl.environment import Environment
+from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, nearest
+from mrlm_pl.settings import at_least, positive
 
 logger = logging.getLogger(__name__)
 
@@ -38,15 +37,9 @@ class TaskSettings:
     reward_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("group_size", "max_turns"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"data.task_settings: {name} is {value}; it must be 1 or above")
-        if not (math.isfinite(self.reward_scale) and self.reward_scale > 0):
-            raise ConfigurationError(
-                f"data.task_settings: reward_scale is {self.reward_scale}; it must be a number above 0 (leave an "
-                "environment out of the run rather than its rewards)"
-            )
+        owner = "data.task_settings: "
+        at_least(1, owner, group_size=self.group_size, max_turns=self.max_turns)
+        positive(owner, reward_scale=self.reward_scale)
 
 
 class RunTasks:
@@ -73,8 +66,14 @@ class RunTasks:
     ) -> None:
         self.environments = named_environments(environments, names)
         self.settings, self.curriculum = dict(settings or {}), curriculum
-        check_names("data.task_settings", list(self.settings), list(self.environments))
-        sources = training_sources(self.environments)
+        for name in self.settings.keys() - self.environments.keys():
+            near = nearest(name, list(self.environments))
+            hint = f"did you mean {near!r}? The" if near else "the"
+            raise ConfigurationError(
+                f"data.task_settings names the environment {name!r}, which this run does not have; {hint} environments "
+                f"are {list(self.environments)}"
+            )
+        sources = {name: environment.tasks("train") for name, environment in self.environments.items()}
         self.stream: TaskStream | PlannedStream = (PlannedStream if curriculum else TaskStream)(sources, weights, seed)
         self.base = dict(zip(self.environments, self.stream.shares, strict=True))
         self.rates = dict.fromkeys(self.environments, curriculum.start if curriculum else 0.0)
@@ -189,40 +188,6 @@ def named_environments(environments: Sequence[Environment], names: Sequence[str]
         if not name or "/" in name:
             raise ConfigurationError(f"data.names: {name!r} cannot be a name; use letters, digits, '_' and '-'")
     return dict(zip(chosen, environments, strict=True))
-
-
-def check_names(what: str, given: Sequence[str], names: Sequence[str]) -> None:
-    """Validate the names of environments in an option.
-
-    Raises:
-        ConfigurationError: there is no such environment; the message has the nearest.
-    """
-    for name in given:
-        if name not in names:
-            near = nearest(name, names)
-            hint = f"did you mean {near!r}? The" if near else "the"
-            raise ConfigurationError(
-                f"{what} names the environment {name!r}, which this run does not have; {hint} environments are "
-                f"{list(names)}"
-            )
-
-
-class NamedTasks(TaskSource):
-    """The tasks of a source under another name of their environment."""
-
-    def __init__(self, source: TaskSource, name: str) -> None:
-        self.source, self.name, self.size = source, name, source.size
-
-    def __getitem__(self, index: int) -> Task:
-        return dataclasses.replace(self.source[index], environment=self.name)
-
-
-def training_sources(environments: Mapping[str, Environment]) -> dict[str, TaskSource]:
-    """Return the training tasks of each environment, under its name in the run."""
-    found = {name: item.tasks("train") for name, item in environments.items()}
-    return {
-        name: source if environments[name].name == name else NamedTasks(source, name) for name, source in found.items()
-    }
 
 
 def worth(episodes: Sequence[Episode], scales: Mapping[str, float]) -> list[Episode]:

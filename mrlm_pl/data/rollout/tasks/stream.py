@@ -1,15 +1,17 @@
-"""Which task comes next: a function of the position in the run, so that no cursor has to be saved."""
+"""The order of tasks, a function of the position in the run, and a curriculum over environments."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mrlm_pl.environment import TaskSource
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
+from mrlm_pl.settings import between, positive
 
 
 class TaskStream:
@@ -62,10 +64,11 @@ class TaskStream:
         name, count = self.picked(position)
         count = count * attempts + number
         source = self.sources[name]
-        if source.size is None:
-            return source[count]
-        epoch, index = divmod(count, source.size)
-        return source[self._order(name, epoch, source.size)[index]]
+        if source.size is not None:
+            epoch, index = divmod(count, source.size)
+            count = self._order(name, epoch, source.size)[index]
+        task = source[count]
+        return task if task.environment == name else replace(task, environment=name)
 
     def picked(self, position: int) -> tuple[str, int]:
         """The source of a position, and how many positions before it have the same; not of a forgotten position."""
@@ -181,3 +184,67 @@ def apportioned(wanted: Mapping[str, float], seats: int) -> dict[str, int]:
         else:
             counts[min((name for name in counts if counts[name]), key=lambda name: behind[name])] -= 1
     return counts
+
+
+@dataclass(frozen=True)
+class SuccessRateCurriculum:
+    """Gives environments that are neither always nor never solved more of the tasks.
+
+    With ``b_e`` the share of an environment by ``data.weights`` and ``p_e`` its success rate, a moving average over the
+    iterations that it was played in::
+
+        share_e = floor b_e + (1 - floor) b_e v_e / sum_k(b_k v_k),   v_e = p_e (1 - p_e)
+        p_e    <- p_e + rate (successes / episodes - p_e)             after each iteration, begun with ``start``
+
+    ``v_e`` is the variance of a success: where it is 0 all episodes of a group are alike, and comparing them teaches
+    nothing. Levels of difficulty are environments with names of their own (``data.names``).
+
+    Args:
+        floor: part of the tasks that is always shared out by ``data.weights``, so that nothing is forgotten.
+        rate: of the moving average, in each iteration.
+        start: success rate of an environment before it was played.
+
+    Raises:
+        ConfigurationError: a value out of range.
+
+    >>> SuccessRateCurriculum(floor=0.5).shares({"a": 0.5, "b": 0.5}, {"a": 0.5, "b": 0.0})
+    {'a': 0.75, 'b': 0.25}
+    """
+
+    floor: float = 0.2
+    rate: float = 0.2
+    start: float = 0.5
+
+    def __post_init__(self) -> None:
+        owner = "data.curriculum: "
+        positive(owner, floor=self.floor, rate=self.rate)
+        between(0, 1, owner, floor=self.floor, rate=self.rate, start=self.start)
+
+    def shares(self, base: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:
+        """The share of each environment; they sum to 1.
+
+        Args:
+            base: by ``data.weights``, summing to 1.
+            rates: success rates.
+        """
+        pull = {name: share * rates[name] * (1 - rates[name]) for name, share in base.items()}
+        total = sum(pull.values())
+        if not total:
+            return dict(base)
+        return {name: self.floor * share + (1 - self.floor) * pull[name] / total for name, share in base.items()}
+
+    def updated(self, rates: Mapping[str, float], found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+        """The success rates after an iteration.
+
+        Args:
+            rates: before.
+            found: (successes, episodes) of the environments that were played.
+
+        >>> SuccessRateCurriculum(rate=0.25).updated({"a": 0.5, "b": 0.5}, {"a": (8, 8)})
+        {'a': 0.625, 'b': 0.5}
+        """
+        after = dict(rates)
+        for name, (successes, episodes) in found.items():
+            if episodes:
+                after[name] += self.rate * (successes / episodes - after[name])
+        return after

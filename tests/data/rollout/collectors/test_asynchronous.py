@@ -19,8 +19,7 @@ from mrlm_environments import CoordinationGame
 from mrlm_pl.algorithms import GRPO, MAGRPO, REINFORCE, ReMax
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.collectors import asynchronous as async_collector
-from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, _Group
-from mrlm_pl.data.rollout.collectors.staleness import Lags
+from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, Lags, _Group
 from mrlm_pl.data.rollout.evaluation import Evaluation
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.environment import Observations, Step
@@ -245,7 +244,7 @@ def test_an_engine_that_reads_the_weights_in_place_is_refused(model_folder: Path
 
 @pytest.mark.parametrize("option", [{"mode": "asynchronous"}, {"max_lag": -1}])
 def test_values_out_of_range_are_refused(option: dict[str, Any], echo: Any) -> None:
-    with pytest.raises(ConfigurationError, match="max_lag"):
+    with pytest.raises(ConfigurationError, match=r"data\.(mode|max_lag) is"):
         RolloutDataModule(echo(), **option)
     for field, value in (("piece", 0), ("rows", 0), ("episodes", 0), ("patience", 0.0), ("over_age", "keep")):
         with pytest.raises(ConfigurationError, match=field):
@@ -526,7 +525,7 @@ class CloseFails(Callback):
         def close() -> None:
             raise OSError("cannot be closed")
 
-        trainer.datamodule.collection.collector._player.training.close = close
+        trainer.datamodule.collection.collector.training.close = close
 
 
 def test_an_environment_that_blocks_the_event_loop_is_found(model_folder: Path, quiet_trainer: Any) -> None:
@@ -610,17 +609,16 @@ def test_options_without_effect_are_told(
 def test_a_group_that_fails_leaves_no_greedy_episode_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_collector, "GroupDraft", lambda *key: SimpleNamespace(due=True))
 
-    class Player:
+    class Failing(AsyncCollector):
+        def __init__(self) -> None:
+            self.plan = None  # type: ignore[assignment]
+
         async def play_greedy(self, iteration: int, groups: Any) -> Any:
             await asyncio.sleep(600)
 
         async def play_due(self, drafts: Any) -> None:
             await asyncio.sleep(0)
             raise RolloutError("no such task")
-
-    class Failing(AsyncCollector):
-        def __init__(self) -> None:
-            self._player, self.plan = Player(), None  # type: ignore[assignment]
 
     async def play() -> set[Any]:
         with pytest.raises(RolloutError, match="no such task"):

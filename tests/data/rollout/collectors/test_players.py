@@ -22,7 +22,8 @@ def test_connections_to_servers_are_closed_and_an_engine_that_was_given_is_not(m
     players = Players({}, given, False, {}, None)
     monkeypatch.setattr("mrlm_pl.data.rollout.collectors.players.learner_place", lambda trainer: None)
     served = SimpleNamespace(served_by="127.0.0.1:1")
-    players.engine(SimpleNamespace(policies=["a"], policy=lambda name: served, trainer=None))  # type: ignore[arg-type]
+    players.learner = SimpleNamespace(policies=["a"], policy=lambda name: served, trainer=None)  # type: ignore[assignment]
+    assert isinstance(players.engine, RoutingEngine)
     players.close()
     assert (given.notes, there.notes) == ([], ["close"])
     players.close()
