@@ -51,8 +51,8 @@ def test_malformed_messages_are_refused(served: Served, method: str) -> None:
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        (pb.StepRequest(actions=b'{"agent": {"role": "", "content": ""}}'), "role is ''"),
-        (pb.StepRequest(actions=b'{"agent": {"content": ""}}'), "KeyError: 'role'"),
+        (pb.StepRequest(actions=b'{"agent": {"role": "", "content": ""}}'), "enum value '' - at"),
+        (pb.StepRequest(actions=b'{"agent": {"content": ""}}'), "missing required field `role`"),
         (pb.StepRequest(actions=b"[" * 100_000), "malformed"),
         (pb.OpenRequest(environment="scripted"), "malformed"),
         (pb.OpenRequest(environment="scripted", task=to_json({**vars(TASK), "seed": "x"})), "'x'"),
