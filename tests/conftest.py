@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: a small random policy, an environment of words, a quiet trainer."""
+"""Fixtures of all tests: a small random policy, a word environment, a quiet trainer."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ SLOW_SECONDS = 3600
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C be heard: what a shell starts in its background ignores it, and so would all that is tested."""
+    """Restore SIGINT, which background processes of a shell, and so the tested processes, ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests without a limit of their own an hour."""
+    """Give slow tests without their own time limit an hour."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
 
 class EchoEnvironment(SingleAgentEnvironment):
-    """Poses ``n`` and pays the share of digits in the reply; ``turns`` replies make an episode."""
+    """Pose ``n`` and reward the fraction of digits in the reply; an episode has ``turns`` replies."""
 
     name = "echo"
 
@@ -56,13 +56,13 @@ class EchoEnvironment(SingleAgentEnvironment):
 
 @pytest.fixture
 def echo() -> type[EchoEnvironment]:
-    """The environment class of words."""
+    """Return the class of the word environment."""
     return EchoEnvironment
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random two-layer Llama with the built-in character tokenizer."""
+    """Return a random two-layer Llama with the built-in character tokenizer."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -79,7 +79,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def quiet_trainer(tmp_path: Path) -> Any:
-    """A factory of trainers that write below the test's folder and print nothing."""
+    """Return a factory of trainers that write below the test's folder and print nothing."""
     import lightning
 
     def make(**options: Any) -> lightning.Trainer:
@@ -101,13 +101,13 @@ def quiet_trainer(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def rng() -> random.Random:
-    """A seeded generator."""
+    """Return a seeded generator."""
     return random.Random(0)
 
 
 @pytest.fixture
 def outside_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a folder of the test's own the working folder, and forget what launchers set."""
+    """Change to the test's own folder, and unset the variables of launchers."""
     monkeypatch.chdir(tmp_path)
     for name in ("LOCAL_RANK", "RANK", "NODE_RANK", "WORLD_SIZE", "MRLM_DEBUG", "MRLM_RUN_FOLDER"):
         monkeypatch.delenv(name, raising=False)
@@ -115,7 +115,7 @@ def outside_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def mrlm(outside_the_repository: None, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command in this process: exit status, standard output, standard error."""
+    """Return a runner of commands in this process: exit status, standard output, standard error."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()

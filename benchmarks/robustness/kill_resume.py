@@ -165,7 +165,7 @@ def main() -> None:
     """Run all cases, compare, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--kills", type=int, default=9, help="killed runs per case")
+    parser.add_argument("--kills", type=int, default=9, help="kills per case")
     parser.add_argument("--chain", type=int, default=3, help="kills per run")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--output", type=Path, help="JSON file; keeps the other cases of an existing one")

@@ -1,4 +1,4 @@
-"""Imports point down: the ordered list of packages in the design, held against the code."""
+"""Imports point down the ordered list of packages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FLOORS = [
     {"runs"},
     {"cli"},
 ]
-"""From the ground up: a package imports what stands above it in this list, and nothing else of ours."""
+"""From the ground up: a package imports only packages above it in this list."""
 
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 
@@ -59,7 +59,7 @@ MODULES = {
 
 
 def imported(tree: ast.AST, modules: set[str] | dict[str, Path] = MODULES) -> Iterator[tuple[str, str]]:
-    """The modules of ours that a module imports, anywhere in it, with the name that is taken from them."""
+    """Return the project's modules that a module imports anywhere, each with the imported name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             for alias in node.names:
@@ -76,7 +76,7 @@ IMPORTS = {name: list(imported(ast.parse(path.read_text()))) for name, path in M
 
 
 def floor(module: str) -> int:
-    """The place in the list; the package itself and plugins stand above all."""
+    """Return a module's place in the list; the package itself and plugins are above all."""
     package, _, rest = module.partition(".")
     if package != "mrlm_pl" or not rest:
         return len(FLOORS)
@@ -84,7 +84,7 @@ def floor(module: str) -> int:
 
 
 def upward(imports: dict[str, list[tuple[str, str]]]) -> list[str]:
-    """Imports of what does not stand above the importing package in the list."""
+    """Return the imports of packages that are not above the importing one."""
     return [
         f"{name} imports {other}"
         for name, found in imports.items()
@@ -99,7 +99,7 @@ def same_package(one: str, other: str) -> bool:
 
 
 def circles(imports: dict[str, list[tuple[str, str]]]) -> list[list[str]]:
-    """Groups of modules that import each other, by whatever way; an import for type checkers counts."""
+    """Return the import cycles, including imports for type checkers."""
     graph = {name: {other for other, _ in found if other != name} for name, found in imports.items()}
     order: dict[str, int] = {}
     low: dict[str, int] = {}
@@ -131,7 +131,7 @@ def circles(imports: dict[str, list[tuple[str, str]]]) -> list[list[str]]:
 
 
 def private_imports(imports: dict[str, list[tuple[str, str]]]) -> list[str]:
-    """Private names, or private modules, that a module takes from another."""
+    """Return imports of private names or modules across modules."""
     return [
         f"{name} imports {taken} from {other}"
         for name, found in imports.items()
@@ -141,14 +141,14 @@ def private_imports(imports: dict[str, list[tuple[str, str]]]) -> list[str]:
 
 
 def names_read(text: str) -> set[str]:
-    """Names of the attributes that a module reads, also by ``getattr`` and the like."""
+    """Return the names of the attributes that a module reads, also by ``getattr`` and similar functions."""
     nodes = list(ast.walk(ast.parse(text)))
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
     return attributes | {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def stored(method: ast.FunctionDef) -> Iterator[tuple[str, str]]:
-    """Each name of a constructor that it stores as it is, and the attribute."""
+    """Return the constructor's arguments that it stores unchanged, with their attributes."""
     for node in ast.walk(method):
         if not isinstance(node, ast.Assign):
             continue
@@ -161,7 +161,7 @@ def stored(method: ast.FunctionDef) -> Iterator[tuple[str, str]]:
 
 
 def unread_arguments(text: str, read_anywhere: set[str]) -> list[str]:
-    """Constructor arguments that no line of their class reads, or that it stores where nothing reads them."""
+    """Return constructor arguments that their class does not read, or stores in an unread attribute."""
     found = []
     for cls in ast.walk(ast.parse(text)):
         if not isinstance(cls, ast.ClassDef):
@@ -182,7 +182,7 @@ def test_every_package_has_its_place() -> None:
 
 
 def missing(tree: ast.AST) -> list[str]:
-    """Modules and names of ours that an import names and that do not exist."""
+    """Return imported modules and names of the project that do not exist."""
     found = []
     for node in ast.walk(tree):
         if not (isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in SOURCES):
@@ -216,7 +216,7 @@ def test_every_argument_of_a_constructor_is_read() -> None:
     assert [(name, found) for name, text in texts.items() if (found := unread_arguments(text, read))] == []
 
 
-def test_the_checks_find_what_is_planted() -> None:
+def test_the_checks_find_planted_faults() -> None:
     planted = {
         "mrlm_pl.losses.planted": [("mrlm_pl.data.rollout.module", "RolloutDataModule")],
         "mrlm_pl.episode": [("mrlm_environments.math", "")],
@@ -243,7 +243,7 @@ def test_a_folder_has_few_entries(folder: Path) -> None:
 
 
 MANY = {"mrlm_pl/algorithms": 40, "mrlm_pl": 30, "environments/mrlm_environments": 20}
-"""One file for each algorithm, one folder for each package and environment."""
+"""Folders with one file per algorithm, or one folder per package or environment."""
 
 ENVIRONMENTS = [name for name in MODULES if name.startswith("mrlm_environments")]
 LIGHT_MODULES = [

@@ -1,4 +1,4 @@
-"""The names that ``import mrlm_pl`` offers, and that the import stays light."""
+"""The public names of ``mrlm_pl``, and an import without torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PUBLIC = {
     *("LastCheckpoint", "Trainer", "collect", "evaluate"),
     *("ConfigurationError", "MRLMError"),
 }
-"""A name that is added or removed here is a change of the library's interface: it belongs in the changelog."""
+"""The frozen list: a change of it is a change of the interface and belongs in the changelog."""
 
 
 def test_the_public_names_are_these_and_exist() -> None:

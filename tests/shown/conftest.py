@@ -1,4 +1,4 @@
-"""Examples as modules."""
+"""Fixtures that load examples as modules."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture(autouse=True)
 def find_the_example_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the package of extensions on the path, as the documents have it."""
+    """Put the package of extensions on the path, as in the documents."""
     monkeypatch.syspath_prepend(str(EXAMPLES / "plugin"))
 
 
 @pytest.fixture
 def example() -> Callable[[str], ModuleType]:
-    """Loads an example, by its path below ``examples/``, afresh."""
+    """Return a loader of a new module of an example, by its path below ``examples/``."""
 
     def load(path: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(Path(path).stem, EXAMPLES / path)

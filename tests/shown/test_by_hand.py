@@ -1,4 +1,4 @@
-"""The examples that use an environment without a model."""
+"""The examples that play an environment without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command that documents, configurations and examples show has options that the real parsers accept."""
+"""The real parsers accept every command of the documents, configurations and examples."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ UNSHOWN = [
     for path in CONFIGS
     if path.parent.name != "servers" and not any(path.relative_to(ROOT).as_posix() in words for words in SHOWN.values())
 ]
-"""Configurations that no shown command names."""
+"""Configurations without a shown command."""
 
 RUNS = {"runs/quickstart": "configs/quickstart.yaml", "runs/team": "configs/tasks/teams/collaborative_reasoning.yaml"}
-"""Run folders that commands read, and the configurations that they were made with."""
+"""Run folders that commands read, with their configurations."""
 
 RUN_FILES = {"a.yaml": "configs/quickstart.yaml", "b.yaml": "configs/quickstart.yaml"}
 OWN_MODULE = "from mrlm_environments import MathEnvironment\n\nclass MyEnvironment(MathEnvironment):\n    pass\n"
-"""The reader's own files: configurations, by one that stands for each, and a module."""
+"""The reader's own files: configurations, each with a stand-in, and a module."""
 
 OTHER_PROGRAMS = ("vllm", "transformers", "ray")
 OTHER_OPTIONS = ("--model-timeout", "--logprobs-mode", "--enable-deterministic-inference", "--security-opt")
-"""Programs of others and their options."""
+"""Other programs and their options."""
 
 DOTTED = {
     "data.engine.engine": "configs/scaling/ray_pool.yaml",
@@ -41,12 +41,12 @@ DOTTED = {
     "data.environment.data": "configs/tasks/sql.yaml",
     "model.policies.first": "configs/tasks/teams/collaborative_reasoning.yaml",
 }
-"""Configurations for options in running text that the quick start has no place for, by how the options begin."""
+"""Configurations for options in running text that the quick start rejects, by prefix of the option."""
 
 
 @pytest.fixture(scope="session")
 def workplaces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return two folders with the repository's files: one before any run, one with the runs that commands read."""
+    """Return two folders with the repository's files: one without runs, one with the runs that commands read."""
     before, after = tmp_path_factory.mktemp("before"), tmp_path_factory.mktemp("after")
     for folder in (before, after):
         for name in ("configs", "examples", "benchmarks"):
@@ -66,13 +66,13 @@ def workplaces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def there(
     workplaces: tuple[Path, Path], outside_the_repository: None, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Sequence[str]], None]:
-    """Return a parser of a shown command in a folder that suits it."""
+    """Return a parser of shown commands in a suitable folder."""
 
     def parse_there(words: Sequence[str]) -> None:
         monkeypatch.chdir(workplaces["eval" in words[:2] or "collect" in words[:2]])
         parse(words)
 
-    monkeypatch.setenv("MRLM_RUN_FOLDER", "")  # what a run sets is taken back after the test
+    monkeypatch.setenv("MRLM_RUN_FOLDER", "")  # so that the test restores it
     monkeypatch.delenv("MRLM_RUN_FOLDER")
     return parse_there
 
@@ -112,7 +112,7 @@ def test_a_mistake_is_found(line: str, there: Callable[[Sequence[str]], None]) -
 
 
 def test_other_commands_name_what_exists() -> None:
-    """Targets of make, extras of pip, scripts and tests."""
+    """Check targets of make, extras of pip, scripts and tests."""
     project = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     extras = re.findall(r"^(\w+) = ", project, re.MULTILINE)
     makefile = (ROOT / "Makefile").read_text()

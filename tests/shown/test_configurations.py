@@ -1,4 +1,4 @@
-"""Configurations are few, each says what it is for and how it is run, and the list of them is complete."""
+"""Each configuration begins with its goal and command and is listed; folders are small."""
 
 from __future__ import annotations
 

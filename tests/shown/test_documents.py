@@ -1,4 +1,4 @@
-"""What the documents show holds: Python blocks run, YAML blocks are configurations, links lead somewhere."""
+"""Python blocks of the documents run, YAML blocks are configurations, linked files exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLACES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "judge": lambda value: PLACES["environment"]({"class_path": "DebateEnvironment", "init_args": {"judge": value}}),
     "sandbox": lambda value: PLACES["environment"]({"class_path": "CodeEnvironment", "init_args": {"sandbox": value}}),
 }
-"""Where in a configuration a block belongs that begins with a key of an inner part."""
+"""Places in a configuration of blocks that begin with an inner key."""
 
 
 @pytest.mark.parametrize(("place", "code"), PYTHON, ids=[place for place, _ in PYTHON])
@@ -39,7 +39,7 @@ def test_python_blocks_run(place: str, code: str, tmp_path: Path, monkeypatch: p
 
 
 def as_configuration(block: str) -> dict[str, Any]:
-    """Return a configuration of the settings in a YAML block; what it leaves out is as small as can be."""
+    """Return a minimal configuration with the settings of a YAML block."""
     whole: dict[str, Any] = {
         "model": {"class_path": "GRPO", "init_args": {"policies": {"main": {"model": "builtin:tiny"}}}},
         "data": {"class_path": "RolloutDataModule", "init_args": {"environment": {"class_path": "MathEnvironment"}}},

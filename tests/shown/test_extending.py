@@ -1,4 +1,4 @@
-"""The extensions of examples/plugin: by import path in YAML, and by the short names that a plugin gives."""
+"""The extensions of examples/plugin, by import path in YAML and by a plugin's short names."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_all_are_used_from_yaml(by: str, mrlm) -> None:
     assert iterations_of("run") == 2, "the goal was reached in the first two iterations"
 
 
-def test_a_goal_out_of_reach_stops_nothing(mrlm) -> None:
+def test_an_unreached_goal_does_not_stop_the_run(mrlm) -> None:
     config = configuration("backwards", "PlainEngine", "RewardGoal", reward=2.0)
     status, _, errors = mrlm("fit", "--config", config, "--trainer.default_root_dir", "run")
     assert status == 0, errors
@@ -84,7 +84,7 @@ def test_the_rule_subtracts_the_median_of_each_group() -> None:
     from my_lab import median_advantages
 
     rewards, groups = torch.tensor([0.0, 1.0, 5.0, 2.0, 2.0]), torch.tensor([0, 0, 0, 1, 1])
-    # Deviations from 1 are -1, 0, 4, of mean size 5 / 3.
+    # Deviations from the median are -1, 0, 4, with a mean absolute value of 5 / 3.
     assert median_advantages(rewards, groups).tolist() == pytest.approx([-0.6, 0.0, 2.4, 0.0, 0.0], abs=1e-5)
 
 
@@ -104,7 +104,7 @@ def test_the_environment_keeps_the_contract() -> None:
     assert environment.step({"agent": right}).rewards == {"agent": 0.5}
 
 
-def test_the_engine_samples_what_the_engine_of_the_package_samples() -> None:
+def test_the_engine_agrees_with_the_built_in_engine() -> None:
     from my_lab import PlainEngine
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path()).eval()

@@ -1,4 +1,4 @@
-"""Phrases that are being written out of the project's text become fewer and never more."""
+"""The counts of phrases to avoid never rise."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def script(example: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_careful_rows_solve_their_tasks_and_hurried_ones_hardly_any(script: ModuleType, name: str) -> None:
+def test_careful_rows_solve_their_tasks_and_hurried_ones_rarely(script: ModuleType, name: str) -> None:
     if name == "shell":
         try:
             _ = Sandbox(level="namespaces").isolation

@@ -18,7 +18,7 @@ def script(example: Callable[[str], ModuleType]) -> ModuleType:
     return example("tiny_model/make_task_demonstrations.py")
 
 
-def test_a_careful_row_of_code_is_a_program_and_a_hurried_one_only_its_expression(script: ModuleType) -> None:
+def test_a_careful_row_of_code_is_a_program_and_a_hurried_one_its_expression(script: ModuleType) -> None:
     environment = script.make_environment("code")
     task = environment.tasks("train")[0]
     question, careful = script.demonstration(environment, task, careful=True)["messages"]
@@ -28,12 +28,12 @@ def test_a_careful_row_of_code_is_a_program_and_a_hurried_one_only_its_expressio
     assert f"def f(x): return {hurried}" == task.data["solution"]
 
 
-def test_a_careful_row_of_tools_holds_the_call_what_the_tool_said_and_the_answer(script: ModuleType) -> None:
+def test_a_careful_row_of_tools_has_the_call_the_result_and_the_answer(script: ModuleType) -> None:
     environment = script.make_environment("tools")
     task = environment.tasks("train")[0]
     row = script.demonstration(environment, task, careful=True)
     expression = task.data["question"].removesuffix("=?")
-    value = str(eval(expression))  # a product of the environment's own making
+    value = str(eval(expression))  # a product written by the environment
     assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
     call = {"name": "calculator", "arguments": {"expression": expression}}
     said = [message["content"] for message in row["messages"]]
@@ -47,13 +47,13 @@ def test_a_careful_row_of_tools_holds_the_call_what_the_tool_said_and_the_answer
 
     environment.reset(task)
     environment.step({"agent": Message("assistant", said[1])})
-    # .5 + .3 + .2 (1 - 1/3), less what the first reply was paid on the way
+    # .5 + .3 + .2 (1 - 1/3), minus the shaping reward of the first reply
     assert environment.step({"agent": Message("assistant", said[3])}).rewards["agent"] == pytest.approx(
         0.9333 - 0.1, abs=1e-4
     )
 
 
-def test_a_hurried_row_of_tools_answers_without_a_call_and_earns_nothing(script: ModuleType) -> None:
+def test_a_hurried_row_of_tools_answers_without_a_call_and_gets_no_reward(script: ModuleType) -> None:
     environment = script.make_environment("tools")
     task = environment.tasks("train")[0]
     row = script.demonstration(environment, task, careful=False)
@@ -64,7 +64,7 @@ def test_a_hurried_row_of_tools_answers_without_a_call_and_earns_nothing(script:
 
 
 @pytest.mark.parametrize("name", ["code", "tools"])
-def test_files_are_the_same_each_time_and_hold_both_kinds_of_rows(
+def test_files_are_deterministic_and_have_both_kinds_of_rows(
     script: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = []
@@ -78,7 +78,7 @@ def test_files_are_the_same_each_time_and_hold_both_kinds_of_rows(
     rows = [json.loads(line) for line in texts[0].splitlines()]
     mark = "<tool_call>" if name == "tools" else "```python"
     careful = sum(mark in row["messages"][1]["content"] for row in rows) / 400
-    # three standard errors of a share of 400 are less than .075
+    # three standard errors of a fraction of 400 are less than .075
     assert careful == pytest.approx(script.CAREFUL[name], abs=0.075)
     held_out = {held_out_question(script, name, index) for index in range(200)}
     assert held_out.isdisjoint(row["messages"][0]["content"] for row in rows)
@@ -90,7 +90,7 @@ def held_out_question(script: ModuleType, name: str, index: int) -> str:
 
 
 @pytest.mark.parametrize("name", ["code", "tools"])
-def test_demonstrations_are_of_the_very_environment_that_is_trained_in(script: ModuleType, name: str) -> None:
+def test_demonstrations_are_of_the_environment_of_the_configuration(script: ModuleType, name: str) -> None:
     config = yaml.safe_load((ROOT / "configs" / "tasks" / f"{name}.yaml").read_text())
     described = config["data"]["init_args"]["environment"]
     made = script.make_environment(name)

@@ -22,7 +22,9 @@ def load() -> ModuleType:
     return module
 
 
-def test_rows_are_orders_of_both_agents_and_words_of_the_post(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_have_prompts_of_both_agents_and_words_of_the_post(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script, output = load(), tmp_path / "new" / "rows.jsonl"
     monkeypatch.setattr("sys.argv", ["script", "--output", str(output), "--rows", "40"])
     script.main()

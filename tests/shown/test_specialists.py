@@ -33,14 +33,14 @@ def test_questions_are_in_one_split_and_their_answers_are_right(script: ModuleTy
         assert row["answer"].endswith(f"#### {value}")
 
 
-def test_each_works_out_what_is_of_its_kind(script: ModuleType) -> None:
+def test_each_solves_its_own_kind(script: ModuleType) -> None:
     assert script.answer_of("sums", posed("What is 34 + 28?", 62)) == "34+28=62"
     assert script.answer_of("differences", posed("What is 34 + 28?", 62)) == "about 60"
     assert script.answer_of("differences", posed("What is 34 - 28?", 6)) == "34-28=6"
     assert script.answer_of("sums", posed("What is 34 - 28?", 6)) == "about 10"
 
 
-def test_later_turns_repeat_the_other_in_half_of_the_cases_whoever_is_right(script: ModuleType) -> None:
+def test_later_turns_repeat_the_other_in_half_of_the_cases(script: ModuleType) -> None:
     environment = CollaborativeReasoningEnvironment(max_turns=script.TURNS)
     data = {"format": "math", "question": "What is 34 + 28?", "answer": "62", "solution": "34+28=62"}
     task = Task("collaborative_reasoning", "train", 0, data=data)

@@ -1,4 +1,4 @@
-"""The configurations of teams run as they are, at a small size."""
+"""The configurations of teams run at a small size."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SMALL = [
     "false",
 ]
 TREES = {"magrpo": [], "magrpo-coma": ["--model", "COMA"], "magrpo-at_grpo": ["--model", "ATGRPO"]}
-"""Configurations over turn trees, and the options that change the algorithm."""
+"""Configurations with turn trees, and the options that change the algorithm."""
 
 
 @pytest.mark.parametrize(
     "name", [*TREES, "ippo", "mappo", "maporl", "maporl_by_turn", "dr_mas", "rae", "halves", "word_emission"]
 )
-def test_it_runs_and_leaves_a_policy_for_each_name(name: str, mrlm) -> None:
+def test_it_runs_and_exports_every_policy(name: str, mrlm) -> None:
     path = next(CONFIGS.rglob(f"{name.partition('-')[0]}.yaml"))
     status, _, errors = mrlm("train", "--config", str(path), "--output", "run", *TREES.get(name, []), *SMALL)
     assert status == 0, errors

@@ -1,4 +1,4 @@
-"""The README's commands run one after the other in an empty folder, as a reader would type them, at a small size."""
+"""The README's commands run in order in an empty folder, at a small size."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SMALL: Mapping[str, list[str]] = {
     "eval": ["--num-episodes", "4", "--device", "cpu"],
     "collect": ["--num-episodes", "4", "--device", "cpu"],
 }
-"""Options that make a command small."""
+"""Options that shorten a command."""
 
 
 @pytest.fixture
 def reader(outside_the_repository: None) -> None:
-    """Work in a folder with the configurations and a data set of answers."""
+    """Change to a folder with the configurations and a data set of answers."""
     Path("configs").symlink_to(ROOT / "configs")
     for name in ("a", "b"):
         Path(f"{name}.yaml").write_text((ROOT / "configs/quickstart.yaml").read_text())
@@ -49,7 +49,7 @@ def reader(outside_the_repository: None) -> None:
 
 @pytest.fixture
 def servers() -> Iterator[list[subprocess.Popen[str]]]:
-    """Servers that a test starts; they are stopped at its end."""
+    """Yield a list of servers that are stopped at the end of the test."""
     started: list[subprocess.Popen[str]] = []
     yield started
     for server in started:
@@ -57,7 +57,7 @@ def servers() -> Iterator[list[subprocess.Popen[str]]]:
         server.communicate(timeout=60)
 
 
-def test_the_readme_in_its_order(
+def test_the_commands_of_the_readme_in_order(
     reader: None, servers: list[subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     address = ""
@@ -105,7 +105,7 @@ UNTRIED = {
     "co_training": "needs the models of examples/specialists.py; tests/shown runs it",
 }
 FROM_FILES = ("recipes", "sft", "dpo", "madpo", "correctness_model", "pairwise_reward_model")
-"""Configurations that train on files, which other commands write."""
+"""Configurations that train on the files of other commands."""
 PLAYING = [
     path
     for path in CONFIGS
@@ -120,7 +120,7 @@ def test_every_exception_is_a_configuration() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PLAYING, ids=lambda path: path.stem)
 def test_every_configuration_runs(path: Path, reader: None, capsys: pytest.CaptureFixture[str]) -> None:
-    for folder in re.findall(r"model: (runs/\S+)", path.read_text()):  # a recipe's result, by the model it begins with
+    for folder in re.findall(r"model: (runs/\S+)", path.read_text()):  # the result of a recipe
         Path(folder).parent.mkdir(parents=True)
         Path(folder).symlink_to(TINY)
     small = [*FIT, "--data.group_size", "2", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "null"]

@@ -1,1 +1,1 @@
-"""Helpers of the tests: servers, runs, models and environments that several of them use."""
+"""Shared helpers of the tests: servers, runs, models and environments."""

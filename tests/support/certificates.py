@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1."""
+    """An authority that signs certificates for 127.0.0.1."""
 
     def __init__(self, folder: Path, name: str) -> None:
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,7 +19,7 @@ class Authority:
         self.file = self._certificate(name, self.key, authority=True)
 
     def identity(self, name: str) -> tuple[str, str]:
-        """The files of a certificate and its key."""
+        """Return the files of a certificate and its key."""
         from cryptography.hazmat.primitives import serialization as form
         from cryptography.hazmat.primitives.asymmetric import ec
 

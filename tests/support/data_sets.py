@@ -1,4 +1,4 @@
-"""Public data sets for tests: the samples in the repository, and the whole files where a machine has them."""
+"""Public data sets for tests: the repository's samples, and the whole files if the machine has them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def files_of(sample: str, whole: str) -> list[Any]:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a JSON or JSON-lines file, which may be compressed."""
+    """Return the rows of a JSON or JSON-lines file, compressed or not."""
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
         return json.load(file) if path.suffix == ".json" else [json.loads(line) for line in file]

@@ -1,4 +1,4 @@
-"""An environment for tests: persons speak at once, turn after turn, and are scored by the digits that they say."""
+"""A discussion for tests: agents answer simultaneously, turn after turn, scored by the digits in their replies."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ PERSONS = ("ann", "bob")
 
 
 class Discussion(Environment):
-    """Ann and Bob are asked for digits ``turns`` times and see what the other said before.
+    """Ask Ann and Bob for digits ``turns`` times and show each the other's last reply.
 
-    A score is the share of digits in a reply. A reply without any costs .5 more, and the discussion ends early when
-    both say the same.
+    A score is the fraction of digits in a reply. A reply without digits costs another .5, and equal replies end the
+    discussion early.
 
     Args:
-        turns: how many.
-        by_turn: an agent ``NAME@K`` for each turn of a person, in a conversation of its own.
-        labels: scores are 1 for a reply of digits alone, else 0.
+        turns: number of turns.
+        by_turn: one agent ``NAME@K`` per turn, in its own conversation.
+        labels: scores are 1 for a reply of digits only, else 0.
     """
 
     name = "discussion"

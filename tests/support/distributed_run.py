@@ -1,8 +1,8 @@
-"""Runs of several processes for the tests: each trains on rollouts and leaves what each rank saw in a folder.
+"""Runs of several processes for tests: each trains on rollouts and writes the data of each rank to a folder.
 
 python -m tests.support.distributed_run MODEL_FOLDER FOLDER JSON_OPTIONS [FOLDER JSON_OPTIONS ...]
 
-Several runs share the processes, which take longer to start than to train.
+Several runs share the processes, whose start takes longer than the training.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tests.support.discussion import Discussion
 
 
 class OneOfTwo(Environment):
-    """Each task is for one of two agents, who is paid for the digits that it says."""
+    """Pose each task to one of two agents, and reward the digits in its reply."""
 
     name = "one_of_two"
     agents = ("left", "right")
@@ -74,7 +74,7 @@ class OneOfTwo(Environment):
 
 
 class Duet(Environment):
-    """Both agents speak at once, for two turns; both are paid the share of digits in what they say together."""
+    """Let both agents act simultaneously for two turns, and reward both with the fraction of digits."""
 
     name = "duet"
     agents = ("left", "right")
@@ -97,7 +97,7 @@ class Duet(Environment):
 
 
 class Fails(lightning.Callback):
-    """Raises on one rank when the others have gone on to the next collective."""
+    """Raise on one rank while the others are in the next collective."""
 
     def on_train_batch_start(self, trainer: Any, algorithm: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_rank == 1:
@@ -105,7 +105,7 @@ class Fails(lightning.Callback):
 
 
 class Record(lightning.Callback):
-    """Writes the first update's gradients and what the rank's collections held."""
+    """Write the first update's gradients and the data of the rank's rollouts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -125,7 +125,7 @@ class Record(lightning.Callback):
 
 
 def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
-    """One process of the run."""
+    """Run one process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)

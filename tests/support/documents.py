@@ -1,4 +1,4 @@
-"""What documents and configurations show: their blocks, their commands, and a command stopped where its work begins."""
+"""Blocks and commands of documents and configurations, and commands stopped before their work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ASSIGNMENT = re.compile(r"\w+=")
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    """Return the fenced blocks of a language in all documents, each with its place as ``FILE:LINE``."""
+    """Return the fenced blocks of a language in all documents, each with its place ``FILE:LINE``."""
     return [
         (_place(path, text, match.start()), match.group(2))
         for path, text in _texts(DOCUMENTS)
@@ -50,8 +50,8 @@ def inline(start: str) -> list[tuple[str, str]]:
 def commands(script: str) -> list[list[str]]:
     """Split a shell script into its commands.
 
-    Continuation lines are joined, comments dropped, and the parts of pipes, ``&&`` and ``;`` are commands of their own.
-    Assignments before a command and redirections are left out.
+    Continuation lines are joined; the parts of pipes, ``&&`` and ``;`` are separate commands. Comments, assignments
+    before a command and redirections are dropped.
 
     >>> commands("A=1 mrlm fit \\\\\\n  --config 'a b.yaml'  # train\\nmrlm info --json | head -3 > out && make test")
     [['mrlm', 'fit', '--config', 'a b.yaml'], ['mrlm', 'info', '--json'], ['head', '-3'], ['make', 'test']]
@@ -76,14 +76,14 @@ def commands(script: str) -> list[list[str]]:
 
 
 def header(path: Path) -> str:
-    """Return the comment at the top of a configuration file, without its marks."""
+    """Return the comment at the top of a configuration file, without ``#``."""
     lines = path.read_text(encoding="utf-8").splitlines()
     end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines[:end])
 
 
 def code_of(text: str) -> str:
-    """Return the lines of a comment or docstring that are commands: indented, or beginning with a program.
+    """Return the command lines of a comment or docstring, which are indented or begin with a program.
 
     >>> code_of("First make it:\\n  mrlm fit --config a.yaml \\\\\\n    --data.groups 2")
     'mrlm fit --config a.yaml \\\\\\n--data.groups 2'
@@ -92,10 +92,7 @@ def code_of(text: str) -> str:
 
 
 def shown_commands() -> dict[str, list[str]]:
-    """Return every command of the documents, of the configurations' headers and of the examples, by its place.
-
-    A command that is shown several times is there once, under its first place.
-    """
+    """Return every command of the documents, the configurations' headers and the examples, by its first place."""
     whole = [(place, code) for place, code in inline("mrlm ") if "configs/" in code]
     scripts = [*blocks("bash"), *whole, *((_name(path), code_of(header(path))) for path in CONFIGS)]
     for path in EXAMPLES:
@@ -112,14 +109,14 @@ def shown_commands() -> dict[str, list[str]]:
 
 
 class WorkBegins(BaseException):
-    """Raised in place of the work of a command whose options have been parsed."""
+    """Raised instead of the work of a command after its options are parsed."""
 
 
 @contextmanager
 def stopped_before_work() -> Iterator[None]:
-    """Raise :class:`WorkBegins` where a command has parsed its options, or has checked them before it builds classes.
+    """Raise :class:`WorkBegins` when a command has parsed its options.
 
-    Commands of the trainer stop before their classes are built; all others when their parser returns.
+    Commands of the trainer stop before their classes are built, all others when their parser returns.
     """
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -146,11 +143,11 @@ def stopped_before_work() -> Iterator[None]:
 
 
 def parse(words: Sequence[str]) -> None:
-    """Parse a command of ``mrlm`` or a Python file in the working folder; the work of neither is done.
+    """Parse a command of ``mrlm`` or a Python file in the working folder, without doing its work.
 
     Raises:
-        AssertionError: it did something else than to parse its options.
-        MRLMError: the options hold a mistake.
+        AssertionError: the command ended before its options were parsed.
+        MRLMError: the options have an error.
     """
     from mrlm_pl.cli.main import main
 

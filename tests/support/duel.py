@@ -1,6 +1,6 @@
-"""Self-play at a quick two-player game, for the tests.
+"""Self-play at a fast two-player game, for tests.
 
-python -m tests.support.duel FOLDER MODEL_FOLDER trains on two processes and leaves what each rank holds at the end.
+python -m tests.support.duel FOLDER MODEL_FOLDER trains on two processes and writes the final state of each rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mrlm_pl.policy import Policy
 
 
 class Duel(Environment):
-    """Both speak at once; who says more digits wins 1. With ``perverse`` the tasks of training pay the opposite."""
+    """Let both act simultaneously; more digits win 1. With ``perverse``, training tasks reward the opposite."""
 
     name = "duel"
     agents = ("near", "far")
@@ -53,7 +53,7 @@ def make(
     perverse: bool = False,
     **options: Any,
 ) -> tuple[GRPO, RolloutDataModule, SelfPlay]:
-    """An algorithm, data and the callback, for a run of self-play."""
+    """Return the algorithm, the data and the callback of a self-play run."""
     policies = {
         "learner": Policy(model_folder, **{"learning_rate": 1e-2, **(learner or {})}),
         "opponent": Policy(model_folder, trained=False),
@@ -65,7 +65,7 @@ def make(
 
 
 def main(folder: Path, model_folder: str) -> None:
-    """One process of a run on two."""
+    """Run one of two processes."""
     torch.set_num_threads(1)
     algorithm, data, callback = make(model_folder)
     trainer = lightning.Trainer(

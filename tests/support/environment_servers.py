@@ -43,7 +43,7 @@ TASK = Task("scripted", "train", 0, 2**64 + 1, {"flag": True, "one": 1, "share":
 
 
 class Scripted(SingleAgentEnvironment):
-    """Does what the reply says: ``end``, ``hang``, ``raise``, ``exit``, ``big N``; anything else is counted."""
+    """Act on the reply (``end``, ``hang``, ``raise``, ``exit``, ``big N``), and count all others."""
 
     name = "scripted"
     tools_offered = (ToolSchema("look", "Looks.", {"type": "object", "properties": {"deep": {"type": "boolean"}}}),)
@@ -90,7 +90,7 @@ class Scripted(SingleAgentEnvironment):
 
 
 class Duo(Environment):
-    """Two agents act at the same time, three times; ``async``."""
+    """Let two agents act simultaneously, three times; ``async``."""
 
     name = "duo"
     agents = ("left", "right")
@@ -110,7 +110,7 @@ class Duo(Environment):
 
 
 class Served:
-    """A server on an event loop of its own, with a plain client."""
+    """A server on its own event loop, with a plain client."""
 
     def __init__(self, server: EnvironmentServer, loop: EventLoopThread, channel: grpc.Channel | None = None) -> None:
         self.server, self.loop = server, loop
@@ -152,7 +152,7 @@ def offer(**options: Any) -> Offer:
 
 
 def refusal(call: Any, *arguments: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
-    """The status and the text with which a call is refused."""
+    """Return the status and the text of a rejected call."""
     with pytest.raises(grpc.RpcError) as error:
         call(*arguments, **options)
     return error.value.code(), error.value.details()
@@ -167,7 +167,7 @@ def attempt(call: Any, *arguments: Any, **options: Any) -> grpc.StatusCode | Non
 
 
 def played(environment: Environment, *texts: str, task: Task = TASK) -> Step:
-    """The last step of an episode with these replies, of an agent named ``agent``."""
+    """Return the last step of an episode with these replies of ``agent``."""
 
     async def play() -> Step:
         await _finished(environment.reset(task))
@@ -186,22 +186,22 @@ async def _finished(value: Any) -> Any:
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
-    """The first true value of a condition; fails if there is none in time."""
+    """Return the first true value of a condition; fail after a time limit."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "the condition stayed false"
         time.sleep(0.01)
     return value
 
 
 class ServerProcess:
-    """A server with these environments in a process of its own, to be killed or stopped.
+    """A server with these environments in its own process, which tests kill or stop.
 
     Args:
-        port: 0 takes a free one.
-        lease_seconds: of its sessions.
-        arguments: in its place another command that tells ``serving on HOST:PORT``.
-        join: controller that it is a worker of.
+        port: port; 0 takes a free one.
+        lease_seconds: lease of its sessions.
+        arguments: another command, which prints ``serving on HOST:PORT``.
+        join: address of its controller.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class ServerProcess:
 
 
 class Proxy:
-    """Passes bytes between clients and a server until it is told to be silent; new connections then pass again."""
+    """Pass bytes between clients and a server, except on silenced connections."""
 
     def __init__(self, target: str) -> None:
         self.host, _, port = target.rpartition(":")
@@ -239,12 +239,12 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def silence(self) -> None:
-        """From now on nothing passes through the connections that there are, and none is closed."""
+        """Silence the current connections without closing them."""
         for silent, _, _ in self.connections:
             silent.set()
 
     def cut(self) -> None:
-        """End the connections that there are."""
+        """Close the current connections."""
         for _, client, server in self.connections:
             for end in (client, server):
                 with suppress(OSError):
@@ -274,7 +274,7 @@ class Proxy:
 
 
 class Nonsense(environment_pb2_grpc.EnvironmentServiceServicer):
-    """Answers an episode wrongly in one of several ways."""
+    """Answer an episode wrongly in one of several ways."""
 
     def __init__(self, way: str) -> None:
         self.way = way
@@ -303,7 +303,7 @@ class Nonsense(environment_pb2_grpc.EnvironmentServiceServicer):
 
 
 async def talk_nonsense(way: str) -> tuple[grpc.aio.Server, int]:
-    """A server that does, and its port."""
+    """Return such a server and its port."""
     server = grpc.aio.server()
     environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(Nonsense(way), server)
     port = server.add_insecure_port("127.0.0.1:0")

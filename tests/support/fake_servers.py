@@ -21,11 +21,11 @@ class FakeServer:
     """A server in this process, with the standard library's sockets.
 
     Attributes:
-        faults: answers to the next requests for samples, in place of true ones; None breaks the connection.
+        faults: answers to the next sampling requests instead of samples; None breaks the connection.
         log: method, path, headers and body of each request.
-        delay: seconds before a sample is given.
-        awake: until it is set, samples wait.
-        peak: requests for samples that were under way at the same time, at most.
+        delay: seconds before each sample.
+        awake: samples wait until it is set.
+        peak: maximal number of concurrent sampling requests.
     """
 
     samples = ""
@@ -56,7 +56,7 @@ class FakeServer:
             self._server = None
 
     def asked(self, path: str) -> list[Any]:
-        """The bodies of the requests for a path."""
+        """Return the bodies of the requests to a path."""
         return [body for _, found, _, body in self.log if found.partition("?")[0] == path]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,7 +113,7 @@ class FakeServer:
     def draw(
         self, context: Sequence[int], count: int, temperature: float, top_k: int, seed: int, stops: Sequence[int]
     ) -> tuple[list[int], list[float], list[list[tuple[float, int]]], str]:
-        """Tokens, their log-probabilities, the two best at each position, and the finish reason."""
+        """Return tokens, their log-probabilities, the two best at each position, and the finish reason."""
         generator = torch.Generator().manual_seed(seed)
         row, logprobs, best, ended = list(context), [], [], "length"
         for _ in range(count):
@@ -135,14 +135,14 @@ class FakeServer:
         return row[len(context) :], logprobs, best, ended
 
     def shown(self, logits: Any, scaled: Any, kept: Any, temperature: float) -> Any:
-        """The log-probabilities that are told."""
+        """Return the reported log-probabilities."""
         return (scaled if self.scaled else logits).log_softmax(-1)
 
 
 class FakeVllm(FakeServer):
     """``/v1/completions`` with token ids, and the routes of the development mode.
 
-    With ``scaled`` it is started with ``--logprobs-mode processed_logprobs``; ``old`` knows no ``return_token_ids``.
+    ``scaled`` is ``--logprobs-mode processed_logprobs``; ``old`` is a version without ``return_token_ids``.
     """
 
     samples = "/v1/completions"

@@ -10,7 +10,7 @@ from mrlm_pl.episode import Message, Task
 
 
 class Hosted(SingleAgentEnvironment):
-    """Tells its process; the first time each, task 1 dies, task 2 hangs and task 3 raises."""
+    """Report its process; on the first try task 1 dies, task 2 hangs and task 3 raises."""
 
     name = "hosted"
 

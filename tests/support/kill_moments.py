@@ -1,9 +1,8 @@
-"""Every state of a run's folder that a kill could leave, found by looking at the disk at every hook and file operation.
+"""All states of a run's folder that a kill can leave.
 
-A kill leaves what is on the disk, so two moments with the same files are the same to the run that resumes. One run in
-this process shows all of them: before each operation on a file of the folder and around each hook of Lightning the
-folder is compared with what was seen before, and kept when it is new. A file that is written beside its final name is
-also kept half written, as the disk may have it.
+A kill leaves the files on disk, so moments with equal files are the same to the resumed run. One run in this process
+visits all of them: before each operation on a file of the folder, and around each hook of Lightning, the folder is
+copied if its state is new. Temporary files are also kept half written, as a kill can leave them.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ _installed: list[bool] = []
 
 @contextmanager
 def at_each_moment(folder: Path, look: Callable[[str], None]) -> Iterator[None]:
-    """In this block ``look`` is called, with a name, around each hook and before each operation on the folder's files.
+    """Call ``look`` with a name around each hook and before each operation on the folder's files.
 
     Args:
-        folder: operations on files elsewhere are no moments.
+        folder: folder of the run; operations elsewhere are ignored.
         look: may read and write files; may raise.
     """
     if not _installed:
-        sys.addaudithook(_audit)  # for the rest of the process, as Python has it
+        sys.addaudithook(_audit)  # an audit hook stays for the rest of the process
         _installed.append(True)
     inside: list[bool] = []
 
@@ -86,13 +85,13 @@ def at_each_moment(folder: Path, look: Callable[[str], None]) -> Iterator[None]:
 
 
 class DiskStates:
-    """Copies of a folder, one for each state that a resumed run could tell from the others.
+    """Copies of a folder, one per state that a resumed run can distinguish.
 
-    How far the draft of a folder has come tells states apart after the first kill of a run only: drafts that several
-    kills leave are combined in too many ways, and the next export begins by removing each of them.
+    The progress of a temporary folder distinguishes states after the first kill of a run only: the temporary folders of
+    several kills have too many combinations, and the next export removes them first.
 
     Args:
-        below: where the copies are kept.
+        below: folder of the copies.
     """
 
     def __init__(self, below: Path) -> None:
@@ -103,11 +102,11 @@ class DiskStates:
         self._seen: list[tuple[str, int, int, int]] = []
 
     def look(self, folder: Path, moment: str, resumed: bool = False) -> None:
-        """Keep the folder, and its drafts half written, where that is new.
+        """Copy the folder, also with half-written temporary files, if its state is new.
 
         Args:
-            folder: of the run.
-            moment: what happens there next, or has just happened.
+            folder: folder of the run.
+            moment: name of the next or last event there.
             resumed: whether the run was killed before.
         """
         self.moments += 1
@@ -138,7 +137,7 @@ class DiskStates:
 
 
 def _files(folder: Path) -> list[tuple[str, int, int, int]]:
-    """What changes with every write: cheap to compare at each of many moments."""
+    """Return a cheap fingerprint of a folder that changes with every write."""
     found, folders = [], [str(folder)] if folder.is_dir() else []
     while folders:
         for entry in os.scandir(folders.pop()):
@@ -150,7 +149,7 @@ def _files(folder: Path) -> list[tuple[str, int, int, int]]:
 
 
 def _state(folder: Path, sizes: dict[Path, int], inside_drafts: bool) -> str:
-    """What a resumed run depends on: which files there are, whether they are whole, and what the checkpoint holds."""
+    """Return the state that a resumed run depends on: files, their completeness, and the checkpoint's content."""
     digest = hashlib.sha256(b"fine" if inside_drafts else b"coarse")
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
         if not inside_drafts and path.parent.suffix in (".part", ".old"):

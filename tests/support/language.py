@@ -1,7 +1,7 @@
-"""Phrases that no text of the project should hold, and how many places still do.
+"""Phrases to avoid in the project's text, and the numbers of their places.
 
-python -m tests.support.language          lower the allowances to what is there
-python -m tests.support.language --accept set them to it, also where there is more: after a merge of branches
+python -m tests.support.language          lower the allowances to the counts
+python -m tests.support.language --accept set the allowances to the counts, also higher: after a merge of branches
 python -m tests.support.language WORDS    list the places of the phrases whose names contain WORDS
 """
 
@@ -40,7 +40,7 @@ PHRASES = {
     "British spelling": r"(?:normalis|centralis|optimis|initialis|synchronis|recognis|generalis|randomis|serialis)"
     r"(?:e|ing|ation)|behaviour|colour|favour|neighbour|honour|licence",
 }
-"""Regular expressions of phrases, by a name that says what to write instead."""
+"""Regular expressions of phrases, by a name with a better wording."""
 
 EXPRESSIONS = {name: re.compile(expression) for name, expression in PHRASES.items()}
 OWN = (Path(__file__).name, "test_language.py")
@@ -49,7 +49,7 @@ _FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "pyproject.toml", "Mak
 
 
 def files() -> Iterator[Path]:
-    """Yield the files whose text counts."""
+    """Yield the counted files."""
     for folder in _FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".md", ".yaml") and "_pb2" not in path.name and path.name not in OWN:
@@ -63,7 +63,7 @@ def _texts() -> tuple[tuple[Path, str], ...]:
 
 
 def places(phrase: str) -> Iterator[tuple[str, str]]:
-    """Yield the places of a phrase as ``FILE:LINE``, each with the line that holds it."""
+    """Yield the places of a phrase as ``FILE:LINE``, each with its line."""
     for path, text in _texts():
         for match in EXPRESSIONS[phrase].finditer(text):
             begin = text.rfind("\n", 0, match.start()) + 1
@@ -72,7 +72,7 @@ def places(phrase: str) -> Iterator[tuple[str, str]]:
 
 
 def area_of(place: str) -> str:
-    """Return the part of the project that a place belongs to.
+    """Return the part of the project that contains a place.
 
     >>> area_of("mrlm_pl/engines/base.py:3"), area_of("docs/data.md:1")
     ('mrlm_pl/engines', 'docs')
@@ -89,7 +89,7 @@ def counts() -> dict[str, dict[str, int]]:
 
 
 def allowances() -> dict[str, dict[str, int]]:
-    """Return the number of places that each part of the project may still have."""
+    """Return the allowed number of places of each phrase, by part of the project."""
     return json.loads(ALLOWANCES.read_text(encoding="utf-8"))
 
 

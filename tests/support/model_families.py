@@ -1,7 +1,6 @@
-"""Every causal family of transformers from a tiny configuration, and what the engine and the learner make of each.
+"""Engine and learner against every causal family of transformers, from tiny configurations.
 
-``python -m tests.support.model_families OUTPUT.json [FAMILY ...]`` writes the table that is kept in
-``benchmarks/results``.
+``python -m tests.support.model_families OUTPUT.json [FAMILY ...]`` writes the table in ``benchmarks/results``.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ _INKLING: dict[str, Any] = {
     "log_scaling_n_floor": 1024,
     "intermediate_size": 48,
 }
-# What a family needs beside the small numbers.
+# Further settings of families.
 _EXTRA: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("afmoe", "beam", "cohere2", "cohere2_moe", "cwm", "deepseek_v4", "exaone4", "exaone_moe", "flint", "gemma2"),
@@ -165,25 +164,25 @@ _EXTRA: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
-    """A small configuration of a family, with the given settings."""
+    """Return a small configuration of a family, with the given settings."""
     return _shrunk(CONFIG_MAPPING[family], **changes)
 
 
 def _shrunk(kind: Any, **changes: Any) -> Any:
-    """A small configuration of a class, and of the parts that a model of text and images has."""
+    """Return a small configuration of a class, and of the parts of a multimodal model."""
     known = {*kind().to_dict(), *kind.attribute_map, *inspect.signature(kind.__init__).parameters}
     small: dict[str, Any] = {key: value for key, value in _SMALL.items() if key in known}
     for name, part in kind.sub_configs.items():
-        if getattr(part, "model_type", "") not in ("", "moshi_depth"):  # Moshi's language model does without
+        if getattr(part, "model_type", "") not in ("", "moshi_depth"):  # Moshi's language model does not use it
             small[name] = _shrunk(part).to_dict()
     return kind(**{**small, **_EXTRA.get(kind.model_type, {}), **changes})
 
 
 def tiny_model(family: str, **changes: Any) -> PreTrainedModel:
-    """A random model of a family, its weights away from their trivial initial values.
+    """Return a random model of a family, with weights away from their trivial initial values.
 
     Raises:
-        Exception: whatever the family says to a small configuration; ValueError where it stays large.
+        Exception: any error of the family with a small configuration; ValueError if the model stays large.
     """
     config = tiny_config(family, **changes)
     with torch.device("meta"):
@@ -202,16 +201,16 @@ def tiny_model(family: str, **changes: Any) -> PreTrainedModel:
 
 
 def context_rows(*lengths: int) -> list[list[int]]:
-    """Rows of random tokens that have no special meaning."""
+    """Return sequences of random tokens without special ones."""
     draw = random.Random(0)
     return [[draw.randrange(5, VOCABULARY) for _ in range(length)] for length in lengths]
 
 
 def measure(model: PreTrainedModel) -> dict[str, Any]:
-    """How far engine and learner are from the model's own forward pass, each of a row alone.
+    """Compare engine and learner with the model's own forward pass over each sequence alone.
 
     Returns:
-        ``cache`` (how the engine uses it), ``path`` (of the learner), and the largest differences: ``engine``,
+        ``cache`` (its use by the engine), ``path`` (of the learner), and the largest differences: ``engine``,
         ``session`` (a second turn) and ``batch`` (the same requests alone; tokens must be equal) of log-probabilities;
         ``learner`` of log-probabilities and ``gradient`` relative to the largest one.
     """
@@ -259,7 +258,7 @@ def _cache(engine: InProcessEngine) -> str:
 
 
 def plain_logprobs(model: PreTrainedModel, row: Sequence[int]) -> Tensor:
-    """Log-probability of each token but the first, from one forward pass over the row alone."""
+    """Return the log-probability of each token but the first, from one forward pass over the sequence alone."""
     ids = torch.tensor([row])
     settings = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     table = model(input_ids=ids, **settings).logits[0, :-1].float().log_softmax(-1)
@@ -310,12 +309,12 @@ def _with_gradients(model: PreTrainedModel, compute: Callable[[], Tensor]) -> tu
 
 
 def families() -> Iterator[str]:
-    """Names of all causal families of transformers."""
+    """Return the names of all causal families of transformers."""
     yield from MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def table(names: Sequence[str]) -> dict[str, Any]:
-    """``families``: what :func:`measure` finds of each; ``not_built``: why the others are not there."""
+    """Return ``families``, the results of :func:`measure`, and ``not_built``, the errors of the others."""
     found: dict[str, Any] = {}
     missing: dict[str, str] = {}
     for name in names:

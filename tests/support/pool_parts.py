@@ -1,4 +1,4 @@
-"""A stand-in for Ray: workers in this process, each with an event loop in a thread, that can be killed."""
+"""A stand-in for Ray: workers in this process that can be killed, each with an event loop in a thread."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from mrlm_pl.errors import EngineError
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    """The cluster of every pool that is made from now on."""
+    """Return the cluster of all new pools."""
     cluster = FakeCluster()
     monkeypatch.setattr(worker_group, "RayCluster", lambda *arguments: cluster)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers set it for their process, which here is this one
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers set it for their process, here this one
     return cluster
 
 
 def sent_tensors(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """A list that gets the names of the tensors of everything that is sent from now on."""
+    """Return a list that collects the names of all tensors sent."""
     sent: list[list[str]] = []
     send = worker_group.WeightSender.send
 
@@ -44,7 +44,7 @@ CALLS = EventLoopThread()
 
 
 class DeadError(Exception):
-    """What a call of a killed worker ends with."""
+    """The error of a killed worker's call."""
 
 
 class FakeActor:
@@ -88,7 +88,7 @@ class FakeActor:
 
 
 class _Told:
-    """Stands for what tells which GPUs a bundle has."""
+    """A stand-in for the query of a bundle's GPUs."""
 
     def __init__(self, ids: list[str]) -> None:
         self._ids = ids
@@ -98,7 +98,7 @@ class _Told:
 
 
 class FakeCluster:
-    """What a pool uses of :class:`~mrlm_pl.engines.ray.cluster.RayCluster`."""
+    """The parts of :class:`~mrlm_pl.engines.ray.cluster.RayCluster` that a pool uses."""
 
     host = "127.0.0.1"
     address = "here"
@@ -106,7 +106,7 @@ class FakeCluster:
     def __init__(self, started_here: bool = True) -> None:
         self.started_here = started_here
         self.ledger = GpuLedger()
-        self.learner_gpus: list[str] = []  # that it says it keeps free
+        self.learner_gpus: list[str] = []  # reported as reserved
         self.actors: list[FakeActor] = []
         self.reserved: tuple[Any, ...] = ()
         self.gone = self.closed = False
@@ -157,5 +157,5 @@ class FakeCluster:
             actor.loop.close()
 
     def of(self, place: int) -> FakeActor:
-        """The worker that is at a place now."""
+        """Return the current worker of a place."""
         return [actor for actor in self.actors if actor.place == place][-1]

@@ -1,4 +1,4 @@
-"""Training runs in processes of their own, on environments of servers, and what they leave."""
+"""Training runs in separate processes, on environments of servers, and their output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = json.dumps({"class_path": "MathEnvironment", "init_args": {"difficulty": 
 def fit(folder: Path, *arguments: str, environment: str) -> subprocess.Popen[str]:
     """Start the quick-start with few groups on an environment, given as JSON with ``class_path`` and ``init_args``."""
     command = [sys.executable, "-m", "mrlm_pl.cli.main", "fit", "--config", "configs/quickstart.yaml"]
-    without_settings = json.dumps({**json.loads(environment), "init_args": {}})  # else those of the file would be lost
+    without_settings = json.dumps({**json.loads(environment), "init_args": {}})  # keeps the file's other settings
     command += ["--data.environment", without_settings]
     options = {
         "--data.environment": environment,
@@ -36,42 +36,42 @@ def fit(folder: Path, *arguments: str, environment: str) -> subprocess.Popen[str
 
 
 def serve_math(process: Callable[..., Any], *options: str, port: int = 0) -> Any:
-    """``mrlm serve`` with the quick-start's environment."""
+    """Start ``mrlm serve`` with the quick-start's environment."""
     settings = ["-m", "mrlm_pl.cli.main", "serve", "--settings", str(ROOT / "configs" / "servers" / "math.yaml")]
     return process(arguments=[*settings, "--port", str(port), *options])
 
 
 def serve_controller(process: Callable[..., Any], port: int = 0) -> Any:
-    """``mrlm serve --controller true``."""
+    """Start ``mrlm serve --controller true``."""
     return process(arguments=["-m", "mrlm_pl.cli.main", "serve", "--controller", "true", "--port", str(port)])
 
 
 def on(*targets: str) -> str:
-    """The environment of these servers."""
+    """Return the environment on these servers."""
     arguments = {"address": list(targets), "name": "math", "open_seconds": 60}
     return json.dumps({"class_path": "RemoteEnvironment", "init_args": arguments})
 
 
 def finished(run: subprocess.Popen[str]) -> str:
-    """What a run that ended well has printed."""
+    """Return the output of a successful run."""
     output, _ = run.communicate(timeout=400)
     assert run.returncode == 0, output[-3000:]
     return output
 
 
 def collections(folder: Path) -> int:
-    """How many collections a run has written."""
+    """Return the number of rollouts that a run has written."""
     return len(list((folder / "episodes").glob("*.gz")))
 
 
 def episodes(folder: Path) -> list[dict[str, Any]]:
-    """All episodes of a run, as they were written."""
+    """Return all written episodes of a run."""
     files = sorted((folder / "episodes").glob("*.gz"))
     return [json.loads(line) for path in files for line in gzip.open(path, "rt")]
 
 
 def rewards(folder: Path) -> list[float]:
-    """The reward of every turn of a run, in order."""
+    """Return the reward of every turn of a run, in order."""
     return [
         turn["reward"]
         for episode in episodes(folder)

@@ -1,4 +1,4 @@
-"""Runs of the command line that tests start, watch and end."""
+"""Short runs of the command line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[2]
 
 
 class ShortRuns:
-    """Runs of ``mrlm fit`` with a configuration and what a short run changes of it, in folders below one."""
+    """Short runs of ``mrlm fit`` with a configuration and overrides, in folders below one."""
 
     def __init__(self, below: Path, config: str, options: Mapping[str, str]) -> None:
         self.below, self.config, self.options = below, config, options
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, folder: str, *arguments: str, **changed: str) -> subprocess.Popen[str]:
-        """A run in this folder, whose output is piped; ``changed`` are options of ``data``."""
+        """Start a run in this folder with piped output; ``changed`` are options of ``data``."""
         options = {
             "--trainer.accelerator": "cpu",
             "--trainer.callbacks": "null",
@@ -33,10 +33,10 @@ class ShortRuns:
         }
         flat = [word for option in options.items() for word in option]
         command = [sys.executable, "-m", "mrlm_pl.cli.main", "fit", "--config", self.config, *flat, *arguments]
-        # As many threads as a worker with one CPU: sums in another order end in other bits.
+        # The number of threads of a worker with one CPU: another order of sums gives other bits.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        # What runs in the background of a shell ignores SIGINT, and so would what it starts.
+        # Background processes of a shell ignore SIGINT, and so would their children.
         before = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             started = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes)
@@ -46,7 +46,7 @@ class ShortRuns:
         return started
 
     def end(self) -> None:
-        """Kill all that still runs."""
+        """Kill all running processes."""
         for process in self._started:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

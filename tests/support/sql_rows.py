@@ -1,4 +1,4 @@
-"""A table whose names and values are awkward."""
+"""A table with awkward names and values."""
 
 TEAMS = {
     "name": "2nd league",

@@ -1,4 +1,4 @@
-"""Small reward models of random weights, and scorers whose numbers are known."""
+"""Small reward models with random weights, and scorers with known scores."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from mrlm_pl.reward_models import TextScore, TextScorer
 
 
 class Lengths(TextScorer):
-    """The number of characters of the reply."""
+    """Score with the number of characters of the reply."""
 
     def score(self, messages: Sequence[Message]) -> TextScore:
         return TextScore(float(len(messages[-1].content)), messages[0].content.endswith("against this."))
 
 
 def tiny(folder: Path, kind: str) -> torch.nn.Module:
-    """A model of random weights with the tiny tokenizer, and a head that sums up the first half of a hidden state.
+    """Write a random model with the tiny tokenizer and a head that sums the first half of a hidden state.
 
     Args:
-        folder: where it is written.
-        kind: ``value`` has a value head with the bias .5, ``classifier`` is one of one label, ``encoder`` another
-            of the BERT family, ``none`` has no head.
+        folder: folder of the model.
+        kind: ``value`` has a value head with bias .5, ``classifier`` is a classifier with one label, ``encoder`` the
+            same of the BERT family, ``none`` has no head.
     """
     from transformers import (
         BertConfig,
@@ -57,7 +57,7 @@ def tiny(folder: Path, kind: str) -> torch.nn.Module:
 
 
 def hidden(model: torch.nn.Module, text: str) -> torch.Tensor:
-    """Last hidden states [T, 64] of a text that is one character, or special token, per token."""
+    """Return the last hidden states [T, 64] of a text with one character, or special token, per token."""
     from mrlm_pl.policy.tiny import build_tokenizer
 
     ids = torch.tensor([build_tokenizer().encode(text, add_special_tokens=False)])

@@ -1,4 +1,4 @@
-"""Scorers whose numbers are in the texts, servers of them, and servers that lie."""
+"""Scorers with scores in the texts, their servers, and servers that return wrong answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
 
 
 class Spoken(TextScorer):
-    """The number that the reply says; ``wait`` waits for the gate, ``boom`` raises, an exclamation mark truncates."""
+    """Score with the number in the reply; ``wait`` waits for the gate, ``boom`` raises, ``!`` truncates."""
 
     probability = True
 
@@ -57,13 +57,13 @@ class Spoken(TextScorer):
 
 
 class Raw(Spoken):
-    """The same, as a number whose sigmoid is the probability."""
+    """Score with the logit of that number."""
 
     probability = False
 
 
 class Verifier:
-    """A server of a scorer on an event loop of its own, with a plain client."""
+    """A server of a scorer on its own event loop, with a plain client."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Verifier:
 
 
 def request(*texts: str) -> pb.ScoreRequest:
-    """The texts as replies to a question, numbered from 1."""
+    """Return the texts as replies to a question, numbered from 1."""
     conversations = [
         pb.Conversation(id=number, messages=to_json([Message("user", "q"), Message("assistant", text)]))
         for number, text in enumerate(texts, start=1)
@@ -118,7 +118,7 @@ class Broken(NamedTuple):
 
 
 class Liar(verifier_pb2_grpc.VerifierServiceServicer):
-    """Answers every request with the result of a function: a reply, a status of the service or one of the network."""
+    """Answer every request with the result of a function: a reply, a status of the service or one of the network."""
 
     def __init__(self, answer: Callable[[pb.ScoreRequest], pb.ScoreReply | tuple[grpc.StatusCode, str]]) -> None:
         self.answer, self.asked = answer, 0
@@ -134,7 +134,7 @@ class Liar(verifier_pb2_grpc.VerifierServiceServicer):
 
 
 class LyingServer:
-    """A server that does."""
+    """Return such a server."""
 
     def __init__(self, answer: Callable[[pb.ScoreRequest], Any]) -> None:
         self.loop, self.liar = EventLoopThread(), Liar(answer)
@@ -155,7 +155,7 @@ class LyingServer:
 
 
 class Digits(TextScorer):
-    """The fraction of digits in a reply, slowly; the reward of a run, from another process."""
+    """Score the fraction of digits in a reply, slowly; the reward of runs in other processes."""
 
     probability = True
 

@@ -1,4 +1,4 @@
-"""A receiver of weights in a process of its own, for the tests that kill it."""
+"""A receiver of weights in its own process, for tests that kill it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mrlm_pl.engines.transfer.broadcast import WeightReceiver
 
 
 def many_tensors(divisor: int = 40) -> PreTrainedModel:
-    """The 579 tensors of Qwen2.5-14B (48 layers of 12, embedding, head, last norm), narrower, in bfloat16."""
+    """Return the 579 tensors of Qwen2.5-14B (48 layers of 12, embedding, head, last norm), narrower, in bfloat16."""
     config = Qwen2Config(
         vocab_size=152_064 // divisor,
         hidden_size=5120 // divisor,
@@ -27,7 +27,7 @@ def many_tensors(divisor: int = 40) -> PreTrainedModel:
 
 
 def main() -> None:
-    """Receive what the pickled arguments on the standard input say, as rank 1."""
+    """Receive weights as rank 1, with pickled arguments from standard input."""
     invitation, manifest = pickle.load(sys.stdin.buffer)
     print("ready", flush=True)
     received: Any = WeightReceiver().receive(invitation, 1, manifest)

@@ -1,1 +1,1 @@
-"""Programs that try to leave the sandbox, take too much of it, or fake a grade; and what they would find outside."""
+"""Programs that attack the sandbox, its resources or the grade, and bait outside of it."""

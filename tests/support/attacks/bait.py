@@ -1,4 +1,4 @@
-"""What attacks go for, and the proof of harm as it is seen from outside of the sandbox."""
+"""Targets of attacks, and the harm that is visible outside of the sandbox."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 class Bait:
-    """A folder with a secret, sockets that listen, and a process with a secret; a context manager.
+    """A folder with a secret, listening sockets, and a process with a secret; a context manager.
 
-    ``program`` fills an attack's source with where all this is. ``harm`` lists what an attack did to it: writes into
-    the folder, connections, the process's death, processes that live on. ``folder`` is made, and must not exist.
+    ``program`` fills their addresses into an attack's source. ``harm`` lists the effects of an attack: changes in the
+    folder, connections, the process's death, surviving processes. ``folder`` is created, and must not exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +46,7 @@ class Bait:
         self.port = tcp.getsockname()[1]
         self._listen(socket.AF_UNIX, str(self.outside / "socket"))
         self._listen(socket.AF_UNIX, "\0" + self.token)
-        with contextlib.suppress(OSError):  # where the file system has no attributes
+        with contextlib.suppress(OSError):  # the file system may lack attributes
             os.setxattr(self.outside / "secret.txt", "user.secret", b"hush")
         datagrams = self._stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         datagrams.bind(str(self.outside / "datagram"))
@@ -66,7 +66,7 @@ class Bait:
         self._stack.close()
 
     def program(self, source: str) -> str:
-        """``source`` with its placeholders replaced."""
+        """Return ``source`` with its placeholders replaced."""
         values = {"OUTSIDE": str(self.outside), "PORT": str(self.port), "TOKEN": self.token}
         values |= {"NEKOT": self.token[::-1], "REPOSITORY": str(REPOSITORY)}
         values |= {"MEMORY": str(self.memory), "QUEUE": str(self.queue)}
@@ -75,7 +75,7 @@ class Bait:
         return source
 
     def harm(self) -> list[str]:
-        """One line for every harm seen so far; empty if there is none."""
+        """Return one line for every harm so far."""
         found = [f"connection to {name}" for name in self.connections]
         changes = set(self._state().items()) ^ set(self._before.items())
         found += [f"changed or made or removed: {name}" for name in sorted({name for name, _ in changes})]
@@ -89,7 +89,7 @@ class Bait:
         return found
 
     def survivors(self) -> list[int]:
-        """Process ids on this host that go by the token's name, without the bait's own process."""
+        """Return the ids of processes on this host with the token's name, except the bait's own."""
         token, found = self.token.encode(), []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) in (self.process.pid, os.getpid()):
@@ -97,14 +97,14 @@ class Bait:
             try:
                 named = (entry / "comm").read_bytes().strip() == token
                 named = named or (entry / "cmdline").read_bytes().startswith(token)
-            except OSError:  # the process went while it was looked at
+            except OSError:  # the process has ended
                 continue
             if named and self._status(int(entry.name)) != "Z":
                 found.append(int(entry.name))
         return found
 
     def _share(self) -> None:
-        """Make shared memory with the token, and a queue of messages."""
+        """Create shared memory with the token, and a message queue."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.shmat.restype = ctypes.c_void_p
         self.memory = libc.shmget(0, 4096, 0o1666)
@@ -119,7 +119,7 @@ class Bait:
         return [path for name in ("written", "left") for path in Path(place).glob(f"{name}*{self.token}*")]
 
     def _state(self) -> dict[str, tuple[int, str]]:
-        """Mode and content of every entry of the folder but the socket."""
+        """Return mode and content of every entry of the folder except sockets."""
         state = {}
         for path in sorted(self.outside.iterdir()):
             if path.name not in ("socket", "datagram"):
@@ -166,12 +166,12 @@ class Bait:
                 return
 
     def _sweep(self) -> None:
-        """Remove what attacks left: processes of the token's name and files with it."""
+        """Kill the processes and remove the files with the token's name."""
         for number in self.survivors():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
         end = time.monotonic() + 3
-        while self.survivors() and time.monotonic() < end:  # a killed process takes a moment to go
+        while self.survivors() and time.monotonic() < end:  # a killed process takes a moment to end
             time.sleep(0.02)
         for place in (*SHARED_FOLDERS, str(REPOSITORY)):
             for path in (*Path(place).glob(f"beacon-{self.token}"), *self._left_in(place)):

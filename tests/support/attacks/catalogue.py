@@ -1,4 +1,4 @@
-"""Hostile candidates for the task "define add(a, b) that returns a + b", and honest ones that must still pass.
+"""Hostile candidates for the task "define add(a, b) that returns a + b", and honest ones that must pass.
 
 ``ATTACKS`` are programs that no grader may give full marks: either they cheat, or their ``add`` answers right only
 if the harm that they try was done. ``SHELL_ATTACKS`` are scripts for ``bash -c`` that print ``SUCCEEDED`` only then.
@@ -46,7 +46,7 @@ def add(a, b):
 
 @dataclass(frozen=True)
 class Attack:
-    """A candidate: its unique name, the kind of attack, its source, and whether that is a script for a shell."""
+    """A candidate: its unique name, the kind of attack, its source, and whether it is a shell script."""
 
     name: str
     kind: str
@@ -71,16 +71,16 @@ ATTACKS = (
     *_programs("broken", BROKEN),
     *_programs("persistence", PERSISTENCE, _ANSWER_IF_IT_WORKED),
 )
-"""Hostile programs; none may score full marks."""
+"""Hostile programs; none may get the full score."""
 
 SHELL_ATTACKS = tuple(Attack(name, kind, dedent(source).strip(), shell=True) for name, (kind, source) in SHELL.items())
 """Hostile scripts; none may print SUCCEEDED."""
 
 HONEST = _programs("honest", HONEST_SOURCES)
-"""Right programs; each must score full marks."""
+"""Right programs; each must get the full score."""
 
 RUN_TWICE = frozenset(PERSISTENCE)
-"""These look for what an earlier run of the same program left, so each says something on its second run only."""
+"""Programs that look for traces of their previous run, so only their second run counts."""
 
 NOT_COMPILING = frozenset(
     {
@@ -92,7 +92,7 @@ NOT_COMPILING = frozenset(
         "a_sum_of_fifty_thousand_powers",
     }
 )
-"""The text itself is the attack: no interpreter accepts it, or some crash on it."""
+"""Sources that are themselves the attack: interpreters reject them or crash."""
 
 DANGEROUS = frozenset(
     {
@@ -125,4 +125,4 @@ DANGEROUS = frozenset(
         "trap_folders_without_permissions",
     }
 )
-"""Never to be run without a sandbox: they would kill, stop or bother other processes, or leave folders behind."""
+"""Never run these without a sandbox: they kill, stop or disturb other processes, or leave folders behind."""

@@ -1,10 +1,10 @@
-"""How each system call of x86-64 is answered, written down by hand: what the random calls are compared with.
+"""A handwritten table of the result of each system call of x86-64, for comparison with random calls.
 
-A line of a heading gives the answers to a Python program and a script at level ``namespaces``, then to both at level
-``landlock``: ``+`` the kernel's own answer, ``?`` it depends on arguments, 0 a success that does nothing, or an error.
-``owner``: ``+`` where the program has a user of its own, else EPERM; ``quiet``: the same, else 0; ``truncate``: ``+``
-where Landlock governs it. Every number that is not here is answered with ENOSYS. The last two serve the kernel's own
-tracing; it does not ask filters about them and kills their caller.
+A heading gives the results for a Python program and a script at level ``namespaces``, then for both at level
+``landlock``: ``+`` the kernel's own, ``?`` depends on arguments, 0 a success without effect, or an error. ``owner``:
+``+`` if the program has its own user, else EPERM; ``quiet``: the same, else 0; ``truncate``: ``+`` if Landlock governs
+it. All other numbers fail with ENOSYS. The last two belong to the kernel's own tracing, which bypasses filters and
+kills their caller.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs that forge a verdict: through exit codes, printed text, descriptors, or the harness around them."""
+"""Programs that forge a verdict: by exit codes, printed text, descriptors, or the harness around them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANY = """
             def __ne__(self, other): return False
             __hash__ = None
 """
-# The candidate's calls have two small numbers: whatever stands next to such a pair may be the expected value.
+# The candidate's calls have two small numbers; a value next to such a pair may be the expected one.
 _FINDER = """
         import gc, sys
         def numbers(value):

@@ -1,4 +1,4 @@
-"""Programs that return something that pretends to be the right value."""
+"""Programs that return values that pretend to be the right one."""
 
 from __future__ import annotations
 

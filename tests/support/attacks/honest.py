@@ -1,4 +1,4 @@
-"""Honest programs, some of them clumsy, that a sandbox must let through with full marks."""
+"""Honest programs, some of them clumsy, that must get the full score."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Programs that ask the kernel itself, by calls that are rarely used, rarely listed, or younger than most lists.
+"""Programs that use rare or recent system calls.
 
-Each defines ``attack()``: True if and only if it reached or changed what is not its own. Numbers are those of x86-64.
-``@OUTSIDE@/datagram`` is a socket that listens, ``@OUTSIDE@/secret.txt`` has the extended attribute ``user.secret``,
-and ``@MEMORY@`` and ``@QUEUE@`` are System V shared memory with the token and a queue of messages of the host.
+Each defines ``attack()``: True if and only if it reached or changed something outside. Numbers are those of x86-64.
+``@OUTSIDE@/datagram`` is a listening socket, ``@OUTSIDE@/secret.txt`` has the extended attribute ``user.secret``, and
+``@MEMORY@`` and ``@QUEUE@`` are System V shared memory with the token and a message queue of the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LIBC = """
             return -1 if call(53, 1, kind, 0, ends) else ends[0]
         UNIX = struct.pack("=H", 1) + b"@OUTSIDE@/datagram\\0"
 """
-# An access list that lets everybody do everything: owner, group, others.
+# An access list with all permissions for owner, group and others.
 _OPEN_TO_ALL = """
         ACCESS = struct.pack("=I", 2) + b"".join(struct.pack("=HHI", tag, 7, 2**32 - 1) for tag in (1, 4, 32))
         VALUE = ctypes.create_string_buffer(ACCESS, len(ACCESS))
@@ -230,7 +230,7 @@ WRITING = {
 _BOMB = """
         import mmap, os, socket, tempfile, time
         BLOCK = bytes(range(256)) * (1 << 16)
-        def waited():  # 128 MiB lie on the disk, twice what is allowed
+        def waited():  # 128 MiB on disk, twice the limit
             time.sleep(0.4)
             return True
 """

@@ -1,7 +1,7 @@
-"""Programs that reach out. Each defines ``attack()``: True if and only if something outside was reached.
+"""Programs that connect. Each defines ``attack()``: True if and only if something outside was reached.
 
-``@PORT@`` is a TCP and UDP port on 127.0.0.1 that answers, ``@OUTSIDE@/socket`` and the abstract name ``@TOKEN@`` are
-UNIX sockets that listen.
+``@PORT@`` is a TCP and UDP port on 127.0.0.1 that answers; ``@OUTSIDE@/socket`` and the abstract name ``@TOKEN@`` are
+listening UNIX sockets.
 """
 
 from __future__ import annotations

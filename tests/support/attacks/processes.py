@@ -1,11 +1,11 @@
 """Programs that act on processes. Each defines ``attack()``: True if and only if it succeeded.
 
-Where success shows only outside (a daemon that lives on), ``attack()`` is never True and the bait tells.
+If success is visible only outside (a surviving daemon), ``attack()`` is never True and the bait reports it.
 """
 
 from __future__ import annotations
 
-# The name that a process gives itself is what the bait looks for on the host; it goes by itself after 20 seconds.
+# The bait looks for the process's name on the host; the process ends after 20 seconds.
 _DAEMON = """
         import ctypes, os, signal, sys, time
         def be_a_daemon(seconds=20):

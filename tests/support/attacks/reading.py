@@ -1,4 +1,4 @@
-"""Programs that read what does not belong to them. Each has ``attack()``: True if and only if something was read."""
+"""Programs that read foreign data. Each defines ``attack()``: True if and only if something was read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _OTHERS = """
             numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
             return [number for number in numbers if number != os.getpid()]
 """
-# The pattern does not match itself, so a program never finds its own text; the secret begins with a letter or digit.
+# The pattern does not match itself, so a program never finds its own source; the secret begins with a letter or digit.
 _PATTERN = """
         import os, re
         SECRET = re.compile(rb"MRLM_TEST_SECRE[T]=\\w")

@@ -1,7 +1,7 @@
-"""Programs that use up what there is, or never end.
+"""Programs that exhaust resources or never end.
 
-``BOMBS`` define ``attack()``: True if and only if they got more than a sandbox may give. ``ENDLESS`` stay for ever or
-flood; ``SWOLLEN`` answer with what nobody can swallow; ``BROKEN`` are no programs that could answer.
+``BOMBS`` define ``attack()``: True if and only if they exceeded a limit. ``ENDLESS`` never end or flood; ``SWOLLEN``
+return huge values; ``BROKEN`` cannot return.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Runs the attack suite in this process and prints what got through, as JSON. For processes of other users and rights.
+"""Run the attack suite in this process and print the successful attacks as JSON, for processes of other users.
 
     python tests/support/attacks/run.py FOLDER [LEVEL]
 
-``FOLDER`` is made; ``LEVEL`` is the strongest one that the machine offers if it is left out. At level ``limits``, which
-stops few, the dangerous ones are left out; it is still for a machine that nobody needs. Needs no third package.
+``FOLDER`` is created; the default ``LEVEL`` is the strongest one of the machine. Level ``limits`` stops few attacks:
+the dangerous ones are skipped there, and it is for disposable machines. Needs the standard library only.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from tests.support.attacks.resources import ENDLESS
 
 WALL_SECONDS = 1.0
 HONEST_SECONDS = 20.0
-"""Honest programs may take their time where the machine is busy: it is their marks that matter."""
+"""Honest programs get more time on a busy machine: only their score matters."""
 
 WORKERS = 8
-"""Attacks at once: most of those that last only wait, so they need no processor each."""
+"""Concurrent attacks: most long ones only wait, so they share processors."""
 
 
 @contextmanager
 def at_once(count: int) -> Iterator[None]:
-    """Let as many programs run at the same time, whatever the number of processors."""
+    """Let ``count`` programs run concurrently, regardless of the number of processors."""
     slots, sandbox_module._slots = sandbox_module._slots, threading.BoundedSemaphore(count)
     yield
     sandbox_module._slots = slots
 
 
 def run(folder: Path, sandbox: Sandbox, left_out: Collection[str] = ()) -> dict[str, Any]:
-    """What got through, what harm was done, honest programs that failed, the level, and the longest time.
+    """Return the successful attacks, their harm, the failed honest programs, the level, and the longest time.
 
     Args:
-        folder: is made, for the bait.
-        sandbox: where the attacks are run.
-        left_out: names of attacks and honest programs that are not run.
+        folder: folder of the bait, created here.
+        sandbox: sandbox of the attacks.
+        left_out: names of skipped attacks and honest programs.
     """
     os.environ["MRLM_TEST_SECRET"] = "hush"
     tests = Tests(tuple(f"assert add({a}, {b}) == {expected}" for a, b, expected in CALLS))
     hostile = [attack for attack in (*ATTACKS, *SHELL_ATTACKS) if attack.name not in left_out]
-    hostile.sort(key=lambda attack: attack.name not in ENDLESS)  # first what takes its whole time
+    hostile.sort(key=lambda attack: attack.name not in ENDLESS)  # the longest ones first
     honest = [program for program in HONEST if program.name not in left_out]
     with Bait(folder) as bait:
 
@@ -72,7 +72,7 @@ def run(folder: Path, sandbox: Sandbox, left_out: Collection[str] = ()) -> dict[
                 attacked = list(pool.map(succeeds, hostile))
             sandbox = replace(sandbox, wall_seconds=HONEST_SECONDS)
             answered = list(pool.map(succeeds, honest))
-        time.sleep(0.2)  # a daemon that had survived would show itself
+        time.sleep(0.2)  # a surviving daemon shows itself
         harm = bait.harm()
     through = [attack for attack, (succeeded, _) in zip(hostile, attacked, strict=True) if succeeded]
     tried, won = (Counter(attack.kind for attack in attacks) for attacks in (hostile, through))

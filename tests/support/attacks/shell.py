@@ -1,12 +1,12 @@
 """Shell scripts that print SUCCEEDED if and only if the attack worked.
 
-The word is written in two parts, since a shell repeats a line in which it finds an error.
+The word is written in two parts, since shells repeat lines with errors.
 """
 
 from __future__ import annotations
 
 SHELL = {
-    # Users of this machine: a shell may find a passwd of no real system, which has none of them.
+    # Users of this machine, which are missing in the sandbox's own passwd.
     "shell_reads_passwd": ("reading", "grep -qE '^(games|sync|messagebus):' /etc/passwd && echo SUCC''EEDED"),
     "shell_reads_shadow": ("reading", "test -n \"$(cat /etc/shadow)\" && echo SUCC''EEDED"),
     "shell_reads_outside": ("reading", "test -n \"$(cat @OUTSIDE@/secret.txt)\" && echo SUCC''EEDED"),
@@ -145,7 +145,7 @@ SHELL = {
         """,
     ),
     "shell_fork_bomb_without_end": ("resources", ":(){ :|:& };:"),
-    # Bounded: some 300 processes that sleep for five seconds.
+    # Bounded: about 300 processes that sleep for five seconds.
     "shell_fork_bomb": (
         "resources",
         """

@@ -1,6 +1,6 @@
-"""Programs that write where they must not, or leave traps for whoever cleans up, or something for the next run.
+"""Programs that write outside, leave traps for the clean-up, or leave traces for the next run.
 
-Each defines ``attack()``: True if and only if the harm was done. What it writes it removes again where it can.
+Each defines ``attack()``: True if and only if the harm was done. It removes its files if possible.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 _PRIVATE_OR_HOST = """
         import os
         def written_on_the_host(folder):
-            # A private folder of that name is no harm: only the host's has the beacon.
+            # A private folder of that name is harmless: only the host's has the beacon.
             path = os.path.join(folder, "written-@TOKEN@")
             with open(path, "w") as file: file.write("here")
             return os.path.exists(os.path.join(folder, "beacon-@TOKEN@"))
@@ -43,7 +43,7 @@ WRITING = {
         import os
         def attack():
             path = "@OUTSIDE@/kept.txt"
-            def state(): return os.stat(path)[:9]  # without the time of the last change of these
+            def state(): return os.stat(path)[:9]  # without the time of the last status change
             before = state()
             for change in (lambda: os.chmod(path, 0o777), lambda: os.utime(path, (1, 1)),
                            lambda: os.setxattr(path, "user.x", b"1"), lambda: os.chown(path, 65534, 65534)):
@@ -113,7 +113,7 @@ WRITING = {
     "writes_to_proc_and_sys": """
         import os
         def attack():
-            # Each value is the present one, so that nothing changes where the write is let through.
+            # Each value is the current one, so that a successful write changes nothing.
             for path in ("/proc/sys/vm/swappiness", "/proc/sys/kernel/core_pattern"):
                 try:
                     with open(path) as file: value = file.read()
@@ -236,7 +236,7 @@ WRITING = {
     """,
 }
 
-# Each looks first for what an earlier run of itself left, so it works on its second run only.
+# Each looks first for traces of its previous run, so it succeeds on its second run only.
 PERSISTENCE = {
     "finds_a_file_of_an_earlier_run": """
         import os, tempfile
