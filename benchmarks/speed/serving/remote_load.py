@@ -3,12 +3,12 @@
     python benchmarks/speed/serving/remote_load.py [--sessions 100 1000 10000] [--seconds 60] [--parts paced speed]
         [--workers 0]
 
-For each number of sessions a server of its own hosts an environment that only counts: as a quick one, stepped on the
-server's event loop, and as one on threads. ``paced`` steps the sessions at a fixed rate, whatever the server does, and
-counts latency from the moment at which a step was due. Every answer must echo its session and turn and hold the
-session's own count, one step in a hundred is sent twice and must have equal answers, and at the end no session may be
-left. ``speed`` makes as many steps as it can, with 256 requests in flight. Exit status 1 when an answer is wrong.
-Everything stays on this machine, and the client has a part of it: CPU seconds stand beside wall seconds.
+For each number of sessions a new server hosts an environment that only counts, stepped either on the server's event
+loop or on threads. ``paced`` steps the sessions at a fixed rate, and measures latency from the scheduled time of each
+step. Every answer must echo its session and turn and hold the session's count, one step in a hundred is sent twice and
+must get equal answers, and no session may remain at the end. ``speed`` makes as many steps as possible, with 256
+concurrent requests. Exit status 1 if an answer is wrong. Client and server share this machine, so CPU seconds are
+printed too.
 
 With ``--workers N`` the sessions are opened at a controller, which places them on N workers; the client then connects
 to the workers. A server's figures are sums over the workers, and ``per_worker`` is the sessions of each.
@@ -164,12 +164,12 @@ class Session:
         self.lock = asyncio.Lock()
 
     def request(self) -> pb.StepRequest:
-        """The next step."""
+        """Return the request of the next step."""
         actions = to_json({"agent": Message("assistant", "count")})
         return pb.StepRequest(session=self.id, turn=self.turn, actions=actions)
 
     def take(self, reply: pb.StepReply) -> str | None:
-        """What is wrong with the answer to the next step, if anything; it is counted as made."""
+        """Count the next step as made, and return the fault of its answer, or None."""
         step, turn = from_json(reply.step, step_from), self.turn
         self.turn += 1
         if (reply.session, reply.turn) != (self.id, turn):
@@ -234,7 +234,7 @@ class Client:
             self.wrong[problem] += 1
 
     async def step(self, session: Session) -> None:
-        """Take one step; now and then its request is sent twice at once."""
+        """Make one step; one request in a hundred is sent twice."""
         request = session.request()
         asked = 2 if random.random() < 1 / ASKED_TWICE else 1
         calls = (session.connection.call("Step", request, TIMEOUT) for _ in range(asked))
@@ -329,7 +329,7 @@ async def paced(environment: str, count: int, rate: float, seconds: float, worke
 
 
 async def speed(environment: str, count: int, seconds: float, repeats: int, workers: int) -> dict[str, Any]:
-    """Return steps per second and the server's CPU microseconds for a step, medians over the repetitions."""
+    """Return steps per second and the server's CPU microseconds per step, medians over the repetitions."""
     async with connected(environment, count, workers) as (server, client, row):
         found: list[tuple[float, float]] = []
         for _ in range(repeats):
@@ -367,11 +367,11 @@ def main() -> None:
         "--environments", nargs="+", default=["counter", "threaded"], help="stepped on the loop or on threads"
     )
     parser.add_argument("--parts", nargs="+", choices=("paced", "speed"), default=["paced", "speed"])
-    parser.add_argument("--rate", type=float, default=1000.0, help="steps a second in all, of paced")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of paced")
-    parser.add_argument("--repeats", type=int, default=5, help="of speed")
-    parser.add_argument("--speed-seconds", type=float, default=3.0, help="of each repetition of speed")
-    parser.add_argument("--workers", type=int, default=0, help="behind a controller; 0: one server without it")
+    parser.add_argument("--rate", type=float, default=1000.0, help="total steps per second of paced")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds of paced")
+    parser.add_argument("--repeats", type=int, default=5, help="repetitions of speed")
+    parser.add_argument("--speed-seconds", type=float, default=3.0, help="seconds per repetition of speed")
+    parser.add_argument("--workers", type=int, default=0, help="workers behind a controller; 0: one server")
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()
     gc.freeze()  # keeps the client's own pauses small

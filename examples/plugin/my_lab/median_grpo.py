@@ -39,5 +39,5 @@ class MedianGRPO(PolicyGradient):
         self.clip = clip
 
     def advantages(self, returns: Returns) -> Tensor:
-        """Return the advantages [N] of what each agent earned in each episode."""
+        """Return the advantages [N], one per agent and episode."""
         return median_advantages(returns.reward, returns.comparison)
