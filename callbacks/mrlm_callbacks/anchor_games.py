@@ -47,7 +47,7 @@ class AnchorGames:
             raise ConfigurationError("the anchors of SelfPlay: 'initial' is the initial snapshot; take another name")
 
     def read(self, opponent: Policy) -> dict[str, dict[str, Tensor]]:
-        """Weights of the further anchors, by name.
+        """Return weights of the further anchors, by name.
 
         Raises:
             ConfigurationError: a model is none that the opponent's seat can play with.
@@ -64,7 +64,7 @@ class AnchorGames:
     def play(
         self, trainer: Any, data: RolloutDataModule, environments: Sequence[str], score: Callable[[Episode], float]
     ) -> dict[str, float]:
-        """Numbers of the learner's games against who sits in the opponent's seat; every rank must ask.
+        """Return the learner's results against the policy in the opponent's seat; every rank must call it.
 
         Returns:
             ``score`` with its 95 % Wilson interval ``low`` to ``high``; shares ``wins`` and ``draws``; ``games``
@@ -108,7 +108,7 @@ def check_language(policy: Policy, other: Policy, whose: str) -> None:
 
 
 def game_score(episode: Episode, sides: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> float:
-    """1, .5 or 0: whether the learner's agents earned more than the opponent's, as much or less, in the mean.
+    """Return 1, .5 or 0: the learner's agents earned more than the opponent's, as much or less, in the mean.
 
     Args:
         episode: one that did not fail; an agent that had no turn earned 0.

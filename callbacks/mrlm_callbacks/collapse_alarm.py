@@ -13,11 +13,11 @@ class CollapseAlarm:
     """The definition of a collapse, and the reaction to it.
 
     Args:
-        margin: alarm when the score against an anchor is more than this below the best one against it so far, that
-            before training included. A score of n games has a standard error of up to ``.5 / sqrt(n)``, so choose more
-            than three times that.
+        margin: alarm when the score against an anchor is more than this below the best earlier one, also that
+            before training. A score of n games has a standard error of up to ``.5 / sqrt(n)``, so choose more than
+            three times that.
         floor: alarm also when the score against an anchor is below this; None has no such bound.
-        action: ``warn`` logs it and goes on; ``stop`` ends the run in order, with its export.
+        action: ``warn`` logs it; ``stop`` ends the run in order, with its export.
 
     Raises:
         ConfigurationError: a number is out of range.
@@ -35,7 +35,7 @@ class CollapseAlarm:
             )
 
     def reason(self, score: float, best: float) -> str | None:
-        """Why a score is alarming, or None.
+        """Return the reason why a score is alarming, or None.
 
         >>> alarm = CollapseAlarm(margin=0.25, floor=0.5)
         >>> alarm.reason(0.75, best=1.0), alarm.reason(0.5, best=0.5)

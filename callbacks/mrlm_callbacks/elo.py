@@ -34,7 +34,7 @@ class Rating:
 class GameTable(dict[tuple[str, str], tuple[float, int]]):
     """Results of games between players that have names: the first one's score and the number of games, by pair.
 
-    A win counts 1 and a draw a half; what a player did not score the other did.
+    A win counts 1 and a draw a half; the rest of a player's score is the other's.
     """
 
     def add(self, player: str, other: str, score: float, games: int) -> None:
@@ -46,7 +46,7 @@ class GameTable(dict[tuple[str, str], tuple[float, int]]):
 
 
 def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict[str, Rating]:
-    """Ratings of all players under the Bradley-Terry model, in which ``p = 1 / (1 + 10^(-difference / 400))``.
+    """Return all players' ratings by the Bradley-Terry model, in which ``p = 1 / (1 + 10^(-difference / 400))``.
 
     The ratings are those of highest likelihood (Bradley and Terry 1952), with a draw as half a win for each. Every pair
     that met counts ``virtual_draws`` drawn games more, so that a player who won all games has a finite rating. The
@@ -84,7 +84,7 @@ def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict
 
 
 def _most_likely(scores: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Strengths [P] by Newton's method, 0 for who is not ``free`` [F], and the information [F, F] there."""
+    """Return strengths [P] by Newton's method, 0 where not ``free`` [F], and the information [F, F] there."""
     games = scores + scores.T
     strength = torch.zeros(len(scores), dtype=torch.float64)
     for _ in range(_STEPS):
@@ -104,7 +104,7 @@ def _most_likely(scores: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _derivatives(scores: Tensor, games: Tensor, strength: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient [F] of the log-likelihood and its negative second derivative [F, F]."""
+    """Return the gradient [F] of the log-likelihood and its negative second derivative [F, F]."""
     chance = torch.sigmoid(strength[:, None] - strength[None, :])
     weight = games * chance * (1 - chance)
     information = torch.diag(weight.sum(1)) - weight

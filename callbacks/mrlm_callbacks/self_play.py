@@ -191,7 +191,7 @@ class SelfPlay(Callback, CollectionObserver):
     # Measurements.
 
     def _play_anchors(self, trainer: Trainer) -> dict[str, dict[str, float]]:
-        """Results against each anchor; leaves the last one in the opponent's seat."""
+        """Return the results against each anchor; the last one stays in the opponent's seat."""
         results = {}
         for name, weights in {"initial": self.pool.snapshots[INITIAL], **self._anchor_weights}.items():
             self._put(trainer, weights)
@@ -215,7 +215,7 @@ class SelfPlay(Callback, CollectionObserver):
     def _log_anchors(self, trainer: Trainer) -> None:
         """Log the latest scores against the anchors, in the row of the update before.
 
-        Straight to the loggers: what is logged through the module is repeated in each later row.
+        Straight to the loggers: values that are logged through the module repeat in each later row.
         """
         latest = [row for row in self.history if row["iteration"] == self.history[-1]["iteration"]]
         metrics = {"self_play/alarm": float(any(row["alarm"] is not None for row in latest))}
@@ -249,10 +249,10 @@ class SelfPlay(Callback, CollectionObserver):
         table = {name: {"elo": item.elo, "low": item.low, "high": item.high} for name, item in ratings.items()}
         write_json(Path(trainer.default_root_dir) / "self_play.json", {"ratings": table, "anchors": self.history})
 
-    # What the trainer knows.
+    # The trainer's objects.
 
     def _find_sides(self, trainer: Trainer) -> dict[str, tuple[list[str], list[str]]]:
-        """Agents of the learner and of the opponent, by environment, where both play."""
+        """Return agents of the learner and of the opponent, by environment, where both play."""
         algorithm = self._algorithm(trainer)
         sides = {}
         for name, environment in self._data(trainer).environments.items():

@@ -30,7 +30,7 @@ class SnapshotPool:
         size: most snapshots that are held, the initial one included.
         draw: ``uniform``; ``latest``: the newest; ``prioritized``: with a weight of ``(1 - w)^2`` for the learner's
             score ``w`` against it (AlphaStar's prioritized fictitious self-play, doi 10.1038/s41586-019-1724-z), but
-            never of less than .01, so that a beaten snapshot returns now and then and shows what was forgotten. ``w``
+            never of less than .01, so that a beaten snapshot returns now and then and reveals forgetting. ``w``
             is .5 before the first game and then a running average, in which the latest collection against that
             snapshot counts a quarter.
     """
@@ -53,7 +53,7 @@ class SnapshotPool:
         self.scores[number] = _MEMORY * self.scores.get(number, 0.5) + (1 - _MEMORY) * score
 
     def drawn(self, seed: int, iteration: int) -> int:
-        """Number of the opponent of an iteration: a function of the seed, the iteration and what is in the pool."""
+        """Return the number of an iteration's opponent: a function of the seed, the iteration and the pool."""
         numbers = sorted(self.snapshots)
         if self.draw == "latest":
             return numbers[-1]
@@ -61,7 +61,7 @@ class SnapshotPool:
         return keyed_random("self-play", seed, iteration).choices(numbers, weights)[0]
 
     def weight(self, number: int) -> float:
-        """Weight of a snapshot in the draw."""
+        """Return the weight of a snapshot in the draw."""
         if self.draw == "uniform":
             return 1.0
         return max(1.0 - self.scores.get(number, 0.5), _LEAST) ** 2
@@ -78,7 +78,7 @@ class SnapshotPool:
 
 
 def weights_of(policy: Policy) -> dict[str, Tensor]:
-    """Copies, on the CPU, of what makes a policy differ from its model: with LoRA only the adapter."""
+    """Return copies, on the CPU, of a policy's weights; with LoRA of the adapter alone."""
     return {
         name: weight.detach().cpu().clone()
         for name, weight in policy.model.named_parameters()

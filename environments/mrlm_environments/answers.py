@@ -93,7 +93,7 @@ def vote(answers: Sequence[str | None], form: Format) -> str | None:
 
 
 def agree(answers: Sequence[str | None], form: Format) -> bool:
-    """Return whether everybody gives the same answer; nobody who gives none agrees with anything.
+    """Return whether all give the same answer; a missing answer agrees with none.
 
     >>> agree(["5", "5.0"], "math"), agree(["5", None], "math"), agree([None, None], "math")
     (True, False, False)

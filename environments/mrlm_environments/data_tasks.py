@@ -1,4 +1,4 @@
-"""The tasks of an environment: generated, or rows of a data set; their first messages; what is wrong with a row."""
+"""The tasks of an environment: generated, or rows of a data set; their first messages; faults of rows."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Tests:
         parts: code with ``assert`` statements, in parts that do not depend on each other; each assertion counts. A part
             may define ``check(candidate)``, which is then called.
         entry: name of the function that ``check`` receives.
-        names: what a program must define; empty is the entry, or what the tests use without a definition.
+        names: that a program must define; empty is the entry, or the names that the tests use without a definition.
         context: code that the tests rely on, such as imports and helpers that the task gives; the program finds it too.
     """
 
@@ -52,8 +52,8 @@ class Tests:
 class UnitTests:
     """``unittest`` classes that test a program, trusted code; each test method counts.
 
-    What they do with the program's classes and objects is done in its process. They see values as copies, containers
-    that a call changed and files of the working folder as the program left them, and errors as the built-in class of
+    Their actions on the program's classes and objects run in its process. They see values as copies, containers that a
+    call changed and files of the working folder as the program left them, and errors as the built-in class of
     their name. An object equals itself only.
 
     Args:

@@ -34,7 +34,7 @@ class Execution:
     """The result of running a program.
 
     Args:
-        output: what it printed, standard error included, at most ``output_kb`` of it.
+        output: printed text, standard error included, at most ``output_kb`` of it.
         cut: whether a part of the output was thrown away.
         error: the error that ended it, as Python prints it; None without one.
         ending: why it was ended, or None: ``time``, ``output``, ``memory``, ``disk``, ``exit``, ``protocol``.
@@ -220,7 +220,7 @@ _slots = _new_slots()
 
 
 def _free_slots() -> None:
-    """A forked process has none of the threads that hold a slot, so nobody there would give it back."""
+    """Make new slots in a forked process: the threads that would release the old ones are not in it."""
     global _slots
     _slots = _new_slots()
 

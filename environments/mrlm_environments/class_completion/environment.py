@@ -63,7 +63,7 @@ class ClassCompletionEnvironment(Environment):
         self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
-        """Generated classes without end, or the rows of the data; see :meth:`Environment.tasks`.
+        """Return generated classes without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
             DataError: no row is a class with tests, or one is not and ``bad_rows`` is ``stop``.
@@ -88,7 +88,7 @@ class ClassCompletionEnvironment(Environment):
         return {agent: opening(_posed(task.data, methods), self.system_prompt) for agent, methods in parts.items()}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
-        """Merge and grade what the agents wrote; see :meth:`Environment.step`.
+        """Merge and grade the agents' methods; see :meth:`Environment.step`.
 
         Raises:
             SandboxError: the sandbox is broken, which is no fault of the program.
@@ -100,7 +100,7 @@ class ClassCompletionEnvironment(Environment):
         merged = None
         if len(readable) == len(replies):
             merged = merge(data["skeleton"], data["class"], data["methods"], readable)
-        # What nobody wrote cannot pass, and tests of a bare skeleton would take the time of real ones.
+        # A class without a written method cannot pass, and its tests would take the time of real ones.
         found = grade(self.sandbox, merged.source, tests_of(data)) if merged and merged.written else None
         return self._judged(list(actions), merged, found)
 

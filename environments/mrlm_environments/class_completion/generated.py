@@ -95,7 +95,7 @@ def _tests(rng: Random, chosen: list[tuple[_Method, int]], solution: str) -> str
 
 
 def _examples(rng: Random, method: _Method, namespace: Mapping[str, Any]) -> list[tuple[int, int, int, int]]:
-    """Totals, arguments, values and totals afterwards that no constant agrees with."""
+    """Return totals, arguments, values and totals afterwards that no constant agrees with."""
     for _ in range(MAX_DRAWS):
         found = []
         for _ in range(TESTS):

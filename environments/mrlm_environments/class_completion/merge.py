@@ -52,7 +52,7 @@ class Merged:
 
 
 def shares(methods: Sequence[str], agents: int) -> list[list[str]]:
-    """Return the methods of each agent that acts: neighbours together, sizes at most one apart, nobody without work.
+    """Return the methods of each agent that acts: adjacent ones together, sizes at most one apart, none empty.
 
     >>> shares(["a", "b", "c"], 2), shares(["a"], 3)
     ([['a', 'b'], ['c']], [['a']])
@@ -174,13 +174,13 @@ def _merge_class(target: ast.ClassDef, methods: Sequence[str], replies: Sequence
 
 
 def _add_new(nodes: list[ast.expr] | list[ast.keyword], more: Sequence[ast.AST]) -> None:
-    """Append what is not there, in place."""
+    """Append the nodes that are missing, in place."""
     there = {ast.dump(node) for node in nodes}
     nodes.extend(node for node in more if ast.dump(node) not in there)  # type: ignore[misc]
 
 
 def _distinct(statements: Iterator[ast.stmt]) -> list[ast.stmt]:
-    """Statements without repetition; of two that bind the same names, as imports of theirs do not, the first one."""
+    """Return statements without repetition; of two that bind the same names, imports aside, the first one."""
     found: dict[str, ast.stmt] = {}
     for stmt in statements:
         names = [] if isinstance(stmt, (ast.Import, ast.ImportFrom)) else list(_bound(stmt))
@@ -207,7 +207,7 @@ def _mentions(node: ast.AST, names: Sequence[str]) -> bool:
 
 
 def _import_order(stmt: ast.stmt) -> int:
-    """``from __future__`` first, then imports, then the rest as it stands."""
+    """Return the rank of a statement: ``from __future__`` first, then imports, then the rest as it stands."""
     if isinstance(stmt, ast.ImportFrom) and stmt.module == "__future__":
         return 0
     return 1 if isinstance(stmt, (ast.Import, ast.ImportFrom)) else 2

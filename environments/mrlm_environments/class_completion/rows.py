@@ -19,7 +19,7 @@ def class_task(row: Mapping[str, Any], number: int, source: object, packages: Se
     """Return a task's data, of a row with ClassEval's fields.
 
     A row has ``skeleton``, ``class_name`` and ``test`` (``unittest`` classes), and optionally ``solution_code``,
-    ``import_statement``, ``methods_info`` (what is to be written; else all stubs but ``__init__``) and
+    ``import_statement``, ``methods_info`` (the methods to write; else all stubs but ``__init__``) and
     ``class_constructor``.
 
     Args:
@@ -50,7 +50,7 @@ def tests_of(data: Mapping[str, Any]) -> UnitTests:
 
 
 def solution_parts(data: Mapping[str, Any], parts: Sequence[Sequence[str]]) -> list[str]:
-    """The solution divided by methods; what is nobody's own, such as helpers and constants, goes to the first agent."""
+    """Return the solution divided by methods; helpers and constants of no method go to the first agent."""
     asked = {method for part in parts for method in part}
     sources = []
     for number, part in enumerate(parts):

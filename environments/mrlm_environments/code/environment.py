@@ -68,7 +68,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
-        """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
+        """Return generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
             DataError: a row is none of the known formats and ``bad_rows`` is ``stop``, or every row is.
@@ -118,7 +118,7 @@ class CodeEnvironment(SingleAgentEnvironment):
 
 
 def in_words(found: Grade) -> str:
-    """Return what an agent is told of a program that did not solve its task."""
+    """Return the feedback on a program that did not solve its task."""
     if found.ending == "time":
         return "The program took too long."
     if not found.loaded:

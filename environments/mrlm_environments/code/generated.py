@@ -18,7 +18,7 @@ ENTRY = "f"
 
 @dataclass(frozen=True)
 class CodeTask:
-    """A task: what the function shall return, a right program, and pairs of argument lists and expected values."""
+    """A task: the function's description, a right program, and pairs of argument lists and expected values."""
 
     description: str
     solution: str
@@ -103,7 +103,7 @@ def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
 def checked_levels(
     name: str, difficulty: Sequence[int], kinds: Sequence[CodeKind] | None
 ) -> tuple[tuple[int, int], tuple[CodeKind, ...]]:
-    """Lowest and highest difficulty, and the kinds, of an environment's options.
+    """Return the lowest and highest difficulty, and the kinds, of an environment's options.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -128,7 +128,7 @@ def generate_data(rng: Random, kinds: Sequence[CodeKind], difficulty: tuple[int,
 
 
 def _pairs(rng: Random, kind: CodeKind, number: int, expression: str) -> list[list[Any]]:
-    """Arguments and values that neither a constant function nor the identity agrees with."""
+    """Return arguments and values that neither a constant function nor the identity agrees with."""
     for _ in range(MAX_DRAWS):
         arguments = [_argument(rng, kind, near=number) for _ in range(TESTS)]
         values = [_value(expression, argument) for argument in arguments]
@@ -146,7 +146,7 @@ def _argument(rng: Random, kind: CodeKind, near: int = 5) -> Any:
 
 
 def _value(expression: str, argument: Any) -> Any:
-    """Value of an expression of this module's own making."""
+    """Return the value of an expression of this module's own making."""
     known: dict[str, Callable[..., Any]] = {
         "abs": abs, "len": len, "max": max, "min": min, "sorted": sorted, "sum": sum,
     }  # fmt: skip

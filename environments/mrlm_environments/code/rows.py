@@ -107,7 +107,7 @@ def entry_of(data: Mapping[str, Any]) -> str:
 
 
 def program_of(reply: str, given: str, entry: str | None) -> str:
-    """The program in a reply: the last fenced block that defines the entry, else the last one, else the whole text.
+    """Return the program in a reply: the last fenced block with the entry, else the last one, else the whole text.
 
     A body alone (its first line is indented) is put under the function's head, with which the given code ends.
 
@@ -125,7 +125,7 @@ def program_of(reply: str, given: str, entry: str | None) -> str:
 
 
 def python_blocks(reply: str) -> list[str]:
-    """Code of the reply's fenced blocks that are Python or name no language.
+    """Return code of the reply's fenced blocks that are Python or name no language.
 
     >>> python_blocks("```py\\nx = 1\\n```\\nand\\n```bash\\nls\\n```")
     ['x = 1\\n']
@@ -134,7 +134,7 @@ def python_blocks(reply: str) -> list[str]:
 
 
 def _fenced(reply: str) -> list[tuple[str, str]]:
-    """Language and code of each fenced block; the last one may lack its end. Code loses its fence's indentation."""
+    """Return language and code of each fenced block, without its fence's indentation; the last may lack its end."""
     blocks: list[tuple[str, list[str]]] = []
     indentation: str | None = None
     # By lines, as a regular expression that allows spaces around the language takes quadratic time on spaces.
@@ -171,14 +171,14 @@ def _read(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_imports(given: str, code: Sequence[str]) -> str:
-    """Given code behind imports of the standard modules that other code uses without importing them."""
+    """Return given code behind imports of the standard modules that other code uses without importing them."""
     imports = "".join(f"import {name}\n" for name in sorted(set().union(*map(_modules_used, code))))
     future = re.search(r"\A(?:\s*(?:#.*)?\n)*from __future__ .*\n", given)
     return f"{given[: future.end()]}{imports}{given[future.end() :]}" if future else f"{imports}{given}"
 
 
 def _modules_used(code: str) -> set[str]:
-    """Standard modules whose attributes code reads, of those that it neither imports nor binds to anything else."""
+    """Return standard modules whose attributes code reads, without those that it imports or binds."""
     nodes = list(ast.walk(ast.parse(code)))
     bases = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     return (bases & sys.stdlib_module_names) - bound_names(code)

@@ -19,7 +19,7 @@ class AuxUse:
     """The use of ``aux`` by a main function.
 
     Args:
-        calls: it calls it, or hands it to what it calls.
+        calls: it calls it, or hands it to another call.
         thin: it does no work of its own: it is a thin wrapper.
         ignores: it calls it without using the value.
     """
@@ -55,7 +55,7 @@ def function_of(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunct
 
 
 def without(code: str, name: str) -> str:
-    """Code without the statements of its top level that bind a name; code that does not parse stays as it is.
+    """Return code without the top-level statements that bind a name; code that does not parse stays as it is.
 
     >>> without("aux = 3\\ndef f(x):\\n    return aux(x)", "aux")
     'def f(x):\\n    return aux(x)'
@@ -152,7 +152,7 @@ def _dropped(call: ast.Call, parents: dict[int, ast.AST], read: set[str]) -> boo
 
 
 def _live(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Statements that can be reached, without docstrings, ``pass`` and branches of constant conditions."""
+    """Return the statements that can be reached, without docstrings, ``pass`` and branches of constant conditions."""
     found: list[ast.stmt] = []
     for stmt in body:
         if isinstance(stmt, ast.Pass) or (isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Constant)):
@@ -173,7 +173,7 @@ def _live(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
-    """Nodes of a function's own, not of those inside it."""
+    """Yield the nodes of a function's own body, not those of functions inside it."""
     waiting: list[ast.AST] = list(body)
     while waiting:
         node = waiting.pop()

@@ -56,8 +56,8 @@ class CollaborativeCodingEnvironment(Environment):
     main function calls ``aux``, .5, 1 if it is not a thin wrapper, and -.5 if a call ignores the value: 4 at most. A
     program that ends its process while it is tested, or takes too long, passes no test.
 
-    With two turns, the agents see how their programs did and write them again. The second turn pays the change, so
-    that an episode's return is what its last programs are worth; full marks end it after the first turn.
+    With two turns, the agents see how their programs did and write them again. The second turn's reward is the change,
+    so that an episode's return is the score of its last programs; full marks end it after the first turn.
 
     Args:
         data: in place of generated tasks, rows with the fields of HumanEval, CoopHumanEval, MBPP or own tasks: a file
@@ -65,8 +65,8 @@ class CollaborativeCodingEnvironment(Environment):
         difficulty: lowest and highest difficulty of generated tasks, from 1 to 3; 3 has two steps.
         kinds: kinds of generated tasks; None is all of them.
         turns: 1 or 2.
-        feedback: what is told between turns: ``plain`` nothing; ``passed`` whether all is well; ``level_passed`` each
-            level with yes or no; ``level_feedback`` with details and failed assertions, which are not graded.
+        feedback: between turns: ``plain`` gives none; ``passed`` says whether all levels passed; ``level_passed`` lists
+            each level with yes or no; ``level_feedback`` with details and failed assertions, which are not graded.
         revealed_tests: assertions that ``level_feedback`` may show; they are held out of the graded ones.
         sandbox: how programs are confined.
         system_prompt: a system message before the task.
@@ -102,7 +102,7 @@ class CollaborativeCodingEnvironment(Environment):
         self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
-        """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
+        """Return generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
             DataError: a row is none of the known formats or asks for a function of the helper's name, and

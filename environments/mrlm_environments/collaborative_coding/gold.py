@@ -25,8 +25,8 @@ _BEST = AuxUse(calls=True, thin=False, ignores=False)
 def split_solution(solution: str, entry: str) -> tuple[str, str]:
     """Return programs of the helper and of the main agent that together do the work of the solution.
 
-    ``aux`` is the largest part of the function's last ``return`` that leaves it work of its own: ``3 * (x + 4)``
-    becomes ``aux(x)``, which is ``x + 4``, and ``part = aux(x)``, ``return 3 * part``. Where no part will do, as in
+    ``aux`` is the largest expression of the function that leaves it work of its own: ``3 * (x + 4)`` becomes
+    ``aux(x)``, which is ``x + 4``, and ``part = aux(x)``, ``return 3 * part``. Where no expression will do, as in
     ``x + y``, ``aux`` is the whole solution, and the main function does the work again where ``aux`` returns None.
     Other functions of the solution are the helper's.
 
@@ -46,7 +46,7 @@ def split_solution(solution: str, entry: str) -> tuple[str, str]:
 
 
 def _without_aux(tree: ast.Module) -> ast.Module:
-    """Return the solution with another name for whatever it calls ``aux`` itself."""
+    """Return the solution with its own ``aux`` renamed."""
     taken = {inner.id for inner in ast.walk(tree) if isinstance(inner, ast.Name)} | bound_names(ast.unparse(tree))
     fresh = next(name for number in itertools.count(1) if (name := f"{AUX}_{number}") not in taken)
     is_argument = any(isinstance(node, ast.arg) and node.arg == AUX for node in ast.walk(tree))
@@ -64,12 +64,18 @@ def _without_aux(tree: ast.Module) -> ast.Module:
 
 def _divisions(function: ast.FunctionDef) -> Iterator[tuple[ast.FunctionDef, ast.stmt]]:
     """Yield main functions that use ``aux`` fully, each with its ``aux``, from the largest part to the smallest."""
-    sizes = [_size(part) for part in _parts(function.body[-1])]
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        main = copy.deepcopy(function)
-        aux = _extracted(main, list(_parts(main.body[-1]))[place])
-        if sizes[place] <= 0.6 * _size(function) and aux and aux_use(ast.unparse(main), main.name) == _BEST:
-            yield main, aux
+    nodes = list(ast.walk(function))
+    body = {node for statement in function.body for node in ast.walk(statement)}
+    body -= {node.func for node in nodes if isinstance(node, ast.Call)}
+    sizes = {place: _size(node) for place, node in enumerate(nodes) if node in body and isinstance(node, ast.expr)}
+    for place in sorted(sizes, key=lambda place: -sizes[place]):
+        if isinstance(nodes[place], _NO_PART) or not 1 < sizes[place] <= 0.6 * len(nodes):
+            continue
+        for hoisted in (False, True):
+            main = copy.deepcopy(function)
+            aux = _extracted(main, list(ast.walk(main))[place], hoisted=hoisted)
+            if aux is not None and aux_use(ast.unparse(main), main.name) == _BEST:
+                yield main, aux
     yield _redundant(function)
 
 
@@ -77,31 +83,38 @@ def _size(node: ast.AST) -> int:
     return sum(1 for _ in ast.walk(node))
 
 
-def _parts(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the expressions in a last ``return`` that are always evaluated, and once."""
+def _parts(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below a statement that are always evaluated, and once."""
     for part in ast.iter_child_nodes(node):
         if _evaluates(node, part):
-            if isinstance(part, ast.expr) and not isinstance(part, _NO_PART):
-                yield part
+            yield part
             yield from _parts(part)
 
 
-def _extracted(main: ast.FunctionDef, part: ast.expr) -> ast.stmt | None:
-    """Put a call of ``aux`` before the last statement, in place of a part of it; return ``aux``.
+def _extracted(main: ast.FunctionDef, part: ast.AST, *, hoisted: bool) -> ast.stmt | None:
+    """Put a call of ``aux`` in place of a part of the main function; return ``aux``.
 
-    None where that would change the program.
+    None where that would change the program. ``hoisted`` puts the call in a line of its own before the last statement.
     """
     inside = list(ast.walk(part))
-    inner, local = _bound_in(inside), _bound_in(node for node in ast.walk(main) if node is not main)
+    around = set(ast.walk(main)) - {main, *inside}
+    inner, local = _bound_in(inside), _bound_in({*around, *inside})
     # Which of two equal names is meant would take an analysis of scopes.
-    if any(isinstance(node, _BINDING) for node in inside) or inner & _bound_in(set(ast.walk(main)) - set(inside)):
+    possible = isinstance(getattr(part, "ctx", ast.Load()), ast.Load) and not inner & _bound_in(around)
+    if not possible or any(isinstance(node, _BINDING) for node in inside):
         return None
     loaded = [node.id for node in inside if isinstance(node, ast.Name)]
     free = ", ".join(dict.fromkeys(name for name in loaded if name in local and name not in inner))
-    name = next(name for name in ("part", "helped", "from_aux") if name not in local)
-    _replace(main.body[-1], part, ast.Name(name, ast.Load()))
-    main.body[-1:-1] = ast.parse(f"{name} = {AUX}({free})").body
-    return ast.parse(f"def {AUX}({free}):\n    return {ast.unparse(part)}").body[0]
+    aux = ast.parse(f"def {AUX}({free}):\n    return {ast.unparse(part)}").body[0]
+    if not hoisted:
+        _replace(main, part, ast.parse(f"{AUX}({free})", mode="eval").body)
+    elif part in _parts(main.body[-1]):
+        name = next(name for name in ("part", "helped", "from_aux") if name not in local)
+        _replace(main.body[-1], part, ast.Name(name, ast.Load()))
+        main.body[-1:-1] = ast.parse(f"{name} = {AUX}({free})").body
+    else:
+        return None
+    return aux
 
 
 def _redundant(function: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
@@ -143,7 +156,7 @@ def _evaluates(node: ast.AST, part: ast.AST) -> bool:
     return part is node.iter if isinstance(node, ast.comprehension) else isinstance(node, _ALWAYS)
 
 
-def _replace(tree: ast.AST, old: ast.expr, new: ast.expr) -> None:
+def _replace(tree: ast.AST, old: ast.AST, new: ast.expr) -> None:
     for node in ast.walk(tree):
         for field, value in ast.iter_fields(node):
             if value is old:

@@ -41,7 +41,7 @@ def hold_out(data: Mapping[str, Any], count: int) -> tuple[dict[str, Any], list[
 
 
 def _candidates(tree: ast.Module) -> Iterator[tuple[ast.Assert, str]]:
-    """Assertions of a file's and of ``check``'s own level, with the name of ``check``'s argument or nothing."""
+    """Yield the assertions at a file's or ``check``'s own level, with the name of ``check``'s argument or nothing."""
     for node in tree.body:
         if isinstance(node, ast.Assert):
             yield node, ""

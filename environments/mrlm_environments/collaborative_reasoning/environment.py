@@ -40,15 +40,15 @@ SUM_UP = "Sum up these answers for those who gave them."
 class CollaborativeReasoningEnvironment(Environment):
     """``solver_1``, ``solver_2`` and so on answer a question at the same time, in ``max_turns`` turns.
 
-    In later turns each is shown the others' previous answers. Every answer is paid its score in [0, 1] in the turn in
-    which it is given, and less where it is masked; see
+    In later turns each reads the others' previous answers. The reward of an answer is its score in [0, 1], in the turn
+    in which it is given, and less where it is masked; see
     :class:`~mrlm_environments.collaborative_reasoning.masks.AnswerMasks`. The team has solved the task if the solvers'
     majority in the last turn is right; of equally many votes, those of the answer that the first of the solvers gave.
 
     A ``leader`` reads the solvers' answers at the end of each turn and answers too; it is scored like them, its answer
     is shown to them and is the team's, unless it gives none. A ``summarizer`` turns the answers of each turn but the
-    last into a summary, which is shown to the solvers in place of the answers; it is paid the mean of their scores in
-    the next turn, as a component ``summary``.
+    last into a summary, which the solvers read in place of the answers; its reward is the mean of their scores in the
+    next turn, as a component ``summary``.
 
     Args:
         solvers: how many there are.
@@ -58,7 +58,7 @@ class CollaborativeReasoningEnvironment(Environment):
             or a mapping from splits to these; see :func:`mrlm_pl.environment.rows.read_split`.
         format: ``math`` or ``nli``; None tells it of each row by its fields, and generates mathematics.
         difficulty: lowest and highest difficulty of generated mathematics, from 1 to 5.
-        scorer: ``label`` pays 1 for a right answer and 0 for another one; a model reads the question and the answer.
+        scorer: ``label`` gives 1 for a right answer and 0 for another one; a model reads the question and the answer.
         role: another agent beside the solvers.
         show_scores: show each answer with one of four words for its score. It tells of right and wrong answers.
         consensus_stop: end the episode after a turn in which all solvers give the same answer.
@@ -114,7 +114,7 @@ class CollaborativeReasoningEnvironment(Environment):
         one_of(ROLES, f"{self.name}: ", role=role)
         one_of(("agent", "turn"), f"{self.name}: ", policies_by=policies_by)
         if role == SUMMARIZER and max_turns == 1:
-            raise ConfigurationError(f"{self.name}: nobody reads the {SUMMARIZER} when max_turns is 1; raise it")
+            raise ConfigurationError(f"{self.name}: no turn follows the {SUMMARIZER} when max_turns is 1; raise it")
         if consensus_stop and solvers == 1:
             raise ConfigurationError(f"{self.name}: one of one always agrees; for consensus_stop have more solvers")
 
@@ -130,7 +130,7 @@ class CollaborativeReasoningEnvironment(Environment):
         )
 
     def tasks(self, split: str) -> TaskSource:
-        """Generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
+        """Return generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
             DataError: a row cannot be used.
@@ -165,7 +165,7 @@ class CollaborativeReasoningEnvironment(Environment):
         return self._ask(dict.fromkeys(self._solvers, self._question), turn=1)
 
     def step(self, actions: Mapping[str, Message]) -> Step:
-        """Score what was said, and ask those who speak next; see :meth:`Environment.step`.
+        """Score the answers, and ask the agents that speak next; see :meth:`Environment.step`.
 
         Raises:
             EnvironmentContractError: the scorer gave something that is no score.
@@ -188,10 +188,10 @@ class CollaborativeReasoningEnvironment(Environment):
         if not isinstance(self.scorer, str):
             self.scorer.close()
 
-    # Who speaks next.
+    # Order of the agents.
 
     def _answered(self, texts: Mapping[str, str]) -> Step:
-        """After the solvers: the leader, or what :meth:`_next_turn` says."""
+        """Reward the solvers; ask the leader, or go to the next turn."""
         answers, turn = self._judged(texts), len(self._rounds) + 1
         pay = self._pay(answers, turn)
         if self._summary is not None:
@@ -224,7 +224,7 @@ class CollaborativeReasoningEnvironment(Environment):
         return self._step(pay, self._ask(asked, turn + 1))
 
     def _summed_up(self, text: str) -> Step:
-        """After the summarizer, whose text needs no answer: the solvers."""
+        """Ask the solvers, with the summarizer's text, which needs no answer."""
         faults = self.masks.faults(text, answered=True)
         self._summary = Answer(text, None, faults, False, 0.0)
         asked = dict.fromkeys(self._solvers, f"{SUMMARIZER}: {clipped(text)}\n\n{self._question}")
@@ -233,7 +233,7 @@ class CollaborativeReasoningEnvironment(Environment):
         return self._step(pay, self._ask(asked, turn + 1))
 
     def _ask(self, texts: Mapping[str, str], turn: int) -> Observations:
-        """Return the agents' observations; an agent in its first turn receives its person's conversation so far."""
+        """Return the agents' observations; an agent's first one holds its person's earlier conversation."""
         asked: dict[str, tuple[Message, ...]] = {}
         for person, text in texts.items():
             said = self._said.setdefault(person, [])
@@ -244,10 +244,10 @@ class CollaborativeReasoningEnvironment(Environment):
     def _agent(self, person: str, turn: int) -> str:
         return f"{person}@{turn}" if self.policies_by == "turn" else person
 
-    # What it is worth.
+    # Rewards.
 
     def _read(self, text: str, form: Format) -> tuple[str | None, frozenset[str]]:
-        """Return the answer of a text that is not masked, and what it is masked for."""
+        """Return the answer of a text, None if it is masked, and the faults that mask it."""
         answer = read_answer(text, form)
         faults = self.masks.faults(text, answered=answer is not None)
         return (None if faults else answer), faults

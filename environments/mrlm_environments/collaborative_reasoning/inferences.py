@@ -11,7 +11,7 @@ from mrlm_environments.math.problems import NAMES, THINGS
 from mrlm_pl.errors import DataError
 
 PLACES = ("garden", "house", "park", "school", "shop", "train", "village")
-COLOURS = ("black", "blue", "green", "red", "white", "yellow")
+COLORS = ("black", "blue", "green", "red", "white", "yellow")
 COMPARISONS = (("older", "younger"), ("taller", "shorter"), ("faster", "slower"), ("louder", "quieter"))
 ASKED = "Is this entailment, neutral or contradiction?"
 FORMS = (
@@ -39,7 +39,7 @@ def inference_question(premise: str, hypothesis: str) -> str:
 
 
 def inference_row(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any] | None:
-    """A task's data, or None of a row without a label that its annotators agreed on (``-1`` or ``-``, as in SNLI).
+    """Return a task's data, or None of a row without an agreed label (``-1`` or ``-``, as in SNLI).
 
     Raises:
         DataError: the texts are none, the label is unknown, or a field is missing.
@@ -115,20 +115,20 @@ def _orders(rng: Random, label: str) -> tuple[str, str]:
 
 def _quantities(rng: Random, label: str) -> tuple[str, str]:
     """Return a premise about the place of all things of a kind, and a hypothesis."""
-    thing, (colour, other) = rng.choice(THINGS), rng.sample(COLOURS, 2)
+    thing, (color, other) = rng.choice(THINGS), rng.sample(COLORS, 2)
     place, elsewhere = rng.sample(PLACES, 2)
     hypotheses = {
         ENTAILMENT: (
-            f"No {colour} {thing} are in the {elsewhere}.",
-            f"Every one of the {colour} {thing} is in the {place}.",
+            f"No {color} {thing} are in the {elsewhere}.",
+            f"Every one of the {color} {thing} is in the {place}.",
         ),
-        NEUTRAL: (f"All {other} {thing} are in the {place}.", f"The {colour} {thing} in the {place} are new."),
+        NEUTRAL: (f"All {other} {thing} are in the {place}.", f"The {color} {thing} in the {place} are new."),
         CONTRADICTION: (
-            f"Some {colour} {thing} are in the {elsewhere}.",
-            f"There are {colour} {thing} outside the {place}.",
+            f"Some {color} {thing} are in the {elsewhere}.",
+            f"There are {color} {thing} outside the {place}.",
         ),
     }
-    return f"All {colour} {thing} are in the {place}.", rng.choice(hypotheses[label])
+    return f"All {color} {thing} are in the {place}.", rng.choice(hypotheses[label])
 
 
 _FAMILIES: tuple[Callable[[Random, str], tuple[str, str]], ...] = (_amounts, _orders, _quantities)

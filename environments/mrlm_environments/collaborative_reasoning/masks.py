@@ -22,7 +22,7 @@ class AnswerMasks:
     Args:
         penalty: taken from the reward of a masked answer, as a component of its own; whatever is wrong with it, once.
         min_characters: an answer of fewer, not counting space around it, is too short; 0 masks none.
-        loop_ngram: an answer that holds the same run of so many words more than 3 times is looping; 0 masks none.
+        loop_ngram: an answer that repeats a run of this many words more than 3 times is looping; 0 masks none.
 
     Raises:
         ConfigurationError: a value is out of its range.

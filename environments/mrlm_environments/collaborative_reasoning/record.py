@@ -23,7 +23,7 @@ class Answer:
     Args:
         text: all of it.
         answer: the answer that it gives, and that is voted for; None where it gives none or is masked.
-        faults: what it is masked for.
+        faults: reasons why it is masked.
         right: whether the answer is the expected one; a masked one is not.
         score: in [0, 1]; 0 where it is masked.
     """
@@ -50,7 +50,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Record:
-    """The turns so far.
+    """The played turns.
 
     Args:
         rounds: one for each turn.
@@ -74,7 +74,7 @@ class Record:
         return leader.right if leader is not None and leader.answer is not None else self.majority_is_right(-1)
 
     def metrics(self, *, done: bool) -> dict[str, float]:
-        """Numbers about the turns; once the episode is done, the last answers stand for the turns it did without."""
+        """Return metrics of the turns; in a finished episode the last answers stand for turns that were not played."""
         found: dict[str, float] = {}
         for number in range(len(self.rounds)):
             found |= self._turn(number, number + 1)
@@ -127,7 +127,7 @@ class Record:
 
 
 def shown_answers(answers: Mapping[str, Answer], *, scores: bool) -> list[str]:
-    """The answers as they are shown to others, each with its author and, with ``scores``, a word for its score."""
+    """Return the answers as others see them, each with its author and, with ``scores``, a word for its score."""
     return [
         f"{name} ({in_words(answer.score)}): {clipped(answer.text)}" if scores else f"{name}: {clipped(answer.text)}"
         for name, answer in answers.items()
@@ -135,7 +135,7 @@ def shown_answers(answers: Mapping[str, Answer], *, scores: bool) -> list[str]:
 
 
 def clipped(text: str) -> str:
-    """As much of a text as others are shown: its end, where the answer is.
+    """Return the part of a text that others see: its end, where the answer is.
 
     >>> clipped("x" * 5000 + "7")[-2:], len(clipped("x" * 5000))
     ('x7', 4003)

@@ -1,4 +1,4 @@
-"""The problems of collaborative reasoning: generated ones, or rows whose format is told by their fields."""
+"""The problems of collaborative reasoning: generated ones, or rows whose fields tell their format."""
 
 from __future__ import annotations
 

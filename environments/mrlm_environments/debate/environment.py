@@ -23,9 +23,9 @@ SIDE_OF: Mapping[str, Side] = {agent: side for side, agent in AGENT_OF.items()}
 class DebateEnvironment(Environment):
     """PRO argues for a topic and CON against it, in turns, ``max_turns`` each; then a judge scores both sides.
 
-    The agents are ``pro`` and ``con``; ``seats`` binds them to one policy or to two. Both see the topic and all that
-    was said. All is paid with the last turn, to both sides. Nobody has solved anything, so episodes have no success;
-    the metrics tell who won (``pro_wins``, ``con_wins``, ``tie``).
+    The agents are ``pro`` and ``con``; ``seats`` binds them to one policy or to two. Both see the topic and all
+    arguments. Both sides are rewarded with the last turn. Episodes have no success; the metrics
+    ``pro_wins``, ``con_wins`` and ``tie`` tell who won.
 
     Positions change in two ways, both functions of the task, so that the episodes of a group agree in them: the task's
     seed tells which side opens (``swap_opening``), and an embedded topic is worded as ``X should ...`` or, as often,
@@ -33,8 +33,8 @@ class DebateEnvironment(Environment):
 
     Args:
         judge: who scores the debate; None is :class:`~mrlm_environments.debate.judge_by_rules.RuleJudge`.
-        reward: what a side is paid: its own ``score``; the ``margin``, its score less the other's, which sums to 0
-            over the sides; or the ``win``, 1, or -1 for the loser, 0 for both in a tie.
+        reward: of a side: its own ``score``; the ``margin``, its score less the other's, which sums to 0 over the
+            sides; or the ``win``, 1, or -1 for the loser, 0 for both in a tie.
         max_turns: how many times each side speaks.
         tie_margin: scores that differ by this or less are a tie.
         swap_opening: False lets PRO open every debate.
@@ -74,7 +74,7 @@ class DebateEnvironment(Environment):
         self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
-        """Embedded topics without end, or the rows of the data; see :meth:`Environment.tasks`.
+        """Return embedded topics without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
             DataError: a row lacks a topic.
@@ -108,7 +108,7 @@ class DebateEnvironment(Environment):
         self.judge.close()
 
     def _read(self, text: str) -> str:
-        """As much of an argument as is read, without halves of characters, which models cannot be given."""
+        """Return the part of an argument that is read, without lone surrogates, which tokenizers refuse."""
         self._clipped += len(text) > self.max_characters
         return text[: self.max_characters].encode("utf-8", "replace").decode()
 
@@ -153,7 +153,7 @@ class DebateEnvironment(Environment):
 
 
 def opening_side(seed: int) -> Side:
-    """Which side opens the debate of a task with this seed; each as often as the other.
+    """Return the side that opens the debate of a task with this seed; each as often as the other.
 
     >>> {opening_side(seed) for seed in range(20)} == {"PRO", "CON"}
     True

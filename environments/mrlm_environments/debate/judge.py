@@ -58,7 +58,7 @@ class Verdict:
         return math.fsum(self.parts[side].values())
 
     def winner(self, tie_margin: float = 0.0) -> str:
-        """``PRO``, ``CON``, or ``TIE`` where the scores differ by ``tie_margin`` or less.
+        """Return ``PRO``, ``CON``, or ``TIE`` where the scores differ by ``tie_margin`` or less.
 
         >>> Verdict({"PRO": {"judge": 0.75}, "CON": {"judge": 0.5}}).winner()
         'PRO'

@@ -32,7 +32,7 @@ class JudgeError(MRLMError):
 class LanguageModelJudge(Judge):
     """Asks a language model for a score from 0 to 10 of each side, and divides it by 10.
 
-    Models favour the side that they read first (or last). With ``both_orders`` the debate is shown twice, each time
+    Models favor the side that they read first (or last). With ``both_orders`` the debate is shown twice, each time
     with another side first in every round, and the scores are averaged; ``judge_first_side_advantage`` is what being
     first was worth. A reply without two scores is asked for again, and so is a server that fails or is late; after
     ``attempts`` the fallback decides, ``judge_fallback`` is 1 and a warning is logged.
@@ -47,7 +47,7 @@ class LanguageModelJudge(Judge):
         attempts: how many times each order may be asked for.
         fallback: who decides when there is no score: the ``rule`` judge, a ``tie``, or an ``error``, which fails the
             episode, so that it is played again within the data module's bound and never trained on.
-        criteria: what the scores are for.
+        criteria: of the scores.
         pause: seconds before the second attempt, twice as long before each further one, 4 at most.
 
     Raises:

@@ -70,7 +70,7 @@ class RuleJudge(Judge):
     its own arguments.
 
     It reads no meaning: it is for tests, small models and as a check on other judges. A policy that is trained long
-    enough against it will find what it does not see.
+    enough against it will exploit its blind spots.
 
     Args:
         words: of an argument of full length.
@@ -150,7 +150,7 @@ def measure(text: _Text, topic: _Text, seen: set[tuple[str, ...]], full_length: 
 
     All parts but the length are multiplied by the soundness ``novelty * variety * prose * size``, the length by
     ``novelty * variety``. Novelty is the share of runs of three words that are new: in neither the topic, nor what
-    either side said before, nor the text so far. Variety is the share of different words (among 120 at most) over a
+    either side said before, nor the earlier text. Variety is the share of different words (among 120 at most) over a
     half. Prose is low where function words are fewer than a quarter, or the words that the rules look for more than a
     fifth of all. Size is the number of words over a third of a full argument's. Each is at most 1.
 
@@ -182,21 +182,21 @@ def measure(text: _Text, topic: _Text, seen: set[tuple[str, ...]], full_length: 
 
 
 def _evidence(text: _Text) -> float:
-    """Kinds of evidence out of two: numbers, sources, examples."""
+    """Return the number of kinds of evidence (numbers, sources, examples) over two, at most 1."""
     found = set(text.words)
     kinds = text.has_number + bool(found & _SOURCES) + bool(found & _EXAMPLES)
     return min(1.0, kinds / 2)
 
 
 def _reasoning(text: _Text) -> float:
-    """Half for two sentences with a connective, half for connectives of two families."""
+    """Return half for two sentences with a connective and half for connectives of two families."""
     sentences = sum(not _ALL_CONNECTIVES.isdisjoint(sentence) for sentence in text.sentences)
     families = sum(not family.isdisjoint(text.words) for family in CONNECTIVES)
     return 0.5 * min(1.0, sentences / 2) + 0.5 * min(1.0, families / 2)
 
 
 def _structure(text: _Text) -> float:
-    """Sentences out of three, times the share of them that have 4 to 40 words."""
+    """Return the number of sentences over three, times the share of them that have 4 to 40 words."""
     plausible = sum(4 <= len(sentence) <= 40 for sentence in text.sentences) / len(text.sentences)
     return min(1.0, len(text.sentences) / 3) * plausible
 
@@ -228,5 +228,5 @@ def _coverage(side: Side, topic: _Text, turns: Sequence[tuple[Side, _Text, Measu
 
 
 def _falling(value: float, start: float, end: float) -> float:
-    """1 up to ``start``, 0 from ``end`` on, linear between."""
+    """Return 1 up to ``start`` and 0 from ``end``, linear between."""
     return min(1.0, max(0.0, (end - value) / (end - start)))

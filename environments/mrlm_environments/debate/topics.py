@@ -17,11 +17,11 @@ PROPOSALS = tuple(
     for who, _, proposals in (line.partition(": ") for line in _TOPICS.read_text(encoding="utf-8").splitlines())
     for proposal in proposals.split("|")
 )
-"""Who should do what: the embedded topics."""
+"""The embedded topics: actors and proposals."""
 
 
 def generate_topic(rng: Random) -> dict[str, Any]:
-    """A topic's data: the wording (``X should ...`` or ``X should not ...``, each as likely) and the proposal itself.
+    """Return a topic's data: the wording (``X should ...`` or ``X should not ...``, equally likely) and the proposal.
 
     The two wordings change the positions: who is for the one is against the other.
     """

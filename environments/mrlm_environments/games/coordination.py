@@ -17,9 +17,9 @@ _NOUNS = ("game", "round", "match", "turn", "deal", "hand")
 class CoordinationGame(Environment):
     """Both players choose at once: C (collaborate) or A (alone).
 
-    Both C pays 1 to each; A pays .4 whatever the other does; a lone C pays 0. The choice is the first letter of the
-    reply, upper or lower case; a reply without one of the two letters earns 0 and is no collaboration, so the other
-    player is paid as beside an A.
+    Each earns 1 if both choose C; A earns .4 whatever the other does; a lone C earns 0. The choice is the first letter
+    of the reply, upper or lower case; a reply without one of the two letters earns 0 and counts as an A for the other
+    player.
 
     Args:
         together: reward of each player when both collaborate.
@@ -45,11 +45,11 @@ class CoordinationGame(Environment):
         self.together, self.alone, self.deserted = together, alone, deserted
 
     def tasks(self, split: str) -> TaskSource:
-        """Wordings of the question, without end; see :meth:`Environment.tasks`."""
+        """Return wordings of the question, without end; see :meth:`Environment.tasks`."""
         return SeededTasks(self.name, split, _wording, lambda data: data["question"])
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]]:
-        """Both collaborate."""
+        """Return collaboration for both."""
         return {agent: [COLLABORATE] for agent in self.agents}
 
     def reset(self, task: Task) -> Observations:

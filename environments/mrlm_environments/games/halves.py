@@ -46,7 +46,7 @@ class Halves(Environment):
         self.word = word
 
     def tasks(self, split: str) -> TaskSource:
-        """Numbered rounds, without end; see :meth:`Environment.tasks`."""
+        """Return numbered rounds, without end; see :meth:`Environment.tasks`."""
         return SeededTasks(self.name, split, partial(_round, halves=self.halves), lambda data: data["question"])
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]]:

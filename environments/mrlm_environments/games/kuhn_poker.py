@@ -22,7 +22,7 @@ class KuhnPoker(Environment):
     Players take turns to pass (P) or to bet a chip (B), by the first letter of the reply. After two passes and after
     two bets the cards are compared, and the winner earns 1 or 2 chips of the other. A pass after a bet folds, and so
     does a reply that is neither P nor B, bet or not: the other player wins one chip. A player that folds so before the
-    other has had a turn loses its chip, but the other earns 0: nobody is paid before a first decision.
+    other has had a turn loses its chip, but the other earns 0: agents earn nothing before their first decision.
 
     The game is zero-sum otherwise; with perfect play on both sides the player that begins loses 1/18 of a chip a hand.
     The task deals the cards and says which agent begins, so an agent, and with it a seat, is not bound to a position.
@@ -34,7 +34,7 @@ class KuhnPoker(Environment):
     forks = True
 
     def tasks(self, split: str) -> TaskSource:
-        """Numbered hands, without end; see :meth:`Environment.tasks`."""
+        """Return numbered hands, without end; see :meth:`Environment.tasks`."""
         return SeededTasks(self.name, split, _deal, lambda data: str(data["hand"]))
 
     def reset(self, task: Task) -> Observations:

@@ -1,4 +1,4 @@
-"""A repeated game of two writers: the second's text shall be so many times as long as the first's."""
+"""A repeated game of two writers: the ratio of their texts' lengths must lie in a band."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _THINGS = ("rain", "sea", "town", "garden", "train", "night", "river", "house", 
 
 
 class LengthRatioGame(Environment):
-    """Two writers write at once, for some rounds; each round pays both the same.
+    """Two writers write at once, for some rounds; both earn the same in each round.
 
-    A round pays 1 where the second text's characters over the first's lie in the target band. Below it the pay falls
-    linearly to 0 at a ratio of 0, above it to 0 at twice the band's upper end. Two texts are needed: one with fewer
-    than ``minimum`` characters, white space around it not counted, makes the round pay 0. After a round both learn
-    both lengths. An easier relative of CoMLRL's writing tasks (arXiv 2508.04652).
+    A round earns 1 where the second text's characters over the first's lie in the target band. Below it the reward
+    falls linearly to 0 at a ratio of 0, above it to 0 at twice the band's upper end. Two texts are needed: one with
+    fewer than ``minimum`` characters, white space around it not counted, makes the round earn 0. After a round both
+    learn both lengths. An easier relative of CoMLRL's writing tasks (arXiv 2508.04652).
 
     Args:
-        target: lowest and highest ratio that pay 1.
+        target: lowest and highest ratio that earn 1.
         rounds: how often both write.
         minimum: fewest characters of a text.
 
@@ -50,7 +50,7 @@ class LengthRatioGame(Environment):
         self.target, self.rounds, self.minimum = (band[0], band[1]), rounds, minimum
 
     def tasks(self, split: str) -> TaskSource:
-        """Topics, each with a number, without end; see :meth:`Environment.tasks`."""
+        """Return topics, each with a number, without end; see :meth:`Environment.tasks`."""
         return SeededTasks(self.name, split, _topic, lambda data: data["topic"])
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:

@@ -20,9 +20,9 @@ _DRAWN_GAME = (("5", "2", "3", "4", "9"), ("1", "8", "7", "6"))
 class TicTacToe(Environment):
     """Players take turns to mark a free cell of a 3 x 3 board; three in a row win.
 
-    A move is the first digit in a reply. A win pays 1 to the winner and -1 to the loser, a draw 0 to both. A reply
+    A move is the first digit in a reply. The winner earns 1 and the loser -1; a draw earns 0. A reply
     without a digit, or with that of a cell that is not free, loses the game at once: -1, and 1 to the other player, or
-    0 when that one has not moved yet (nobody is paid before a first decision).
+    0 when that one has not moved yet (agents earn nothing before their first decision).
 
     The task says which agent begins, so an agent, and with it a seat, is not bound to X or O. A player sees its mark
     and the board with the number of each free cell: ``X 1O3/4X6/789``.
@@ -34,7 +34,7 @@ class TicTacToe(Environment):
     forks = True
 
     def tasks(self, split: str) -> TaskSource:
-        """Numbered games that either agent begins, without end; see :meth:`Environment.tasks`."""
+        """Return numbered games that either agent begins, without end; see :meth:`Environment.tasks`."""
         return SeededTasks(self.name, split, _game, lambda data: str(data["game"]))
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]]:

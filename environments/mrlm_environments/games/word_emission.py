@@ -16,7 +16,7 @@ JUDGED = 4096
 
 
 class WordEmission(Environment):
-    """Every agent is told a word and shall say it and nothing else, as often as it likes.
+    """Every agent must say a given word and nothing else, as often as it likes.
 
     An agent's share is the share of its reply's characters, white space aside, that belong to the word: see
     :func:`word_share`. All agents earn the mean of the shares, so 1 is reached when every reply is the word repeated.
@@ -50,7 +50,7 @@ class WordEmission(Environment):
         )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]]:
-        """Everybody says the word."""
+        """Return the word for all agents."""
         return {agent: [task.data["word"]] for agent in self.agents}
 
     def reset(self, task: Task) -> Observations:
@@ -74,7 +74,7 @@ class WordEmission(Environment):
 
 
 def word_share(reply: str, word: str) -> float:
-    """Share, from 0 to 1, of a reply's characters without white space that lie in occurrences of the word.
+    """Return the share of a reply's characters, white space aside, that lie in occurrences of the word.
 
     Occurrences are counted from the left and do not overlap; an empty reply has a share of 0. Only the first
     :data:`JUDGED` characters of a reply count.

@@ -67,7 +67,7 @@ class MathEnvironment(SingleAgentEnvironment):
         self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
-        """Generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
+        """Return generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
             DataError: a row lacks a field, or its answer is no number and does not end in ``#### N``.
@@ -121,12 +121,12 @@ class MathEnvironment(SingleAgentEnvironment):
 
 
 def worked_problem(row: Mapping[str, Any], number: int, where: str) -> dict[str, Any]:
-    r"""``question``, ``answer`` (the number alone, or behind ``####``) and ``solution`` of a row with GSM8K's fields.
+    r"""Return ``question``, ``answer`` (alone or behind ``####``) and ``solution`` of a row with GSM8K's fields.
 
     Args:
         row: has ``question`` and ``answer``.
         number: of the row, for the message.
-        where: what the row is of, for the message.
+        where: the row's data set, for the message.
 
     Raises:
         DataError: they are no texts, or the answer is no number and does not end in ``#### N``.

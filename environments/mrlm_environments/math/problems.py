@@ -157,7 +157,7 @@ def _shifted_unknown(rng: Random) -> Problem:
 
 
 def _linear_equation(rng: Random, difficulty: int) -> Problem:
-    """``ax + b = c``, from difficulty 4 with x on both sides, at 5 with a bracket or a fraction as solution."""
+    """Return ``ax + b = c``, from difficulty 4 with x on both sides, at 5 with a bracket or a fraction as solution."""
     low, high = (2, 9) if difficulty < 4 else (2, 15)
     a, b = rng.randint(low, high), rng.randint(1, 10 * (difficulty - 1))
     x = rng.randint(1, 12) if difficulty == 2 else rng.randint(-12, 12)
@@ -300,7 +300,7 @@ _STORIES: tuple[tuple[Callable[[Random, str, str], Problem], ...], ...] = (
 
 
 def _multistep(rng: Random, difficulty: int) -> Problem:
-    """Left to right at difficulty 1; then a product, brackets, and two brackets with a division."""
+    """Return a sum at difficulty 1; then one with a product, brackets, two brackets, and a division."""
     if difficulty == 1:
         a, b, c = (rng.randint(1, 9) for _ in range(3))
         operator = rng.choice("+-")

@@ -63,8 +63,8 @@ class ShellEnvironment(SingleAgentEnvironment):
     private writable folders (``/home``, ``/var``, ``/tmp``, ``/root``, ``/srv``, ``/opt``) that last for the episode;
     it has no network.
 
-    Answers are compared with what the reference solution prints on a copy of the system that is made before the agent
-    acts. So set-ups may be random, and nothing that the agent does changes what is expected.
+    Answers are compared with the output of the reference solution on a copy of the system that is made before the agent
+    acts. So set-ups may be random, and the agent cannot change the expected answer.
 
     Args:
         data: in place of generated tasks, rows in AgentBench's format: a file or a hub name, or a mapping from splits
@@ -105,7 +105,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         return TOOLS
 
     def tasks(self, split: str) -> TaskSource:
-        """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
+        """Return generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
             DataError: a row is malformed.
@@ -126,7 +126,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         elif data["checks"][0] is None:
             outputs = {self._expected_of(data) for _ in range(2)}
             if len(outputs) > 1:
-                return None  # a random set-up: what is right is known within an episode only
+                return None  # a random set-up: the right answer is known within an episode only
             replies = [written_call("answer_action", answer=outputs.pop().strip())]
         elif data["reference"]:
             replies = [written_call("bash_action", script=data["reference"]), written_call("finish_action")]
@@ -171,7 +171,7 @@ class ShellEnvironment(SingleAgentEnvironment):
             self._cell = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settings and the episode's counters; a system is not copied."""
+        """Return settings and the episode's counters; a system is not copied."""
         return {**self.__dict__, "_cell": None}
 
     def _run(self, script: str) -> str:
@@ -181,9 +181,9 @@ class ShellEnvironment(SingleAgentEnvironment):
             return "[not run: the scripts before it took too long]"
         done = self._script(self._cell, script)
         if self._cell.ending is None:
-            return told(done, SHOWN_CHARACTERS)
+            return told(done, limit=SHOWN_CHARACTERS)
         self.close()
-        return told(done, SHOWN_CHARACTERS, "The system is gone.")
+        return told(done, "The system is gone.", SHOWN_CHARACTERS)
 
     def _judged(self, call: ToolCall) -> Outcome:
         data = self._task.data
@@ -223,15 +223,15 @@ class ShellEnvironment(SingleAgentEnvironment):
         return expected
 
     def _system(self, data: Mapping[str, Any]) -> tuple[Cell, str]:
-        """Return a fresh system that the task's scripts have set up, and what the reference prints on a copy of it."""
+        """Return a fresh system that the task's scripts have set up, and the reference's output on a copy of it."""
         with ExitStack() as stack:
             cell = stack.enter_context(self.sandbox.open(shell=True))
             self._set_up(cell, data["init"])
             expected = ""
             if None in data["checks"]:
                 with self.sandbox.open(shell=True) as copied:
-                    self._set_up(copied, data["init"])  # for what it leaves running
-                    if not self.sandbox.copy_files(cell, copied):  # for what it drew at random
+                    self._set_up(copied, data["init"])  # for its background processes
+                    if not self.sandbox.copy_files(cell, copied):  # for its random draws
                         logger.warning(
                             "shell: the files of %r are too large to be copied; no answer to a random set-up is right",
                             data["description"][:200],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from mrlm_environments.sql.scoring import state_hash
 from mrlm_pl.errors import DataError
 
 SHOWN_CHARACTERS = 20_000
-"""Characters of a result that are read, and of each of its rows; what an agent sees of it is cut before."""
+"""Characters of a result that are read, and of each of its rows; the agent sees fewer."""
 
 STATE_CHARACTERS = 20_000_000
 """Characters of a table that are read to judge its state."""
@@ -44,30 +43,6 @@ _ALLOWED_ACTIONS = frozenset(
         *(sqlite3.SQLITE_CREATE_VIEW, sqlite3.SQLITE_DROP_VIEW),
     )
 )
-
-
-class Database(ABC):
-    """One episode's database, filled with the task's tables."""
-
-    @abstractmethod
-    def execute(self, query: str) -> str:
-        """Execute one statement; return its rows as a list of tuples, or the number of rows that it changed.
-
-        Raises:
-            SqlError: the statement is refused or fails.
-        """
-
-    @abstractmethod
-    def state(self, tables: Sequence[Table]) -> str:
-        """Return the hash of the present content of some tables; see :func:`~mrlm_environments.sql.scoring.state_hash`.
-
-        Raises:
-            SqlError: a table or a column is gone, or reading it takes too long.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Remove the database; may be called twice."""
 
 
 class Fence:
@@ -117,7 +92,7 @@ def _authorized(action: int, first: str | None, second: str | None, *_: Any) -> 
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
-class MemoryDatabase(Database):
+class MemoryDatabase:
     """SQLite in the memory of this process that reads MySQL's statements.
 
     Args:
@@ -146,7 +121,13 @@ class MemoryDatabase(Database):
         self._fence, self.has_changed = Fence(self._connection, seconds), False
 
     def execute(self, query: str) -> str:
-        """See :meth:`Database.execute`; ``has_changed`` then tells whether the statement could change something."""
+        """Execute one statement; return its rows as a list of tuples, or the number of rows that it changed.
+
+        ``has_changed`` then says whether the statement could change something.
+
+        Raises:
+            SqlError: the statement is refused or fails.
+        """
 
         def run() -> str:
             cursor = self._connection.execute(sqlite_statement(query))
@@ -162,7 +143,11 @@ class MemoryDatabase(Database):
         return shown
 
     def state(self, tables: Sequence[Table]) -> str:
-        """See :meth:`Database.state`."""
+        """Return the hash of the present content of some tables; see :func:`~mrlm_environments.sql.scoring.state_hash`.
+
+        Raises:
+            SqlError: a table or a column is gone, or reading it takes too long.
+        """
         return self._guarded(
             lambda: state_hash(state_rows(self._connection.execute(reading(table))) for table in tables)
         )
@@ -181,7 +166,7 @@ class MemoryDatabase(Database):
             raise SqlError(str(error)) from None
 
     def close(self) -> None:
-        """See :meth:`Database.close`."""
+        """Remove the database; may be called twice."""
         self._connection.close()
 
 

@@ -1,7 +1,7 @@
 """MySQL statements as SQLite understands them, so that text, numbers and quoting behave as they would in MySQL.
 
-sqlglot writes the statement anew; what it leaves as it is although SQLite means something else by it is mended in its
-syntax tree. The functions that the result calls are in :mod:`mrlm_environments.sql.functions`.
+sqlglot translates the statement; parts that it leaves unchanged although SQLite reads them differently are mended in
+the syntax tree. The functions that the result calls are in :mod:`mrlm_environments.sql.functions`.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _enclosed(node: Node) -> Node:
 
 
 def _mend_comparisons(tree: Node) -> None:
-    """A number makes MySQL compare numbers; two texts are compared without regard to case and accents."""
+    """Compare with a number by value, and two texts without regard to case and accents."""
     aliases = _numeric_aliases(tree)
     for node in list(tree.find_all(*COMPARISONS)):
         if isinstance(node.parent, exp.Update) and node.arg_key == "expressions":
@@ -200,7 +200,7 @@ def _mend_functions(tree: Node) -> None:
 
 
 def _mend_casts(tree: Node) -> None:
-    """DECIMAL(p, s) rounds to s digits, BINARY compares byte by byte, and of MySQL's collations two kinds are left."""
+    """Round DECIMAL(p, s) to s digits, compare BINARY byte by byte, and reduce MySQL's collations to two."""
     for node in list(tree.find_all(exp.Cast)):
         if node.to.this in (exp.DataType.Type.BINARY, exp.DataType.Type.VARBINARY):
             node.replace(exp.Collate(this=_enclosed(node.this), expression=exp.Var(this="BINARY")))
@@ -214,7 +214,7 @@ def _mend_casts(tree: Node) -> None:
 
 
 def _mend_stored_numbers(tree: Node) -> None:
-    """A number that is stored as text is written as MySQL writes it: 5.50 stays, the result 31.0 becomes 31."""
+    """Write numbers that are stored as text as MySQL does: 5.50 stays, the result 31.0 becomes 31."""
     stored: list[Node] = []
     if isinstance(tree, exp.Update):
         stored = [pair.expression for pair in tree.expressions if isinstance(pair, exp.EQ)]
@@ -237,7 +237,7 @@ def _plain_number(digits: str) -> str:
 
 
 def _mend_limited_changes(tree: Node) -> None:
-    """UPDATE and DELETE with ORDER BY or LIMIT change the rows that a SELECT finds."""
+    """Make UPDATE and DELETE with ORDER BY or LIMIT change the rows that a SELECT finds."""
     if not isinstance(tree, (exp.Update, exp.Delete)):
         return
     if tree.args.get("tables") or tree.args.get("using") or (tree.this and tree.this.args.get("joins")):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mrlm_environments.data_tasks import DataTasks, opening
-from mrlm_environments.sql.database import Database
 from mrlm_environments.sql.dialect import SqlError
 from mrlm_environments.sql.scoring import equal_answers
 from mrlm_environments.sql.tasks import KINDS, Kind, dbbench_task, generated_task
@@ -26,6 +25,9 @@ from mrlm_pl.environment.tools import (
 )
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.settings import at_least, between, some_of, whole_range
+
+if TYPE_CHECKING:
+    from mrlm_environments.sql.server import ServerDatabase
 
 EXECUTE = tool_schema("execute_sql", "Execute one MySQL statement.", {"query": {"type": "string"}})
 COMMIT = tool_schema(
@@ -89,10 +91,10 @@ class SqlEnvironment(SingleAgentEnvironment):
         self.max_turns, self.output_characters, self.statement_seconds = max_turns, output_characters, statement_seconds
         self.database_url, self.instruction = database_url, instruction
         self._tasks = DataTasks(self.name, data, bad_rows)
-        self._database: Database | None = None
+        self._database: SqliteDatabase | ServerDatabase | None = None
 
     def tasks(self, split: str) -> TaskSource:
-        """Generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
+        """Return generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
             DataError: a row lacks a field or is of another form.
@@ -107,7 +109,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         return (EXECUTE, COMMIT)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """Return the statements that do what is asked, and the commit; None where they do not fit in the turns."""
+        """Return the statements that solve the task, and the commit; None where they do not fit in the turns."""
         replies = [written_call(EXECUTE.name, query=statement) for statement in task.data["statements"]]
         replies.append(written_call(COMMIT.name, answers=task.data["answers"]))
         if (task.data["state"] and len(replies) == 1) or len(replies) > self.max_turns:
@@ -152,7 +154,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         # A copy plays episodes of its own; an open database cannot be copied.
         return {**self.__dict__, "_database": None}
 
-    def _opened(self, tables: Sequence[Mapping[str, Any]]) -> Database:
+    def _opened(self, tables: Sequence[Mapping[str, Any]]) -> SqliteDatabase | ServerDatabase:
         if self.database_url is None:
             return SqliteDatabase(tables, self.statement_seconds)
         # Imported here: SQLAlchemy is an extra.

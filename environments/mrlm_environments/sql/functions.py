@@ -75,7 +75,7 @@ def number_text(value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """Any value but NULL as text."""
+    """Return a value other than NULL as text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(number_text(value))
 
 

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?%?
 
 
 def state_hash(tables: Iterable[Iterable[Sequence[Any]]]) -> str:
-    """AgentBench's hash of the tables' rows: equal for equal rows in any order.
+    """Return AgentBench's hash of the tables' rows: equal for equal rows in any order.
 
     The first five hexadecimal digits of the MD5 of each row (its columns that are not NULL, joined by commas) are
     sorted and joined by commas; the MD5 of that is the table's. Hashes of several tables are sorted, joined by ``_``.

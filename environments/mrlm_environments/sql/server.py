@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mrlm_environments.sql.database import Database, Fence, Table, changed, listed, quoted, reading, state_rows
+from mrlm_environments.sql.database import Fence, Table, changed, listed, quoted, reading, state_rows
 from mrlm_environments.sql.dialect import SqlError, sqlite_statement
 from mrlm_environments.sql.functions import COLLATION
 from mrlm_environments.sql.scoring import state_hash
@@ -15,7 +15,7 @@ from mrlm_pl.errors import ConfigurationError, MRLMError
 BACKENDS = ("mysql", "mariadb", "sqlite")
 
 
-class ServerDatabase(Database):
+class ServerDatabase:
     """A fresh database on a server, reached through SQLAlchemy; it is dropped at the end.
 
     Statements go to the server as they are. ``sqlite://`` is for tests of this class: the database is in the memory of
@@ -102,7 +102,7 @@ class ServerDatabase(Database):
         return self._connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
 
     def execute(self, query: str) -> str:
-        """See :meth:`Database.execute`."""
+        """See :meth:`MemoryDatabase.execute`."""
         statement = sqlite_statement(query) if self._is_sqlite else query
 
         def run() -> str:
@@ -116,7 +116,7 @@ class ServerDatabase(Database):
         return self._guarded(run)
 
     def state(self, tables: Sequence[Table]) -> str:
-        """See :meth:`Database.state`."""
+        """See :meth:`MemoryDatabase.state`."""
         return self._guarded(lambda: state_hash(state_rows(self._run(reading(table))) for table in tables))
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
@@ -134,7 +134,7 @@ class ServerDatabase(Database):
             raise SqlError(str(error)) from None
 
     def close(self) -> None:
-        """See :meth:`Database.close`."""
+        """See :meth:`MemoryDatabase.close`."""
         if not self._connection.closed:
             if not self._is_sqlite:
                 self._run(f"DROP DATABASE IF EXISTS {self._name}")

@@ -163,7 +163,7 @@ _DRAWN: dict[Kind, Callable[[Random, str, Sequence[str], list[Row], list[str]], 
 
 
 def dbbench_task(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
-    """The task of one DBBench row, which has ``description``, ``table``, ``type`` and ``label`` or ``answer_md5``.
+    """Return the task of a DBBench row with ``description``, ``table``, ``type`` and ``label`` or ``answer_md5``.
 
     Args:
         row: the row.

@@ -23,12 +23,12 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mrlm_environments.sql.database import Database, MemoryDatabase, Table
+from mrlm_environments.sql.database import MemoryDatabase, Table
 from mrlm_environments.sql.dialect import SqlError
 from mrlm_pl.errors import DataError, MRLMError
 
 MAX_PROCESS_MEMORY = 1024 * 1024 * 1024
-"""Bytes of address space of a worker: what SQLite may hold, Python, and what a statement may make of texts."""
+"""Bytes of address space of a worker: for SQLite's memory, Python, and the texts that a statement makes."""
 
 OPEN_SECONDS = 60.0
 """For starting a worker and filling a database with the task's tables."""
@@ -48,7 +48,7 @@ _START += "worker.serve(int(sys.argv[1]))"
 _LOST = "the tables are lost: an earlier change takes too long to be made again"
 
 
-class SqliteDatabase(Database):
+class SqliteDatabase:
     """SQLite in memory, in a worker process, that reads MySQL's statements.
 
     Args:
@@ -70,7 +70,7 @@ class SqliteDatabase(Database):
             pass
 
     def execute(self, query: str) -> str:
-        """See :meth:`Database.execute`."""
+        """See :meth:`MemoryDatabase.execute`."""
         with self._filled() as worker:
             shown, changes = worker.ask(self._seconds, "execute", self._number, query)
         if changes:
@@ -78,12 +78,12 @@ class SqliteDatabase(Database):
         return str(shown)
 
     def state(self, tables: Sequence[Table]) -> str:
-        """See :meth:`Database.state`."""
+        """See :meth:`MemoryDatabase.state`."""
         with self._filled() as worker:
             return str(worker.ask(self._seconds, "state", self._number, [dict(table) for table in tables]))
 
     def close(self) -> None:
-        """See :meth:`Database.close`."""
+        """See :meth:`MemoryDatabase.close`."""
         self._leave()
 
     @property
@@ -185,7 +185,7 @@ def _stop() -> None:
 
 
 def _forget() -> None:
-    """In a forked process: the workers are the parent's."""
+    """Replace the workers in a forked process: they are the parent's."""
     _WORKERS[:] = [_Worker() for _ in _WORKERS]
 
 
@@ -193,7 +193,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def serve(descriptor: int) -> None:
-    """The worker's side: answer requests until the pipe is closed."""
+    """Answer requests in a worker process until the pipe is closed."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MAX_PROCESS_MEMORY, MAX_PROCESS_MEMORY))

@@ -106,7 +106,7 @@ class Calculator(Tool):
 
 
 def _source(expression: str) -> str:
-    """Python source of the expression, made of known tokens only."""
+    """Return Python source of the expression, made of known tokens only."""
     if len(expression) > MAX_CHARACTERS:
         raise ToolError(f"the expression has {len(expression)} characters; {MAX_CHARACTERS} are the most")
     text = expression.lower().translate(_SPELLINGS).rstrip("=? \n\t")
@@ -120,7 +120,7 @@ def _source(expression: str) -> str:
 
 
 def _written(tokens: Sequence[tuple[str, str]], index: int) -> str:
-    """A token as Python. What follows its operand (per cent, factorial) becomes a subscript, which binds as closely."""
+    """Return a token as Python; a postfix sign (per cent, factorial) becomes a subscript, which binds as closely."""
     kind, text = tokens[index]
     following = tokens[index + 1] if index + 1 < len(tokens) else ("end", "")
     if kind == "number":

@@ -54,7 +54,7 @@ class FileSystem(Tool):
                 raise DataError(f"task {task.key}, file {path!r:.80}: {error}; change the task's `files`") from error
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """Return the file's content, a note of what was written, or one name a line; see :meth:`Tool.call`."""
+        """Return the file's content, a note of the written size, or one name a line; see :meth:`Tool.call`."""
         operation, path = arguments["operation"], arguments.get("path", "")
         if operation == "list":
             return "\n".join(self.names(path)) or "(empty)"

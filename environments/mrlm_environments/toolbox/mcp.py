@@ -250,7 +250,7 @@ class _Connection:
         return self._portal.start_task_soon(bounded).result(seconds + CLOSE_SECONDS)
 
     def _last_words(self) -> str:
-        """Return the end of what the server wrote to its standard error; its position in the file is not moved."""
+        """Return the end of the server's standard error; the position in the file is not moved."""
         handle = self._errors.fileno()
         size = os.fstat(handle).st_size
         text = os.pread(handle, MAX_REASON, max(0, size - MAX_REASON)).decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""Tools that run what an agent writes: Python that remembers, and a shell. Both in the sandbox."""
+"""Tools that run an agent's code in the sandbox: a lasting Python session, and a shell."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _CellTool(Tool):
             self._cell = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settings; a cell is not copied."""
+        """Return settings; a cell is not copied."""
         return {**self.__dict__, "_cell": None}
 
 
@@ -73,7 +73,7 @@ class PythonRepl(_CellTool):
             done = self.sandbox.execute(self._cell, {"operation": "run", "source": arguments["code"]})
         if done.ending is not None:
             self.close()
-        return _told(done, "The session begins anew.")
+        return told(done, "The session begins anew.")
 
 
 class Shell(_CellTool):
@@ -97,24 +97,24 @@ class Shell(_CellTool):
             SandboxError: the sandbox is broken.
         """
         if self.sandbox.isolation is not Isolation.NAMESPACES:
-            return _told(self.sandbox.shell(arguments["script"]), "")
+            return told(self.sandbox.shell(arguments["script"]))
         with running():
             if self._cell is None:
                 self._cell = self.sandbox.open(shell=True)
             done = self.sandbox.script(self._cell, arguments["script"])
         if self._cell.ending is not None:
             self.close()
-            return _told(done, "Its files are gone.")
-        return _told(done, "")
+            return told(done, "Its files are gone.")
+        return told(done)
 
 
-def told(done: Execution, limit: int, consequence: str = "") -> str:
+def told(done: Execution, consequence: str = "", limit: int = OUTPUT_CHARACTERS) -> str:
     """Describe an execution for an agent: output, error, exit status, and the reason if it was ended.
 
     Args:
         done: what happened.
+        consequence: of the end of its process.
         limit: characters of the output that are shown.
-        consequence: what follows where its process was ended.
     """
     lines = [clipped(done.output.rstrip("\n"), limit)] if done.output.strip("\n") else []
     if done.cut:
@@ -126,7 +126,3 @@ def told(done: Execution, limit: int, consequence: str = "") -> str:
     if done.ending is not None:
         lines.append(f"[ended: {_ENDINGS[done.ending]}.{' ' + consequence if consequence else ''}]")
     return "\n".join(lines) or "[no output]"
-
-
-def _told(done: Execution, consequence: str) -> str:
-    return told(done, OUTPUT_CHARACTERS, consequence)

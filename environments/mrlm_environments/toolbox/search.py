@@ -43,10 +43,10 @@ class SearchBackend(ABC):
 
     @abstractmethod
     def search(self, query: str, k: int) -> Sequence[SearchResult]:
-        """At most ``k`` results, best first.
+        """Return at most ``k`` results, best first.
 
         Raises:
-            ToolError: the search failed, for a reason that the agent is told; also where a deadline has passed.
+            ToolError: the search failed or a deadline has passed; the agent reads the text.
         """
 
 
@@ -74,7 +74,7 @@ class CorpusSearch(SearchBackend):
         return f"a local corpus of {_indexed(self.path)[1]} documents (not the web)"
 
     def search(self, query: str, k: int) -> list[SearchResult]:
-        """Documents that hold any of the query's words, those with the most telling words first."""
+        """Return documents that hold any of the query's words, those with the most telling words first."""
         words = _WORD.findall(query)[:MAX_WORDS]
         if not words:
             return []

@@ -58,8 +58,8 @@ class ToolEnvironment(SingleAgentEnvironment):
     for an answer in the first turn, and .5 + .3 + .2 (1 - 1/T) where tools are required. Calls in a reply that answers
     are not made.
 
-    On the way, a reply earns ``shaping`` times what it added to the share, and the last decision gives all of it back:
-    the sum over an episode is the final reward alone, however often tools are called.
+    A reply before the last one earns ``shaping`` times the increase of the share, and the last decision gives all of it
+    back: the sum over an episode is the final reward alone, however often tools are called.
 
     Numbers are compared by value, other answers as text without regard to case, spacing and a full stop at the end.
     Where a task names ``expected_files``, the answer is right only if the files hold their texts.
@@ -109,7 +109,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
-        """Schemas of all tools; a server is asked for its own.
+        """Return the schemas of all tools; a server is asked for its own.
 
         Raises:
             ConfigurationError: two tools have the same name.
@@ -117,7 +117,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         return [tool.schema for tool in self._named_tools().values()]
 
     def tasks(self, split: str) -> TaskSource:
-        """Generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
+        """Return generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
             DataError: a row lacks a field, or has a wrong one.
@@ -129,7 +129,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """The calls in one reply, then the answer; None for rows that require tools, or where the turns are too few."""
+        """Return the calls in one reply, then the answer; None for rows that require tools, or with too few turns."""
         replies = task.data.get("gold")
         return None if replies is None or len(replies) > self.max_turns else {self.agents[0]: replies}
 
@@ -171,7 +171,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         return self._ended(correct, turns, self._share(), "answered")
 
     def _ended(self, correct: bool, turns: int, earned: float, reason: str) -> Outcome:
-        """Return the final reward; ``earned`` is the share of tools that earlier replies were paid for."""
+        """Return the final reward; ``earned`` is the share of tools that earlier replies were rewarded for."""
         share = self._share() if self._required() else float(correct)
         self._finish_tools()
         return Outcome(
@@ -191,26 +191,22 @@ class ToolEnvironment(SingleAgentEnvironment):
         return set(self._task.data.get("required_tools") or ())
 
     def _share(self) -> float:
-        """Share of the required tools that were called with success; 0 when none is required."""
+        """Return the share of the required tools that were called with success; 0 when none is required."""
         required = self._required()
         return len(required & self._used) / len(required) if required else 0.0
 
     def _answer(self, call: ToolCall | MalformedCall) -> str:
         """Return the tool message's text for a call."""
         self._calls += 1
+        schemas = [tool.schema for tool in self._available.values()]
         try:
-            text = self._called(call)
+            asked = checked_call(call, schemas, 'Write {"name": NAME, "arguments": OBJECT}.')
+            text = self._available[asked.name].call(asked.arguments)
+            self._used.add(asked.name)
         except ToolError as error:
             self._errors += 1
-            return clipped(f"error: {error}", self.max_output)
+            text = f"error: {error}"
         return clipped(text, self.max_output)
-
-    def _called(self, call: ToolCall | MalformedCall) -> str:
-        schemas = [tool.schema for tool in self._available.values()]
-        asked = checked_call(call, schemas, 'Write {"name": NAME, "arguments": OBJECT}.')
-        text = self._available[asked.name].call(asked.arguments)
-        self._used.add(asked.name)
-        return text
 
     def _holds(self, path: str, text: str) -> bool:
         files = self._available.get(FileSystem.schema.name)
@@ -241,17 +237,17 @@ class ToolEnvironment(SingleAgentEnvironment):
 
 
 def same_answer(reply: str, expected: str) -> bool:
-    """Return whether two answers are the same: by value where the expected one is a number, else as normalised text.
+    """Return whether two answers are the same: by value where the expected one is a number, else as normalized text.
 
     >>> same_answer("1,234.0", "1234"), same_answer(" The  EIFFEL tower.", "the Eiffel Tower"), same_answer("4, 5", "5")
     (True, True, False)
     """
     if number_value(expected) is not None:
         return equal_answers(reply.strip().removesuffix("."), expected)
-    return _normalised(reply) == _normalised(expected)
+    return _normalized(reply) == _normalized(expected)
 
 
-def _normalised(text: str) -> str:
+def _normalized(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".")
 
 

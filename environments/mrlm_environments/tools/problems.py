@@ -23,7 +23,7 @@ _NAMES = ("prices", "points", "weights", "visits", "lengths", "orders", "ages", 
 
 
 def generate_problem(rng: Random, kind: Kind) -> dict[str, Any]:
-    """Data of a task: question, answer, required_tools, files, expected_files, kind and gold.
+    """Return data of a task: question, answer, required_tools, files, expected_files, kind and gold.
 
     ``gold`` are the replies that earn the most: the calls in one reply, then the answer.
 
@@ -44,7 +44,7 @@ def generate_problem(rng: Random, kind: Kind) -> dict[str, Any]:
 
 
 def data_problem(row: Mapping[str, Any], number: int, source: object, tools: Collection[str]) -> dict[str, Any]:
-    """Data of a task from a row with ``question``, ``answer`` and, where it has them, ``required_tools`` and ``files``.
+    """Return a task's data from a row with ``question``, ``answer`` and, optionally, ``required_tools`` and ``files``.
 
     Args:
         row: the row.

@@ -1,4 +1,4 @@
-"""Two agents write two parts of a text, and are paid together for how the parts go with each other (CoMLRL)."""
+"""Two agents write two parts of a text, and are rewarded together for how well the parts match (CoMLRL)."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ SHOWN_CHARACTERS = 3_000
 class WritingEnvironment(Environment):
     """Two agents write a part each, at once; both earn the same reward, from 0 to 3, for the pair.
 
-    Four levels: both parts have the right number of words (.5); the second is so many times as long as the first (up
-    to 1) and has so many times as many different content words (up to .5); transition words (up to .4) and common
-    content words (up to .6). A level that is failed ends the score with what was earned before it. The exact bounds
+    Four levels: both parts have the right number of words (.5); the ratio of their lengths (up to 1) and of
+    their numbers of different content words (up to .5); transition words (up to .4) and common
+    content words (up to .6). A failed level ends the score at the levels before it. The exact bounds
     are in docs/environments/writing.md; they are those of CoMLRL (arXiv 2508.04652).
 
     Args:
@@ -57,7 +57,7 @@ class WritingEnvironment(Environment):
         data: in place of made texts, rows with ``prompt`` (``tldr``) or ``abstract_text`` or ``abstract`` (``arxiv``):
             a file or a hub name, or a mapping from splits to these; see :func:`mrlm_pl.environment.rows.read_split`.
         turns: versions that each agent writes. Before a new one it reads its partner's last one and where the pair
-            fell short, without numbers; the last pair alone is paid.
+            fell short, without numbers; only the last pair is rewarded.
         faithfulness: weight of a fifth component, behind the last gate: the share of content words that both parts
             together and the text have in common.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
@@ -89,7 +89,7 @@ class WritingEnvironment(Environment):
         self._tasks = DataTasks(self.name, data, bad_rows)
 
     def tasks(self, split: str) -> TaskSource:
-        """Made texts without end, or the rows of the data; see :meth:`Environment.tasks`.
+        """Return made texts without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
             DataError: a row has no text.
@@ -99,7 +99,7 @@ class WritingEnvironment(Environment):
         return self._tasks.source(split, self._make, "text", (), lambda row: str(_text(row, self.family)), read)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """Return the demonstration of a made text; None for data, and where faithfulness is paid."""
+        """Return the demonstration of a made text; None for data, and where faithfulness is rewarded."""
         if self.faithfulness or "choices" not in task.data:
             return None
         parts = demonstrate(self.family, task.data["choices"])

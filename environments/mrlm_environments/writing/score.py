@@ -65,7 +65,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Score:
-    """Score of a pair: named parts, which sum to it, how many of the three gates it passed, and what was measured.
+    """Score of a pair: named parts, which sum to it, the number of the three gates it passed, and its measures.
 
     ``measures`` has the numbers that were looked at: those behind a closed gate are left out.
     """

@@ -33,7 +33,7 @@ def content_words(text: str) -> frozenset[str]:
 
 
 def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
-    """Share of the words of two sets that is in both, from 0 to 1; 0 where both are empty.
+    """Return the share of the words of two sets that is in both, from 0 to 1; 0 where both are empty.
 
     >>> jaccard(frozenset("abc"), frozenset("bcd"))
     0.5
@@ -43,7 +43,7 @@ def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
 
 
 def transition_categories(text: str) -> frozenset[str]:
-    """Categories of which a text has a word or a phrase, as whole words and in upper or lower case.
+    """Return the categories of which a text has a word or a phrase, as whole words in upper or lower case.
 
     The words of a phrase stand apart by white space; a part of a word, also of a hyphenated one, is no word.
 

@@ -38,7 +38,7 @@ class Cell:
 
     Args:
         server: where it is forked.
-        settings: what it may use.
+        settings: its limits.
         kept_output: bytes of its output that are kept.
         startup_seconds: how long locking it down may take.
 
@@ -54,7 +54,7 @@ class Cell:
         far_requests, self._requests = os.pipe()
         self._replies, far_replies = os.pipe()
         self._out, far_output = os.pipe()
-        os.fchmod(far_output, 0o622)  # scripts open it anew as /dev/stdout and /dev/stderr
+        os.fchmod(far_output, 0o622)  # scripts open it again as /dev/stdout and /dev/stderr
         far = [far_requests, far_replies, far_output]
         for descriptor in (self._requests, self._replies, self._out):
             os.set_blocking(descriptor, False)
@@ -63,7 +63,7 @@ class Cell:
         finally:
             for descriptor in far:
                 os.close(descriptor)
-        # For a cell that nobody closed, such as one of an environment that was thrown away in the middle of an episode.
+        # For a cell that was not closed, such as one of an environment that was dropped in the middle of an episode.
         self._finalizer = weakref.finalize(
             self, _abandon, server, settings.number, (self._requests, self._replies, self._out)
         )
@@ -90,7 +90,7 @@ class Cell:
         """Return the child's reply.
 
         Args:
-            message: what is asked.
+            message: the request.
             deadline: value of ``time.monotonic()`` at which the child is ended.
 
         Raises:
@@ -115,7 +115,7 @@ class Cell:
         return text, cut
 
     def close(self) -> None:
-        """End the child and all that it started, and remove what it wrote; may be called twice.
+        """End the child and all that it started, and remove its files; may be called twice.
 
         Raises:
             SandboxError: it does not end.
@@ -171,7 +171,7 @@ class Cell:
                 self._buffer += chunk
 
     def _ready(self, seconds: float, *, writing: bool) -> set[int]:
-        """Descriptors that can be used now."""
+        """Return descriptors that can be used now."""
         waiting = select.poll()  # select() cannot wait for descriptors above 1023, which a trainer may have
         waiting.register(self._replies, select.POLLIN)
         if self._out_open:
@@ -189,7 +189,7 @@ class Cell:
             raise CellEndedError("exit") from error
 
     def _take_output(self) -> bool:
-        """Read what is there of the output; False if that is nothing."""
+        """Read the available output; return whether there was any."""
         try:
             chunk = os.read(self._out, 65536)
         except BlockingIOError:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 STARTUP_SECONDS = 20.0
 KILL_SECONDS = 30.0
-"""A killed process ends when the disk has taken what it was writing, which a busy disk may take long for."""
+"""A killed process ends when the disk has taken its last write, which may take long on a busy disk."""
 
 _BOOT = (
     "import sys; sys.path[:] = filter(None, sys.path); "
@@ -113,7 +113,7 @@ class ServerProcess:
         return next(self._numbers)
 
     def kill(self, number: int, ended: threading.Event) -> None:
-        """End a cell and remove what it wrote; nothing in a copy by fork, as the cell belongs to the parent.
+        """End a cell and remove its files; do nothing in a copy by fork, as the cell belongs to the parent.
 
         Raises:
             SandboxError: it does not end.
@@ -129,7 +129,7 @@ class ServerProcess:
             remove_tree(self.folder_of(number))
 
     def abandon(self, number: int) -> None:
-        """Ask for a cell's end without waiting for it; what it wrote to a folder goes with the server.
+        """Ask for a cell's end without waiting for it; its files are removed with the server's folder.
 
         Takes no lock, as it is called from the garbage collector, which may run while this thread holds it.
         """
@@ -245,7 +245,7 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """A forked process starts servers of its own; the lock may have been held by a thread that it does not have."""
+    """Forget all servers in a forked process; a thread that it does not have may have held the lock."""
     global _lock
     _lock = threading.Lock()
     for found in _servers.values():

@@ -42,7 +42,7 @@ class DiskUse:
 
     Args:
         folder: of the cell.
-        whole: what counts for a file whose size cannot be told, in bytes.
+        whole: bytes that are counted for a file of unknown size.
     """
 
     def __init__(self, folder: str, whole: int) -> None:
@@ -92,7 +92,7 @@ def open_without_name(process: int) -> dict[tuple[int, int], int]:
 
 
 def mapped_without_name(process: int, folder: str) -> set[int]:
-    """Inodes of the files of a folder that a process has in its memory and that no folder holds any more.
+    """Return inodes of a folder's files that a process has in its memory and that have no name any more.
 
     Raises:
         OSError: the process is gone, or may not be looked into.

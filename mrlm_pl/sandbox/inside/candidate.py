@@ -14,6 +14,7 @@ import traceback
 import types
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from mrlm_pl.sandbox.inside.channel import Channel
@@ -36,17 +37,17 @@ CANNOT_START = 126
 def serve(requests: int, replies: int) -> None:
     """Answer requests until the channel is closed."""
     channel = Channel(requests, replies)
-    child = _Child(channel)
+    child = _Child()
     operations: dict[str, Callable[[dict[str, Any]], Any]] = {
         "load": child.load,
         "call": child.call,
         "run": child.run,
         "shell": child.shell,
         "use": child.use,
-        "pack": child.pack,
-        "unpack": child.unpack,
-        "grade": child.grade,
-        "grade_unit_tests": child.grade_unit_tests,
+        "pack": lambda request: pack(request["roots"]),
+        "unpack": lambda request: unpack(request["roots"], request["text"]),
+        "grade": partial(grade, channel),
+        "grade_unit_tests": partial(grade_unit_tests, channel),
     }
     while True:
         request = channel.receive()
@@ -61,15 +62,14 @@ def serve(requests: int, replies: int) -> None:
 
 
 class _Child:
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
+    def __init__(self) -> None:
         self.namespace: dict[str, Any] = {}
         self.session: dict[str, Any] = {"__name__": "__main__"}
         self.kept: list[Any] = []
         self.objects: Objects | None = None
 
     def load(self, request: dict[str, Any]) -> None:
-        """Execute a program as a module, after what it was given to build on; it must define what is asked of it."""
+        """Execute a program as a module, after the given code; it must define the required names."""
         module = types.ModuleType(MODULE)
         sys.modules[MODULE] = module
         self.namespace = module.__dict__
@@ -93,7 +93,7 @@ class _Child:
         return self.objects.use(request)
 
     def run(self, request: dict[str, Any]) -> None:
-        """Execute lines in a session that goes on, and print the value of a last expression."""
+        """Execute lines in a lasting session, and print the value of a last expression."""
         tree = ast.parse(request["source"])
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, "<input>", "exec"), self.session)
@@ -103,7 +103,7 @@ class _Child:
                 print(repr(value))
 
     def shell(self, request: dict[str, Any]) -> int:
-        """Exit status of a script; what it starts in the background goes on until the cell ends."""
+        """Return the exit status of a script; its background processes run until the cell ends."""
         deadline = time.monotonic() + request["seconds"]
         process = os.fork()
         if process == 0:
@@ -131,22 +131,6 @@ class _Child:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         return os.waitstatus_to_exitcode(raw) if found else SHELL_TIMED_OUT
-
-    def pack(self, request: dict[str, Any]) -> str:
-        """Return all that is in folders, as a text."""
-        return pack(request["roots"])
-
-    def unpack(self, request: dict[str, Any]) -> None:
-        """Make folders hold what another child packed."""
-        unpack(request["roots"], request["text"])
-
-    def grade(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Verdicts of tests on a candidate that lives elsewhere."""
-        return grade(self.channel, request)
-
-    def grade_unit_tests(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Verdicts of ``unittest`` classes on a program that lives elsewhere."""
-        return grade_unit_tests(self.channel, request)
 
     def _keep(self, value: Any) -> Opaque:
         self.kept.append(value)

@@ -14,7 +14,7 @@ MAX_CONTAINERS, MAX_SYMBOLS = 100_000, 300_000
 
 
 def oversized(line: bytes) -> str | None:
-    """Why a line of JSON is too large to be read, or None.
+    """Return the reason why a line of JSON is too large to be read, or None.
 
     Looks at bytes only: parsing a million empty lists holds up every other thread of the reader for seconds.
 
@@ -39,8 +39,8 @@ def _is_full(text: bytes) -> bool:
 class Channel:
     """Reads requests and writes replies, one JSON object on each line.
 
-    Keeps its own references to what it needs, so that a candidate which replaces functions of modules breaks its own
-    program only.
+    Keeps its own references to functions of modules, so that a candidate which replaces them breaks its own program
+    only.
     """
 
     def __init__(self, requests: int, replies: int) -> None:
@@ -65,7 +65,7 @@ class Channel:
 
         Args:
             reply: JSON-like data.
-            within_limit: whether to refuse what is too large to be read, rather than be ended for it.
+            within_limit: whether to refuse a reply that is too large to be read, rather than be ended for it.
 
         Raises:
             ValueError: the reply is refused.

@@ -32,7 +32,7 @@ class Files:
         self._seen: dict[str, tuple[bytes, int]] = {}
 
     def changed(self) -> dict[str, list[Any] | None]:
-        """Paths, contents (in hexadecimal digits) and modes of new and changed files; None for those that are gone.
+        """Return paths, contents (in hexadecimal digits) and modes of new and changed files; None for removed ones.
 
         Beyond ``MAX_FILES`` files, ``MAX_BYTES`` bytes of all or ``MAX_DEPTH`` folders, files are left out.
         """
@@ -145,14 +145,14 @@ def unpack(roots: Iterable[str], text: str) -> None:
         else:
             with open(path, "wb") as file:
                 file.write(content.encode("latin-1"))
-    for path, kind, mode, accessed, modified, _ in reversed(packed):  # what is in a folder changes its time
+    for path, kind, mode, accessed, modified, _ in reversed(packed):  # making the content of a folder changes its time
         if kind != stat.S_IFLNK:
             os.chmod(path, mode)
         os.utime(path, ns=(accessed, modified), follow_symlinks=False)
 
 
 def _content(path: str, mode: int) -> bytes:
-    """Content of a file, also of one that its owner may not read at present."""
+    """Return the content of a file, also of one that its owner may not read at present."""
     readable = os.access(path, os.R_OK)
     if not readable:
         os.chmod(path, mode | 0o400)

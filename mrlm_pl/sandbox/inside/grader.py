@@ -48,7 +48,7 @@ def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
             tally["run"] += 1
             break
         except Exception as error:
-            # What the error kept from being reached counts, else one error after the first success would be rewarded.
+            # Assertions behind the error count, else one error after the first success would be rewarded.
             tally["run"] = max(tally["run"] + 1, reached + _asserts(part))
             tally["fault"] = tally["fault"] or in_words(error)
     return tally
@@ -63,7 +63,7 @@ def discard_output() -> None:
 
 
 def in_words(error: BaseException) -> str:
-    """Class and text of an error, at most ``MAX_FAULT_CHARACTERS``; the class alone where it has no text.
+    """Return an error's class and text, at most ``MAX_FAULT_CHARACTERS``; the class alone if it has no text.
 
     >>> in_words(ValueError("odd"))
     'ValueError: odd'
@@ -129,7 +129,7 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
 
 
 def counted(tests: str) -> ast.Module:
-    """The tests with each ``assert`` counted, held or not, in place of ending them at the first that does not hold.
+    """Return the tests with each ``assert`` counted, held or not, instead of an end at the first failure.
 
     One whose condition names nothing but built-in functions, such as ``assert True``, counts only after a call of the
     candidate that no other one has counted.
@@ -159,7 +159,7 @@ def raised(text: str, kind: Any, arguments: Sequence[Any] | None = None) -> Exce
     """Return the error of a call, as the built-in class that tests may expect, else as :class:`CandidateError`.
 
     Args:
-        text: what it says.
+        text: its message.
         kind: name of its class.
         arguments: of its constructor; the text alone by default.
     """

@@ -31,7 +31,7 @@ class Objects:
         self._shared = Shared(lambda value: encode(value, self.keep), lambda data: decode(data, self.recall))
 
     def use(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What an action gave: its value, or the error that it raised; numbers of containers; files and containers
+        """Return an action's value or error, numbers of containers, and files and containers
         that changed.
 
         Args:

@@ -35,7 +35,7 @@ PRELOADED = tuple(_PRELOADED.split())
 
 MAX_MESSAGE = 65_536
 REQUESTS, REPLIES = 3, 4
-"""Descriptors of a child's channel; what it prints goes to 1 and 2."""
+"""Descriptors of a child's channel; its output goes to 1 and 2."""
 
 SETUP_FAILED = 71
 
@@ -87,7 +87,7 @@ class _Server:
         for package, folder in packages.items():
             sys.path.append(folder)
             importlib.import_module(package)
-            sys.path.remove(folder)  # programs import what is loaded, not whatever else is in the folder
+            sys.path.remove(folder)  # programs import the loaded package, and nothing else from the folder
         gc.collect()
         gc.freeze()  # children do not copy the pages of these objects by counting references on collection
 
@@ -220,7 +220,7 @@ class _Server:
             self._end()
 
     def _end(self) -> NoReturn:
-        """The trainer is gone: so is everything here."""
+        """End all cells and this process: the trainer is gone."""
         cells, self.cells = list(self.cells), {}
         for process in cells:
             self._kill(process)
@@ -230,7 +230,7 @@ class _Server:
                     os.waitpid(process, 0)
             self._kill_strays()
             os.chdir("/")
-            with suppress(OSError):  # nobody is left to be told
+            with suppress(OSError):  # there is no reader left
                 remove_tree(self.folder)
         os._exit(0)
 

@@ -1,7 +1,7 @@
 """Runs a task's ``unittest`` classes on a program that lives in another process, and counts how many tests pass.
 
-The tests are the data set's own code. They see the program's classes and objects as :class:`Remote` ones: what they do
-with these is asked of the program's process, values come back as copies, and comparing happens here.
+The tests are the data set's own code. They see the program's classes and objects as :class:`Remote` ones: actions
+on these run in the program's process, values come back as copies, and comparing happens here.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Program:
 
         Raises:
             CandidateGone: the program's process is gone.
-            Exception: what the action raised, as a built-in class or :class:`CandidateError`.
+            Exception: the action's error, as a built-in class or :class:`CandidateError`.
         """
         values = [*arguments, *named.values()]
         message = {
@@ -114,7 +114,7 @@ class _Program:
         return [encode(value, self._mention), self._shared.number_of(value)]
 
     def _read(self, reply: Any, given: list[Any]) -> tuple[Any, Exception | None]:
-        """Return the value of an answer, or the error; containers and files become what the program made of them."""
+        """Return the value of an answer, or the error; containers and files change as the program changed them."""
         for number, value in zip(reply["held"], given, strict=True):
             if type(value) in KINDS and type(number) is int:
                 self._shared.hold(number, value)
@@ -173,7 +173,7 @@ def grade_unit_tests(channel: Channel, request: dict[str, Any]) -> dict[str, Any
 
     Args:
         channel: on which actions of the program are asked for and answered.
-        request: ``context`` (trusted code that the tests rely on, such as imports), ``names`` (what the program
+        request: ``context`` (trusted code that the tests rely on, such as imports), ``names`` (that the program
             defines), ``operators`` (methods of operators that are the task's) and ``tests`` (code with ``unittest``
             classes).
     """

@@ -1,8 +1,8 @@
 """Plain values as JSON without loss of type: what may pass between a candidate and its grader.
 
 Numbers, text, bytes, dates, times, XML elements, built-in types and containers are passed by value and by exact type,
-so an object that claims to be equal to everything arrives as what it is: an :class:`Opaque` mention of something that
-stayed behind.
+so an object that claims to be equal to everything arrives as an :class:`Opaque` mention of something that stayed
+behind.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Opaque:
 
 
 def encode(value: Any, keep: Callable[[Any], Opaque], depth: int = 0) -> Any:
-    """JSON-like data for a value.
+    """Return JSON-like data for a value.
 
     Args:
-        value: what is passed.
+        value: to pass.
         keep: remembers a value that cannot be passed, and returns its mention.
         depth: of the containers around it.
 

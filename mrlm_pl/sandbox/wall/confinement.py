@@ -76,7 +76,7 @@ class CellSettings:
 
 
 def interpreter_folders() -> list[str]:
-    """Folders that this interpreter loads its modules from."""
+    """Return folders that this interpreter loads its modules from."""
     return sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)})
 
 
@@ -112,7 +112,7 @@ def enter_namespaces(folders: Iterable[str]) -> None:
 
 
 def _make_root(folders: Iterable[str]) -> None:
-    """A new root: the system's programs and this interpreter, read-only, four devices, and empty folders."""
+    """Make a new root: the system's programs and this interpreter, read-only, four devices, and empty folders."""
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     shown = [path for path in dict.fromkeys([*_SYSTEM, *interpreter_folders(), *folders]) if os.path.exists(path)]
     shown = [path for path in shown if not os.path.islink(path) and (path == "/usr" or not path.startswith("/usr/"))]
@@ -217,8 +217,8 @@ def confine_by_landlock(cell: CellSettings, folder: str) -> None:
         Filter(
             processes=cell.shell,
             private=False,
-            # What is outside is another user's where the child has a user of its own. Else programs are refused, and
-            # scripts, in which such calls are common, do not notice.
+            # A child with a user of its own cannot change files of others. Else the call fails for programs, and does
+            # nothing for scripts, in which it is common.
             modes=None if own_user else 0 if cell.shell else errno.EPERM,
             truncate=landlock.version() >= 3,
             only_signal=None if cell.shell else os.getpid(),
@@ -236,9 +236,9 @@ def confine_by_limits(cell: CellSettings, folder: str) -> None:
 
 
 def _end_with_parent(cell: CellSettings) -> None:
-    """End this child, and what a script started, with the server. A change of user takes the signal off: call it after.
+    """End this child and its scripts' processes with the server. A change of user clears the signal: call it after.
 
-    What a script started has no such signal of its own, so the process that runs scripts ends its group.
+    The processes of a script have no such signal of their own, so the process that runs scripts ends its group.
     """
     if cell.shell:
         signal.signal(signal.SIGTERM, lambda number, frame: os.killpg(0, signal.SIGKILL))
@@ -302,7 +302,7 @@ def _limit(cell: CellSettings, tasks: int) -> None:
 
 
 def _tasks_of_user() -> int:
-    """Processes and threads of this user now, which count towards its limit."""
+    """Return the number of this user's processes and threads, which count towards its limit."""
     count, user = 0, os.getuid()
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -313,7 +313,7 @@ def _tasks_of_user() -> int:
 
 
 def forget_former_places() -> None:
-    """Let modules that remembered folders of the server look anew."""
+    """Make modules look up folders that they remember from the server."""
     here = os.getcwd()
     tempfile.tempdir = None
     os.environ.update(HOME=here, TMPDIR=here)

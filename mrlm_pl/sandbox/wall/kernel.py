@@ -31,7 +31,7 @@ def checked(result: int, what: str) -> int:
     """Return the result of a call of libc.
 
     Raises:
-        OSError: it is negative; with the error number and what was tried.
+        OSError: it is negative; with the error number and the name of the call.
     """
     if result < 0:
         number = ctypes.get_errno()

@@ -69,7 +69,7 @@ def restrict(
 
 
 def scope_signals() -> None:
-    """Keep this process, and what it starts, from signaling processes outside; nothing where the kernel cannot."""
+    """Keep this process and its children from signaling processes outside, where the kernel can."""
     if version() >= 6:
         _enforce(_ruleset([0, 0, _SIGNALS]))
 

@@ -18,7 +18,7 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 def program(allowed: Filter) -> bytes:
-    """Instructions of the kernel's filter machine.
+    """Return instructions of the kernel's filter machine.
 
     Raises:
         OSError: the numbers of this machine are not known.
@@ -62,7 +62,7 @@ class _Program(ctypes.Structure):
 
 
 def _checked(outcome: Outcome) -> list[tuple[int, int, int, int]]:
-    """Steps that test the arguments and return the answer: code, steps to skip if true and if false, and value."""
+    """Return steps that test the arguments: code, steps to skip if true and if false, and value."""
     steps = []
     for check in outcome.checks:
         steps += [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * check.argument + 4 * check.word), (_AND, 0, 0, check.mask)]

@@ -1,6 +1,6 @@
 """Which system calls a candidate may make, and how the others are answered.
 
-What is not listed here is refused with ENOSYS: numbers that are newer than this list, gaps, and foreign calling
+Calls that are not listed here are refused with ENOSYS: numbers newer than this list, gaps, and foreign calling
 conventions. A call that a later kernel adds is therefore closed until it is added here.
 """
 
@@ -16,7 +16,7 @@ _COLUMN = {"x86_64": 0, "aarch64": -1}.get(MACHINE, 0)
 
 
 def _numbers(table: str) -> dict[str, int]:
-    """Numbers by name on this machine, of entries ``NAME=X86_64/AARCH64``; one number where both have the same."""
+    """Return numbers by name on this machine from entries ``NAME=X86_64/AARCH64``, or one number for both."""
     pairs = (entry.split("=") for entry in table.split())
     found = {name: numbers.split("/")[_COLUMN] for name, numbers in pairs}
     return {name: int(number) for name, number in found.items() if number != "-"}
@@ -108,7 +108,7 @@ class Check:
 
     Args:
         argument: its place, from 0.
-        values: what it may be.
+        values: that are allowed.
         mask: the bits that are compared.
         word: 0 for the lower 32 bits, 1 for the upper ones.
     """
@@ -157,7 +157,7 @@ class Filter:
 
 
 def outcomes(allowed: Filter) -> dict[int, Outcome]:
-    """Answers by number; every other number is ``UNKNOWN``.
+    """Return answers by number; every other number is ``UNKNOWN``.
 
     Raises:
         OSError: the numbers of this machine are not known.

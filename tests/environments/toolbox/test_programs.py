@@ -147,13 +147,13 @@ def test_what_an_agent_is_told() -> None:
         plain = {"output": "", "cut": False, "error": None, "ending": None, "status": 0, "seconds": 0.1}
         return Execution(**{**plain, "isolation": "limits", **changes})  # type: ignore[arg-type]
 
-    assert told(done(), 10) == "[no output]"
-    assert told(done(output="\nabc\n\n"), 10) == "\nabc"
-    assert told(done(output="a" * 12), 10) == "a" * 10 + "\n[2 more characters]"
-    assert told(done(output="a", cut=True), 10) == "a\n[the rest of the output was thrown away]"
-    assert told(done(status=2), 10) == "[exit status 2]"
-    assert told(done(ending="memory", status=9), 10, "Gone.") == "[ended: it used too much memory. Gone.]"
-    assert told(done(error="E" * 11), 10) == "E" * 10 + "\n[1 more characters]"
+    assert told(done(), limit=10) == "[no output]"
+    assert told(done(output="\nabc\n\n"), limit=10) == "\nabc"
+    assert told(done(output="a" * 12), limit=10) == "a" * 10 + "\n[2 more characters]"
+    assert told(done(output="a", cut=True), limit=10) == "a\n[the rest of the output was thrown away]"
+    assert told(done(status=2), limit=10) == "[exit status 2]"
+    assert told(done(ending="memory", status=9), "Gone.", 10) == "[ended: it used too much memory. Gone.]"
+    assert told(done(error="E" * 11), limit=10) == "E" * 10 + "\n[1 more characters]"
 
 
 @pytest.mark.parametrize("kind", [PythonRepl, Shell])
