@@ -127,7 +127,7 @@ def test_what_is_logged_agrees_with_the_report(duel: Any, quiet_trainer: Any, tm
 def test_the_alarm_tells_of_a_learner_that_collapses(
     duel: Any, quiet_trainer: Any, caplog: pytest.LogCaptureFixture, action: str
 ) -> None:
-    """Training pays for few digits and the anchors' games for many: what is learnt loses against the beginning."""
+    """Training rewards few digits and the anchors' games many: the trained policy loses against the initial one."""
     alarm = CollapseAlarm(margin=0.15, action=action)
     anchors = AnchorGames(every=2, games=64)
     settings = {"iterations": 8, "groups": 4, "group_size": 16, "sampling": Sampling(max_tokens=12)}
@@ -203,7 +203,7 @@ def test_numbers_out_of_range_are_refused(options: dict[str, Any], message: str)
 
 def test_policies_that_do_not_fit_are_refused(duel: Any, quiet_trainer: Any, model_folder: Path) -> None:
     algorithm, data, callback = duel()
-    for options in ({"learner": "opponent"}, {"opponent": "learner"}, {"opponent": "nobody"}):
+    for options in ({"learner": "opponent"}, {"opponent": "learner"}, {"opponent": "absent"}):
         with pytest.raises(ConfigurationError, match=r"SelfPlay needs a (trained|frozen) policy"):
             quiet_trainer(callbacks=[SelfPlay(**options)]).fit(algorithm, data)
 

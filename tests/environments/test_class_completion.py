@@ -100,7 +100,7 @@ def played(*replies: str, row: Mapping[str, Any] = ROW, **options: Any) -> Step:
         ((AREA + UNIT, "def double(self) return 1"), (0, 0, 0)),  # does not compile
         ((AREA + UNIT, "I do not know."), (0, 0, 0)),
         ((AREA + UNIT, "def double(self):\n    return 1\n    break"), (0, 0, 0)),  # parses, but does not compile
-        ((AREA + UNIT, f"{DOUBLE}\nraise ValueError"), (2, 4, 0)),  # what is no definition is left out
+        ((AREA + UNIT, f"{DOUBLE}\nraise ValueError"), (2, 4, 0)),  # other statements than definitions are left out
         ((AREA + UNIT, f"{DOUBLE}\ny = 1 / 0"), (2, 0, 0)),  # does not load
     ],
     ids=range(15),

@@ -281,7 +281,7 @@ def test_solutions_are_split_by_meaning() -> None:
     assert "aux(x)" in lazy[1]
     namespace: dict[str, Any] = {}
     exec("\n".join(lazy), namespace)
-    assert (namespace["f"]([]), namespace["f"]([4])) == (0, 8), "what is not always evaluated stays in its place"
+    assert (namespace["f"]([]), namespace["f"]([4])) == (0, 8), "a part that is not always evaluated stays in its place"
     with pytest.raises(ValueError, match="does not define g"):
         split_solution("def f(x): return 1", "g")
 

@@ -32,7 +32,7 @@ def environment(**options: Any) -> CollaborativeReasoningEnvironment:
 def play(
     played: CollaborativeReasoningEnvironment, said: Mapping[str, Sequence[str]], task: Task = TASK
 ) -> tuple[list[Observations], list[Step]]:
-    """What was observed and answered when each person says one text after another."""
+    """Return observations and steps of an episode in which each person says one text after another."""
     texts = {person: iter(turns) for person, turns in said.items()}
     observed = [played.reset(task)]
     steps: list[Step] = []
@@ -210,7 +210,7 @@ def test_an_agent_of_its_own_for_every_turn_reads_the_same() -> None:
 
 
 class Lengths(TextScorer):
-    """A tenth of the reply's length; keeps what it was asked."""
+    """A tenth of the reply's length; keeps the conversations."""
 
     def __init__(self, probability: bool = True, scale: float = 0.1) -> None:
         self.is_probability, self.scale = probability, scale

@@ -48,7 +48,7 @@ def earned(steps: Sequence[Step]) -> float:
 
 
 def told(reply: str | Message, **options: Any) -> str:
-    """What the agent sees after its first reply."""
+    """Return the agent's observation after its first reply."""
     (message, *_) = play([reply, ANSWER], **options)[0].observations["agent"]
     return message.content
 

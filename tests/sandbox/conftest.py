@@ -1,4 +1,4 @@
-"""What tests of the sandbox share."""
+"""Fixtures of the tests of the sandbox."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_nothing_gets_through_the_python_tool(tmp_path: Path) -> None:
     with Bait(tmp_path / "bait") as bait:
 
         def answers(attack: Attack) -> bool:
-            """Whether the function of the program gives an answer after it attacked."""
+            """Return whether the function of the program gives an answer after it attacked."""
             tool = PythonRepl(Sandbox(wall_seconds=WALL_SECONDS))
             told = []
             for _ in range(2 if attack.name in RUN_TWICE else 1):

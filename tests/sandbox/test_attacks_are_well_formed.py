@@ -1,4 +1,4 @@
-"""The attacks themselves: that they are what they claim, and that they work where nothing stops them."""
+"""The attacks themselves: they are attacks, and they work where nothing stops them."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def fools_the_leaky_grader(attack: Attack, folder: Path) -> bool:
 
 
 def succeeds(attack: Attack, bait: Bait, folder: Path) -> bool:
-    """Whether the attack reports success when run without protection."""
+    """Return whether the attack reports success when run without protection."""
     source = bait.program(attack.source)
     if not attack.shell:
         return score(source, folder, MRLM_TEST_SECRET="hidden") == 1.0

@@ -1,4 +1,4 @@
-"""Programs that attack the process of the tests by what they answer: always a failed program, never an error."""
+"""Programs whose answers attack the process of the tests: always a failed program, never an error."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_whatever_is_answered_fails_the_program(deed: str) -> None:
 
 @pytest.mark.parametrize("way", ["os._exit(3)", "raise SystemExit", "import ctypes; ctypes.string_at(0)"])
 def test_tests_that_an_answer_breaks_fail_the_program(way: str) -> None:
-    """As an answer that crashes or exhausts their process would, for a reason that nobody thought of."""
+    """As an answer that crashes or exhausts their process would, for an unforeseen reason."""
     breaks = f"import os\nif f() == 1:\n    {way}\nassert f() == 2"
     found = grade(SANDBOX, "def f(): return 1", Tests((breaks,), names=("f",)))
     assert (found.loaded, found.passed, found.solved) == (True, 0, False)

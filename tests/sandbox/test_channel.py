@@ -14,7 +14,7 @@ from mrlm_pl.sandbox.inside.channel import MAX_CONTAINERS, MAX_LINE, MAX_SYMBOLS
 STILL_SECONDS = 1.0
 """The longest that another thread may be held up, on a busy machine too."""
 
-# What a hostile child writes on its descriptor for replies.
+# Lines that a hostile child writes on its descriptor for replies.
 FORGED = {
     "lists": b'{"ok": [' + b"[]," * 1_000_000 + b"[]]}",
     "tables": b'{"ok": [' + b"{}," * 1_000_000 + b"{}]}",
@@ -64,7 +64,7 @@ def test_a_forged_reply_does_not_hold_up_other_threads(kind: str) -> None:
     data = FORGED[kind]
     if len(data) > MAX_LINE:
         data = b'{"ok": [' + data[8 : MAX_LINE // 2] + b"0]}"
-    heap = [[number] for number in range(400_000)]  # what a trainer holds, which each collection goes through
+    heap = [[number] for number in range(400_000)]  # a trainer's objects, which each collection visits
     with Sandbox(wall_seconds=60).open() as cell:
         write_in(cell, data + b"\n")
         with Ticking() as other, pytest.raises(CellEndedError) as ended:

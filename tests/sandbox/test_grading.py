@@ -234,7 +234,7 @@ def test_a_value_that_is_too_large_fails_its_call_alone() -> None:
 
 
 def test_assertions_without_the_program_count_for_nothing() -> None:
-    """As many HumanEval tests end: a program that only raises would be paid for them."""
+    """As many HumanEval tests end: a program that only raises would be rewarded for them."""
     lines = ("f(1) == 1", "True, 'easy'", "1 + 1 == 2", "f(2) == 2", "True")
     tests = "def check(f):\n" + "".join(f"    assert {line}\n" for line in lines)
     found = graded("def f(x): raise ValueError", tests, entry="f")
@@ -242,7 +242,7 @@ def test_assertions_without_the_program_count_for_nothing() -> None:
     assert graded("def f(x): return x", tests, entry="f").solved
     ended = "def check(f):\n    assert f(1) == 1\n    x = f(2)\n    assert True\n    assert x == 2"
     found = graded("def f(x): return x if x == 1 else 1 / 0", ended, entry="f")
-    assert (found.passed, found.run) == (1, 2), "what the error kept from being reached is no constant either"
+    assert (found.passed, found.run) == (1, 2), "an assertion behind the error is no constant either"
     caught = "try:\n    f(1)\nexcept ValueError:\n    assert True"
     assert graded("def f(x): raise ValueError", caught).solved, "after a call it says where the test got to"
 

@@ -1,4 +1,4 @@
-"""The sandbox as its users see it: limits, endings, what a program finds inside, and levels."""
+"""The sandbox as its users see it: limits, endings, a program's environment, and levels."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ print(json.dumps([sorted(os.environ), os.environ["HOME"], os.getcwd(), found]))
 """
     try:
         assert Path(f"/proc/{host._process.pid}/environ").read_bytes() == b"PYTHONHASHSEED=0\0", (
-            "what is unset still lies in memory"
+            "unset variables still lie in memory"
         )
         settings = CellSettings(host.next_number(), 512, 10, 64, 4096, 32, shell=False)
         with Cell(host, settings, 65536, 20.0) as cell:

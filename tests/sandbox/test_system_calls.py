@@ -47,7 +47,7 @@ def refusal(name, values):
     return "EPERM" if ALONE and first != os.getpid() else None  # kill, tgkill
 
 def harmless(name, values):
-    # What the kernel refuses where the filter lets it pass: no descriptor, no address, no signal.
+    # Calls that the kernel refuses where the filter lets them pass: no descriptor, no address, no signal.
     if name == "socketpair": return [*values[:2], 0, 16, 0, 0]
     if name == "sendto": return [-1, 0, 0, 0, values[4], 0]
     if name in ("fcntl", "ioctl"): return [-1, *values[1:]]

@@ -1,4 +1,4 @@
-"""The processes around a sandbox: trainers that fork, end or are killed, and what they leave."""
+"""The processes around a sandbox: trainers that fork, end or are killed, and their remains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sandbox.script(shell, f"mkdir -m 0 closed; {started} sleep .3")
 print("up", server_process.server(cell.server.level)._process.pid, flush=True)
 time.sleep(600)
 """
-# Each cell does what it can to outlive the server, which is then killed alone.
+# Each cell does its best to outlive the server, which is then killed alone.
 WITHOUT_SERVER = """
 import sys, threading, time
 from mrlm_pl.sandbox import Sandbox
@@ -78,7 +78,7 @@ for thread in busy: thread.join()
 assert server_process.server(sandbox.isolation)._process.pid == before
 assert sandbox.run("1 + 2").output == "3\\n"
 """
-# What a killed trainer forked must not keep its server alive.
+# A process that a killed trainer forked must not keep its server alive.
 FORKED_AND_KILLED = WITH_A_PROGRAM.replace(
     'print("up"', 'import os\nif os.fork() == 0: os.close(1); time.sleep(15); os._exit(0)\nprint("up"'
 )

@@ -1,4 +1,4 @@
-"""What a cell uses: every file on the disk is counted, with and without a name, wherever it hides."""
+"""The resources of a cell: every file on the disk is counted, with and without a name, wherever it hides."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_mapped_file_without_a_name_counts_as_much_as_is_allowed(folder: Path)
     assert mapped_without_name(os.getpid(), str(folder)) == {inode}
     once, twice = use.look([os.getpid()])[0], use.look([os.getpid()])[0]
     libc.munmap(place, 4096)
-    assert before >= MEBIBYTE, "its size can be told while it is open"
+    assert before >= MEBIBYTE, "its size is known while it is open"
     assert once < before, "it may be about to be closed"
     assert twice - once == whole
     assert use.look([os.getpid()])[0] == once

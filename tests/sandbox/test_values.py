@@ -45,7 +45,7 @@ def no_object(value: Any) -> Opaque:
 
 
 def passed(value: Any) -> Any:
-    """What arrives."""
+    """Return the value that arrives."""
     return decode(json.loads(json.dumps(encode(value, no_object))), lambda mention: mention)
 
 

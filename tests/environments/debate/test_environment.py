@@ -25,7 +25,7 @@ SEEDS: dict[Side, int] = {side: next(n for n in range(50) if opening_side(n) == 
 
 
 class Fixed(Judge):
-    """Gives PRO and CON the same two parts every time, and keeps what it was asked."""
+    """Gives PRO and CON the same two parts every time, and keeps the debates."""
 
     def __init__(self, pro: tuple[float, float] = (0.5, 0.25), con: tuple[float, float] = (0.25, 0.125)) -> None:
         self.pro, self.con = pro, con
@@ -38,7 +38,7 @@ class Fixed(Judge):
 
 
 def play(environment: DebateEnvironment, texts: list[str], opener: Side = "PRO") -> tuple[list[Any], Step]:
-    """What each speaker in turn was shown, and the last step."""
+    """Return each speaker's observation in turn, and the last step."""
     observations = environment.reset(Task("debate", "train", 0, SEEDS[opener], {"topic": TOPIC}))
     shown = []
     for text in texts:

@@ -37,7 +37,7 @@ DEBATE = Debate(
     seed=5,
 )
 Answer = Callable[[dict[str, Any], int], tuple[int, bytes]]
-"""What the server answers to a request (its body and how many came before it): a status and a body."""
+"""Maps a request (its body and the number of earlier ones) to a status and a body."""
 
 
 class Endpoint:
@@ -123,7 +123,7 @@ def test_scores_are_asked_for_in_both_orders_and_averaged(endpoint: Endpoint, mo
     assert DEBATE.topic in content(body)
 
 
-def test_a_judge_that_favours_whoever_is_first_gives_a_tie(endpoint: Endpoint) -> None:
+def test_a_judge_that_favors_the_first_side_gives_a_tie(endpoint: Endpoint) -> None:
     def answer(body: dict[str, Any], number: int) -> tuple[int, bytes]:
         pro_first = content(body).index("The air is") < content(body).index("People need")
         return completion("PRO: 8 CON: 4" if pro_first else "PRO: 4 CON: 8")
@@ -346,7 +346,7 @@ def test_a_served_policy_judges(scripted: tuple[Scripted, str]) -> None:
 
 def test_what_a_policy_server_refuses_is_not_asked_for_again(scripted: tuple[Scripted, str]) -> None:
     _, target = scripted
-    for policy, text, named in (("nobody", "x", "no policy 'nobody'"), ("judge", "x" * 3000, "does not fit")):
+    for policy, text, named in (("absent", "x", "no policy 'absent'"), ("judge", "x" * 3000, "does not fit")):
         with pytest.raises(GenerationError, match=named) as refused:
             ServedPolicy(target, policy).generate([Message("user", text)], 0)
         assert not refused.value.again

@@ -64,7 +64,7 @@ def test_repetition_scores_below_a_new_argument() -> None:
     assert again.score("PRO") < 0.6 * fresh.score("PRO")
     assert fresh.winner(0.2) == "PRO", "CON said the same twice"
     copied = verdict(("PRO", FOR), ("CON", FOR))
-    assert copied.score("CON") == 0.0, "and so is what the other side said"
+    assert copied.score("CON") == 0.0, "and so is the other side's speech"
     assert score(TOPIC) < 0.05, "and the topic"
     assert score(FOR[:170] * 3) < 0.7 * score(FOR)
 

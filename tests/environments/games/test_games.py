@@ -141,7 +141,7 @@ def test_a_full_board_is_a_draw() -> None:
         (["5", "5"], {"alpha": 1.0, "beta": -1.0}),
         (["5", "what?"], {"alpha": 1.0, "beta": -1.0}),
         (["5", "1", "0"], {"alpha": -1.0, "beta": 1.0}),
-        ([""], {"alpha": -1.0, "beta": 0.0}),  # beta has not had a turn, and nobody is paid before one
+        ([""], {"alpha": -1.0, "beta": 0.0}),  # beta has not had a turn, and earns nothing before one
     ],
 )
 def test_an_illegal_move_loses(replies: list[str], rewards: dict[str, float]) -> None:

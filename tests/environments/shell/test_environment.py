@@ -110,7 +110,7 @@ def test_a_random_setup_is_compared_with_its_own_reference() -> None:
         environment.reset(task_of(RANDOM))
         printed = seen(environment.step({"agent": Message("assistant", bash(example))}))[0]
         seen_answers.add(printed)
-        assert printed.splitlines()[-1] == "1", "what the set-up left running is there"
+        assert printed.splitlines()[-1] == "1", "the background processes of the set-up are there"
         assert environment.step({"agent": Message("assistant", answer(printed))}).success, printed
     assert len(seen_answers) == 3
     assert not solved([bash("rm ~/d/*; echo 1 > ~/n; mv -f ~/n ~/number"), answer("0\n1")], RANDOM)
@@ -159,7 +159,7 @@ def test_an_agent_may_say_why_it_finishes() -> None:
 
 
 def test_scripts_find_what_a_system_has() -> None:
-    """Its own processes, process substitution, names of folders, and a system folder that is nobody's."""
+    """Its own processes, process substitution, names of folders, and a system folder without an owner."""
     (shown,) = play(
         [bash("diff <(echo a) <(echo a) && ls / | grep -cx -e etc -e usr -e home; ls /etc | grep -c passwd")]
     )

@@ -104,7 +104,7 @@ def test_generated_tasks_are_solved_by_their_reference() -> None:
 
 
 def test_generated_answers_by_counting_here() -> None:
-    """What is asked is computed a second time from the text of the script that sets the system up."""
+    """Compute the answer a second time from the text of the script that sets the system up."""
     environment, found = ShellEnvironment(), set()
     for index in range(60):
         data = generate_data(Random(index))
@@ -134,7 +134,7 @@ def test_splits_share_no_question() -> None:
 
 @pytest.mark.parametrize("path", files_of("agentbench_os", "agentbench_os_train_sample.json"))
 def test_references_of_agentbench_are_right(path: Path) -> None:
-    """The agent runs the reference in its own system and answers with what it prints."""
+    """The agent runs the reference in its own system and answers with its output."""
     environment = ShellEnvironment(data={"train": str(path), "test": str(path)})
     failed = []
     tasks = list(environment.tasks("test"))

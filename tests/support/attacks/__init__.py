@@ -1,1 +1,1 @@
-"""Programs that attack the sandbox, its resources or the grade, and bait outside of it."""
+"""Programs that try to leave the sandbox, take too much of it, or fake a grade; and their bait outside."""

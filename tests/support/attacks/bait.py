@@ -1,4 +1,4 @@
-"""Targets of attacks, and the harm that is visible outside of the sandbox."""
+"""The targets of attacks, and the proof of harm as it is seen from outside of the sandbox."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 class Bait:
     """A folder with a secret, listening sockets, and a process with a secret; a context manager.
 
-    ``program`` fills their addresses into an attack's source. ``harm`` lists the effects of an attack: changes in the
-    folder, connections, the process's death, surviving processes. ``folder`` is created, and must not exist.
+    ``program`` fills an attack's source with where all this is. ``harm`` lists an attack's effects on it: writes into
+    the folder, connections, the process's death, processes that live on. ``folder`` is made, and must not exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class Bait:
         return source
 
     def harm(self) -> list[str]:
-        """Return one line for every harm so far."""
+        """Return one line for every harm; empty if there is none."""
         found = [f"connection to {name}" for name in self.connections]
         changes = set(self._state().items()) ^ set(self._before.items())
         found += [f"changed or made or removed: {name}" for name in sorted({name for name, _ in changes})]

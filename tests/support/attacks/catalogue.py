@@ -80,7 +80,7 @@ HONEST = _programs("honest", HONEST_SOURCES)
 """Right programs; each must get the full score."""
 
 RUN_TWICE = frozenset(PERSISTENCE)
-"""Programs that look for traces of their previous run, so only their second run counts."""
+"""These look for traces of an earlier run of the same program, so each says something on its second run only."""
 
 NOT_COMPILING = frozenset(
     {

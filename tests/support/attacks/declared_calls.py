@@ -1,4 +1,4 @@
-"""A handwritten table of the result of each system call of x86-64, for comparison with random calls.
+"""The answer to each system call of x86-64, written down by hand: random calls are compared with it.
 
 A heading gives the results for a Python program and a script at level ``namespaces``, then for both at level
 ``landlock``: ``+`` the kernel's own, ``?`` depends on arguments, 0 a success without effect, or an error. ``owner``:

@@ -1,8 +1,8 @@
 """Programs that use rare or recent system calls.
 
-Each defines ``attack()``: True if and only if it reached or changed something outside. Numbers are those of x86-64.
-``@OUTSIDE@/datagram`` is a listening socket, ``@OUTSIDE@/secret.txt`` has the extended attribute ``user.secret``, and
-``@MEMORY@`` and ``@QUEUE@`` are System V shared memory with the token and a message queue of the host.
+Each defines ``attack()``: True if and only if it reached or changed something that is not its own. Numbers are those of x86-64.
+``@OUTSIDE@/datagram`` is a socket that listens, ``@OUTSIDE@/secret.txt`` has the extended attribute ``user.secret``,
+and ``@MEMORY@`` and ``@QUEUE@`` are System V shared memory with the token and a queue of messages of the host.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ WRITING = {
 _BOMB = """
         import mmap, os, socket, tempfile, time
         BLOCK = bytes(range(256)) * (1 << 16)
-        def waited():  # 128 MiB on disk, twice the limit
+        def waited():  # 128 MiB lie on the disk, twice the limit
             time.sleep(0.4)
             return True
 """

@@ -5,7 +5,7 @@ If success is visible only outside (a surviving daemon), ``attack()`` is never T
 
 from __future__ import annotations
 
-# The bait looks for the process's name on the host; the process ends after 20 seconds.
+# The bait looks on the host for the name that a process gives itself; it goes by itself after 20 seconds.
 _DAEMON = """
         import ctypes, os, signal, sys, time
         def be_a_daemon(seconds=20):

@@ -1,7 +1,7 @@
 """Programs that exhaust resources or never end.
 
-``BOMBS`` define ``attack()``: True if and only if they exceeded a limit. ``ENDLESS`` never end or flood; ``SWOLLEN``
-return huge values; ``BROKEN`` cannot return.
+``BOMBS`` define ``attack()``: True if and only if they got more than a sandbox may give. ``ENDLESS`` stay for ever or
+flood; ``SWOLLEN`` give answers that are too large; ``BROKEN`` are no programs that could answer.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python tests/support/attacks/run.py FOLDER [LEVEL]
 
-``FOLDER`` is created; the default ``LEVEL`` is the strongest one of the machine. Level ``limits`` stops few attacks:
-the dangerous ones are skipped there, and it is for disposable machines. Needs the standard library only.
+``FOLDER`` is made; ``LEVEL`` is the strongest one that the machine offers if it is left out. At level ``limits``, which
+stops few, the dangerous ones are left out; it is still for a disposable machine. Needs no third package.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def at_once(count: int) -> Iterator[None]:
 
 
 def run(folder: Path, sandbox: Sandbox, left_out: Collection[str] = ()) -> dict[str, Any]:
-    """Return the successful attacks, their harm, the failed honest programs, the level, and the longest time.
+    """Return successful attacks, harm, honest programs that failed, the level, and the longest time.
 
     Args:
         folder: folder of the bait, created here.

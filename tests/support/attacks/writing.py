@@ -1,6 +1,6 @@
-"""Programs that write outside, leave traps for the clean-up, or leave traces for the next run.
+"""Programs that write where they must not, leave traps for the cleanup, or leave something for the next run.
 
-Each defines ``attack()``: True if and only if the harm was done. It removes its files if possible.
+Each defines ``attack()``: True if and only if the harm was done. It removes its files again where it can.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ WRITING = {
     """,
 }
 
-# Each looks first for traces of its previous run, so it succeeds on its second run only.
+# Each looks first for traces of its own earlier run, so it works on its second run only.
 PERSISTENCE = {
     "finds_a_file_of_an_earlier_run": """
         import os, tempfile
