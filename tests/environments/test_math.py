@@ -19,7 +19,7 @@ FORMATS = json.loads((Path(__file__).parents[1] / "data" / "samples" / "answer_f
 
 
 def graded(reply: str, answer: str = "7", **options: Any):
-    """The outcome of a reply to a task with a known answer."""
+    """Return the outcome of a reply to a task with a known answer."""
     environment = MathEnvironment(**options)
     task = environment.tasks("train")[0]
     known = type(task)(task.environment, task.split, task.index, task.seed, {**task.data, "answer": answer})

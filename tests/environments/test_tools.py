@@ -31,7 +31,7 @@ def a_task(**data: Any) -> Task:
 
 
 def play(replies: Sequence[str | Message], task: Task | None = None, **options: Any) -> list[Step]:
-    """The steps of an episode; the last reply is given again until it is done."""
+    """Return the steps of an episode; the last reply is given again until it is done."""
     environment = ToolEnvironment(**options)
     environment.reset(task or a_task())
     steps: list[Step] = []

@@ -17,7 +17,7 @@ from mrlm_pl.errors import ConfigurationError, DataError
 
 
 def words(start: int, count: int) -> str:
-    """Distinct words of four letters that mean nothing: ``5 * count - 1`` characters."""
+    """Return distinct words of four letters that mean nothing: ``5 * count - 1`` characters."""
     letters = "bcdfghjklmnpqrtv"
     return " ".join(
         "z" + letters[n // 256] + letters[n // 16 % 16] + letters[n % 16] for n in range(start, start + count)

@@ -135,7 +135,7 @@ def test_nothing_gets_through_the_python_tool(tmp_path: Path) -> None:
 
 
 def _as_nobody() -> list[str]:
-    """A command that runs another as an ordinary user; skips where it cannot."""
+    """Return a command that runs another as an ordinary user; skips where it cannot."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user; as an ordinary user, the other tests say the same")
     if shutil.which("setpriv") is None or not Path(SYSTEM_PYTHON).exists():

@@ -154,7 +154,7 @@ def run(command: list[str], folder: Path, **variables: str) -> subprocess.Comple
 
 
 def score(source: str, folder: Path, **variables: str) -> float:
-    """Share of right values, compared outside of the candidate's process and without any other protection."""
+    """Return the share of right values, compared outside of the candidate's process without other protection."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "candidate.py").write_text(source, newline="")
     reply = folder.parent / f"{folder.name}-values"

@@ -88,7 +88,7 @@ print(json.dumps(wrong[:20]))
 
 
 def declared(column: int) -> list[tuple[str, str]]:
-    """Name and answer of every number."""
+    """Return name and answer of every number."""
     found, answers = {}, [""]
     for line in DECLARED.strip().splitlines():
         if not line.startswith(" "):

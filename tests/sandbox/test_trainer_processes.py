@@ -132,7 +132,7 @@ def alive(processes: list[int]) -> list[int]:
 
 
 def wait_until_gone(processes: list[int]) -> list[int]:
-    """Those that are there after ten seconds."""
+    """Return the processes that are left after ten seconds."""
     end = time.monotonic() + 10
     while alive(processes) and time.monotonic() < end:
         time.sleep(0.02)

@@ -28,7 +28,7 @@ BLOCK = os.urandom(MEBIBYTE)
 
 
 def nameless(place: Path) -> int:
-    """A descriptor of a file of one MiB that no folder holds."""
+    """Return a descriptor of a file of one MiB that no folder holds."""
     number = os.open(place, os.O_CREAT | os.O_RDWR | os.O_EXCL)
     os.write(number, BLOCK)
     os.unlink(place)
@@ -56,7 +56,7 @@ def test_counting_ends_in_a_tree_that_does_not(folder: Path) -> None:
 
 
 def long_names(folder: Path, depth: int) -> int:
-    """A descriptor of the innermost of folders with long names in each other."""
+    """Return a descriptor of the innermost of nested folders with long names."""
     place = os.open(folder, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir("d" * 255, dir_fd=place)

@@ -53,7 +53,7 @@ PLAIN = {type(None), bool, int, float, complex, str, bytes, list, tuple, set, fr
 
 
 def types_in(value: Any) -> set[type]:
-    """The exact types of a value and of all that it holds."""
+    """Return the exact types of a value and of all that it holds."""
     inner: list[Any] = []
     if isinstance(value, dict):
         inner = [*value, *value.values()]
@@ -63,7 +63,7 @@ def types_in(value: Any) -> set[type]:
 
 
 def form(value: Any) -> Any:
-    """A value with its types, to be compared: not-a-number equals itself, 0.0 is not -0.0, and 1 is not True."""
+    """Return a value with its types for comparisons: NaN equals itself, 0.0 is not -0.0, and 1 is not True."""
     kind = type(value)
     if kind is float:
         return kind, value.hex()

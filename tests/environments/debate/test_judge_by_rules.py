@@ -42,7 +42,7 @@ SOUPS = (
 
 
 def score(text: str, other: str = AGAINST) -> float:
-    """PRO's score in a debate of one turn each."""
+    """Return PRO's score in a debate of one turn each."""
     return verdict(("PRO", text), ("CON", other)).score("PRO")
 
 

@@ -21,7 +21,7 @@ def say(**replies: str) -> dict[str, Message]:
 
 
 def play(environment: Environment, task: Task, replies: list[str]) -> tuple[Step, list[str]]:
-    """The last step of a game by turns, and who was asked, in order."""
+    """Return the last step of a game by turns, and who was asked, in order."""
     observations, asked = environment.reset(task), []
     for reply in replies:
         ((agent, _),) = observations.items()
@@ -206,7 +206,7 @@ def test_a_player_sees_its_own_card_only() -> None:
 
 
 def first_player_value(bluff: Fraction, responses: dict[tuple[str, str], Fraction]) -> Fraction:
-    """Mean payoff of the first player with Kuhn's equilibrium strategy, through the environment.
+    """Return mean payoff of the first player with Kuhn's equilibrium strategy, through the environment.
 
     ``responses[card, history]`` is the chance that the second player bets.
     """

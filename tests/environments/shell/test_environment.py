@@ -30,7 +30,7 @@ def task_of(row: Mapping[str, Any]) -> Task:
 
 
 def play(replies: list[str | Message], row: Mapping[str, Any] = COUNT, **options: Any) -> list[Step]:
-    """The steps of an episode that is played with the replies, as far as it goes."""
+    """Return the steps of an episode that is played with the replies."""
     environment = ShellEnvironment(**options)
     environment.reset(task_of(row))
     steps: list[Step] = []

@@ -29,7 +29,7 @@ def database(request: pytest.FixtureRequest):
 
 
 def selected(database: Any, query: str) -> list[Any]:
-    """The values of a result, row after row."""
+    """Return the values of a result, row after row."""
     return [value for row in ast.literal_eval(database.execute(query)) for value in row]
 
 

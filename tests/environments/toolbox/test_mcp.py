@@ -80,7 +80,7 @@ def named(tools: McpTools, name: str) -> Tool:
 
 
 def processes() -> list[int]:
-    """The servers that this process has started."""
+    """Return the servers that this process has started."""
     return [
         child.pid for child in psutil.Process().children(recursive=True) if "server.py" in " ".join(child.cmdline())
     ]

@@ -89,7 +89,7 @@ class Bait:
         return found
 
     def survivors(self) -> list[int]:
-        """Return the ids of processes on this host with the token's name, except the bait's own."""
+        """Return the ids of processes on this host with the token's name, without the bait's own process."""
         token, found = self.token.encode(), []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) in (self.process.pid, os.getpid()):
@@ -119,7 +119,7 @@ class Bait:
         return [path for name in ("written", "left") for path in Path(place).glob(f"{name}*{self.token}*")]
 
     def _state(self) -> dict[str, tuple[int, str]]:
-        """Return mode and content of every entry of the folder except sockets."""
+        """Return mode and content of every entry of the folder but the socket."""
         state = {}
         for path in sorted(self.outside.iterdir()):
             if path.name not in ("socket", "datagram"):

@@ -1,6 +1,6 @@
 """Programs that use rare or recent system calls.
 
-Each defines ``attack()``: True if and only if it reached or changed something that is not its own. Numbers are those of x86-64.
+Each defines ``attack()``: True if and only if it reached or changed anything outside. Numbers are those of x86-64.
 ``@OUTSIDE@/datagram`` is a socket that listens, ``@OUTSIDE@/secret.txt`` has the extended attribute ``user.secret``,
 and ``@MEMORY@`` and ``@QUEUE@`` are System V shared memory with the token and a queue of messages of the host.
 """
