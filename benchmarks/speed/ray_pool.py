@@ -172,7 +172,8 @@ def reference_figures(workers: int, arguments: argparse.Namespace) -> dict[str, 
         ids = torch.cat([prompts.repeat_interleave(arguments.samples, 0), answers], 1)
         lengths, groups = torch.full((count,), width), torch.arange(count) // arguments.samples
         mask = (torch.arange(width) >= 48).expand(count, width)
-        rows = PolicyBatch(ids, lengths, mask, torch.zeros(count, width), groups, groups, lengths, torch.ones(count))
+        zeros = torch.zeros(count, width)
+        rows = PolicyBatch(ids, lengths, mask, zeros, groups, groups, lengths, torch.ones(count), zeros)
         reference = RayReference(workers)
         seconds: dict[str, list[float]] = {"here": [], "pool": []}
         try:

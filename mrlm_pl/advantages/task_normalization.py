@@ -8,6 +8,7 @@ first; each micro-batch is then normalized with the same numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from mrlm_pl.losses.masking import masked_values
 
 MIN_STD = 1e-6
 """A task type whose advantages spread less than this, in units of advantage, carries no scale and is left unchanged."""
+
+
+TaskNormalization = Literal["none", "scale_only", "paper"]
 
 
 def task_moments(advantages: Tensor, action_mask: Tensor, task_types: Tensor) -> dict[int, Moments]:

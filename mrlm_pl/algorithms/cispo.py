@@ -46,5 +46,4 @@ class CISPO(PolicyGradient):
             )
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        assert rows.advantages is not None
         return cispo_loss(logp, old_logp, rows.advantages, rows.action_mask, self.clip), {}

@@ -44,7 +44,6 @@ class GSPO(PolicyGradient):
         self.clip: Clip = as_settings(Clip, clip, "clip", RANGE)
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        assert rows.advantages is not None
         mask, advantages = rows.action_mask, rows.advantages
         losses = gspo_loss(logp, old_logp, advantages, mask, self.clip)
         lengths = mask.sum(-1, keepdim=True).clamp(min=1)

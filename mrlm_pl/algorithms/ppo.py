@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mrlm_pl.learner.credit.task_types import TaskNormalization
+from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
 from mrlm_pl.learner.critics import PolicyCritics
 from mrlm_pl.learner.kl import IN_REWARD, KL

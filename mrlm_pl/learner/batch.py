@@ -1,13 +1,14 @@
 """Episodes as tensors.
 
-Batches are plain classes with ``to(device)``, on purpose neither dictionaries nor data classes: Lightning then moves
-them between devices and leaves their numbers alone. (Its low-precision plugins cast every float tensor that they can
-see inside a collection, and a log-probability rounded to bf16 is no longer the sampler's.)
+A training step receives a :class:`Batch`, a plain class with ``to(device)``, on purpose neither a dictionary nor a data
+class: Lightning then moves it between devices and leaves its numbers alone. (Its low-precision plugins cast every float
+tensor inside a collection, and a log-probability rounded to bf16 is no longer the sampler's.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,30 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.losses import BatchTotals, episode_token_counts
 
-_ROW_TENSORS = (
-    "token_ids",
-    "lengths",
-    "action_mask",
-    "behavior_logp",
-    "groups",
-    "comparisons",
-    "episode_tokens",
-    "temperature",
-)
-_OPTIONAL_TENSORS = (
-    "advantages",
-    "ref_logp",
-    "proximal_logp",
-    "values",
-    "returns",
-    "observation_mask",
-    "reference_sums",
-    "correct",
-    "task_types",
-    "joint_actions",
-)
 
-
+@dataclass(eq=False)
 class PolicyBatch:
     """Rows of one policy, B rows padded on the right to T tokens.
 
@@ -55,7 +34,7 @@ class PolicyBatch:
             or in one state of a turn tree.
         episode_tokens: [B] int64, action tokens of the row's episode in the whole collection.
         temperature: [B] fp32, of the sampling; 1 for demonstrations and greedy turns.
-        advantages: [B, T] fp32, or None.
+        advantages: [B, T] fp32, 0 where nothing is credited.
         ref_logp: [B, T] fp32 under the frozen reference, or None.
         proximal_logp: [B, T] fp32, the learner's own log-probabilities at the time of sampling; None where the
             sampler's are used.
@@ -65,40 +44,27 @@ class PolicyBatch:
         observation_mask: [B, T] bool, True where the environment answered an action, or None.
         reference_sums: [B] fp32, log-probability of the row's action tokens under the frozen reference, or None.
         correct: [B] fp32 in [0, 1], whether the row's answer is right, or None.
-        task_types: [B] int64, number of the environment of the row's task among those of the run, or None.
         joint_actions: [B] int64, number of the joint action that the row is an agent's part of, 2 i for the chosen and
             2 i + 1 for the rejected one of pair i, or None.
     """
 
-    def __init__(
-        self,
-        token_ids: Tensor,
-        lengths: Tensor,
-        action_mask: Tensor,
-        behavior_logp: Tensor,
-        groups: Tensor,
-        comparisons: Tensor,
-        episode_tokens: Tensor,
-        temperature: Tensor,
-        advantages: Tensor | None = None,
-        ref_logp: Tensor | None = None,
-        proximal_logp: Tensor | None = None,
-        values: Tensor | None = None,
-        returns: Tensor | None = None,
-        observation_mask: Tensor | None = None,
-        reference_sums: Tensor | None = None,
-        correct: Tensor | None = None,
-        task_types: Tensor | None = None,
-        joint_actions: Tensor | None = None,
-    ) -> None:
-        self.token_ids, self.lengths, self.action_mask = token_ids, lengths, action_mask
-        self.behavior_logp = behavior_logp
-        self.groups, self.comparisons = groups, comparisons
-        self.episode_tokens, self.temperature = episode_tokens, temperature
-        self.advantages, self.ref_logp, self.proximal_logp = advantages, ref_logp, proximal_logp
-        self.values, self.returns = values, returns
-        self.observation_mask, self.reference_sums, self.correct = observation_mask, reference_sums, correct
-        self.task_types, self.joint_actions = task_types, joint_actions
+    token_ids: Tensor
+    lengths: Tensor
+    action_mask: Tensor
+    behavior_logp: Tensor
+    groups: Tensor
+    comparisons: Tensor
+    episode_tokens: Tensor
+    temperature: Tensor
+    advantages: Tensor
+    ref_logp: Tensor | None = None
+    proximal_logp: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    observation_mask: Tensor | None = None
+    reference_sums: Tensor | None = None
+    correct: Tensor | None = None
+    joint_actions: Tensor | None = None
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]
@@ -120,22 +86,17 @@ class PolicyBatch:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are there, by name: the form in which checkpoints hold a batch."""
-        names = (*_ROW_TENSORS, *_OPTIONAL_TENSORS)
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     def to(self, *args: Any, **kwargs: Any) -> PolicyBatch:
-        """A copy on another device; the arguments are those of ``Tensor.to``."""
+        """Return a copy on another device; the arguments are those of ``Tensor.to``."""
         return PolicyBatch(**{name: value.to(*args, **kwargs) for name, value in self.tensors().items()})
 
     def select(self, rows: Tensor) -> PolicyBatch:
-        """The rows [b] of the given indices, with the padding cut to the longest of them."""
+        """Return the rows [b] of the given indices, padded to the longest of them."""
         width = int(self.lengths[rows].max()) if rows.numel() else 0
-        return PolicyBatch(
-            **{
-                name: value[rows][:, :width] if value.dim() == 2 else value[rows]
-                for name, value in self.tensors().items()
-            }
-        )
+        chosen = {name: value[rows] for name, value in self.tensors().items()}
+        return PolicyBatch(**{name: value[:, :width] if value.dim() == 2 else value for name, value in chosen.items()})
 
 
 class Batch:
@@ -199,7 +160,7 @@ def collate_rows(
         comparisons: [B] labels; rows with the same label are compared with each other.
         episode_ids: [B] labels, equal for the rows of one episode.
         temperature: of the sampling, for all rows or [B].
-        advantages: [B], one number for all action tokens of a row.
+        advantages: [B], one number for all action tokens of a row; None is 0.
 
     >>> row = Trajectory("a", "p", (5, 6, 7), (False, True, True), (0.0, -1.0, -2.0), ())
     >>> batch = collate_rows([row, row], [0, 0], [0, 0], [0, 1], advantages=[1.0, 2.0])
@@ -226,5 +187,5 @@ def collate_rows(
         comparisons=torch.tensor(list(comparisons), dtype=torch.int64),
         episode_tokens=episode_token_counts(action_mask, torch.tensor(list(episode_ids), dtype=torch.int64)),
         temperature=torch.tensor(temperatures, dtype=torch.float32),
-        advantages=None if advantages is None else torch.tensor(advantages)[:, None] * action_mask,
+        advantages=action_mask * (torch.zeros(len(rows)) if advantages is None else torch.tensor(advantages))[:, None],
     )

@@ -6,13 +6,22 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from mrlm_pl.advantages import NO_MOMENTS, Moments, masked_moments, whiten
-from mrlm_pl.advantages.task_normalization import unnormalizable_tasks
+from mrlm_pl.advantages import (
+    NO_MOMENTS,
+    Moments,
+    masked_moments,
+    task_moments,
+    task_scaled_advantages,
+    task_standardized_advantages,
+    unnormalizable_tasks,
+    whiten,
+)
+from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
@@ -20,9 +29,8 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
-from mrlm_pl.learner.credit.groups import acted_episodes
+from mrlm_pl.learner.credit.groups import acted_episodes, task_types
 from mrlm_pl.learner.credit.returns import returns_of
-from mrlm_pl.learner.credit.task_types import NORMALIZATIONS, TaskNormalization, label_task_types, moments_by_task
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, discounts_of, rewarded_rows
 from mrlm_pl.learner.critics import Critic
 from mrlm_pl.learner.kl import ESTIMATORS, KL, KLController, Placement
@@ -138,7 +146,7 @@ class PolicyGradient(Algorithm):
         at_least(0, "", entropy_coefficient=entropy_coefficient, overlong_buffer=overlong_buffer)
         positive("", stop_at_kl=stop_at_kl)
         one_of(("keep", "exclude"), "", zero_variance=zero_variance)
-        one_of(NORMALIZATIONS, "", task_normalization=task_normalization)
+        one_of(get_args(TaskNormalization), "", task_normalization=task_normalization)
         if (reduction == "constant_length") != (max_length is not None):
             raise ConfigurationError(
                 f"max_length is {max_length} with reduction {reduction!r}; it belongs to `reduction: constant_length`"
@@ -198,7 +206,6 @@ class PolicyGradient(Algorithm):
 
         By default PPO's clipped loss and ``clip_fraction``; without a clipping range ``-A log pi``.
         """
-        assert rows.advantages is not None
         if self.clip is None:
             return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}
         inputs = (logp, old_logp, rows.advantages, rows.action_mask, self.clip)
@@ -235,21 +242,19 @@ class PolicyGradient(Algorithm):
         for name, table in tables.items():
             table.to(self.device)
             self._add_token_advantages(name, table, sampling, gae)
-            rows, advantages = table.batch, table.batch.advantages
-            assert advantages is not None
+            rows = table.batch
             if rows.returns is not None and rows.values is not None:
                 own[name, "return"] = masked_moments(rows.returns, rows.action_mask)
                 own[name, "error"] = masked_moments(rows.returns - rows.values, rows.action_mask)
             for label, places in gae.compared(table.agents).items():
-                own[name, f"whiten/{label}"] = masked_moments(advantages[places], rows.action_mask[places])
+                own[name, f"whiten/{label}"] = masked_moments(rows.advantages[places], rows.action_mask[places])
         moments = merged(self.trainer, own)
         found: dict[str, PolicyBatch] = {}
         for name, table in tables.items():
-            rows, advantages = table.batch, table.batch.advantages
-            assert advantages is not None
+            rows = table.batch
             for label, places in gae.compared(table.agents).items():
-                of_label = moments[name, f"whiten/{label}"]
-                advantages[places] = whiten(advantages[places], rows.action_mask[places], of_label)
+                inputs = (rows.advantages[places], rows.action_mask[places], moments[name, f"whiten/{label}"])
+                rows.advantages[places] = whiten(*inputs)
             found[name] = rows
             if self.critic is not None and self.critic.learners:
                 found |= self.critic.rows(table)
@@ -296,17 +301,14 @@ class PolicyGradient(Algorithm):
 
     def whiten(self, rows: Mapping[str, PolicyBatch]) -> None:
         """Whiten each trained policy's advantages over its tokens on all ranks, in place; every rank must call this."""
-        own: dict[str, Moments] = {}
-        for name in self.policies:
-            if name in rows and self.policy(name).trained:
-                advantages = rows[name].advantages
-                assert advantages is not None
-                own[name] = masked_moments(advantages, rows[name].action_mask)
+        own = {
+            name: masked_moments(rows[name].advantages, rows[name].action_mask)
+            for name in self.policies
+            if name in rows and self.policy(name).trained
+        }
         moments = merged(self.trainer, own)
         for name in own:
-            advantages = rows[name].advantages
-            assert advantages is not None
-            rows[name].advantages = whiten(advantages, rows[name].action_mask, moments[name])
+            rows[name].advantages = whiten(rows[name].advantages, rows[name].action_mask, moments[name])
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """What is added to a turn's reward, or None.
@@ -368,7 +370,6 @@ class PolicyGradient(Algorithm):
         for name, rows in tables.items():
             if name not in self.policies:
                 continue
-            assert rows.advantages is not None
             useful = (rows.advantages != 0).any(-1)
             kept = torch.isin(rows.comparisons, rows.comparisons[useful])
             rows.action_mask &= kept[:, None]
@@ -386,18 +387,19 @@ class PolicyGradient(Algorithm):
         chosen = self.task_normalization or ("scale_only" if len(names) > 1 else "none")
         if not names or (len(names) == 1 and chosen == "none"):
             return
-        label_task_types(tables, episodes, names)
-        own = {
-            (policy, task): moments
-            for policy in self.policies
-            if policy in tables
-            for task, moments in moments_by_task(tables[policy]).items()
-        }
+        types = {name: task_types(tables[name].groups, episodes, names) for name in self.policies if name in tables}
+        own: dict[tuple[str, int], Moments] = {}
+        for policy, of_rows in types.items():
+            found = task_moments(tables[policy].advantages, tables[policy].action_mask, of_rows)
+            own |= {(policy, task): moments for task, moments in found.items()}
         totals = merged(self.trainer, own)
         for policy in self.policies:
             moments = {task: totals[policy, task] for task in range(len(names)) if (policy, task) in totals}
-            if policy in tables:
-                NORMALIZATIONS[chosen](tables[policy], moments)
+            if policy in types and chosen != "none":
+                normalize = task_standardized_advantages if chosen == "paper" else task_scaled_advantages
+                inputs = (tables[policy].advantages, tables[policy].action_mask, types[policy], moments)
+                tables[policy].advantages = normalize(*inputs)
+            moments = {task: of_task for task, of_task in moments.items() if of_task.count}
             part = "" if len(self.policies) == 1 else f"{policy}/"
             for task, of_task in moments.items():
                 self.metrics.rollout[f"rollout/{names[task]}/{part}advantage_std"] = of_task.std
@@ -424,7 +426,7 @@ class PolicyGradient(Algorithm):
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
         whole = self.reference.used or self.entropy_coefficient or self._trains_values(rows)
-        if not whole and rows.advantages is not None:
+        if not whole:
             counted &= (rows.advantages != 0).any(-1)
         return counted.nonzero().flatten()
 

@@ -1,8 +1,6 @@
 from .clip import Clip as Clip
 from .corrections import Correction as Correction
 from .corrections import RatioLevel as RatioLevel
-from .corrections import masked_importance_weight as masked_importance_weight
-from .corrections import truncated_importance_weight as truncated_importance_weight
 from .diagnostics import approx_kl as approx_kl
 from .diagnostics import clip_fraction as clip_fraction
 from .diagnostics import masked_max as masked_max

@@ -15,64 +15,11 @@ from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
+from mrlm_pl.settings import one_of, positive
 
 RatioLevel = Literal["token", "sequence", "geometric_mean"]
 """``token``: each token's ratio; ``sequence``: the product over the row's action tokens, the same for all of them;
 ``geometric_mean``: that product to the power 1 / number of action tokens."""
-
-
-def truncated_importance_weight(
-    old_logp: Tensor,
-    sampler_logp: Tensor,
-    action_mask: Tensor,
-    *,
-    cap: float = 2.0,
-    level: RatioLevel = "token",
-) -> Tensor:
-    """Truncated importance weight [B, T] (TIS): ``min(pi_old / mu, cap)``, without gradient, 0 outside the mask.
-
-    Raises:
-        ConfigurationError: ``cap`` is not positive, or ``level`` is unknown.
-
-    >>> old, sampler = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-0.5, -3.0]])
-    >>> truncated_importance_weight(old, sampler, torch.tensor([[True, True]]))  # e^-.5, min(e^2, 2)
-    tensor([[0.6065, 2.0000]])
-    """
-    if cap <= 0:
-        raise ConfigurationError(f"cap is {cap}; a truncated weight needs a positive cap (2 is usual)")
-    ratio = _importance_ratio(old_logp, sampler_logp, action_mask, level)
-    return masked_values(ratio.clamp(max=cap), action_mask)
-
-
-def masked_importance_weight(
-    old_logp: Tensor,
-    sampler_logp: Tensor,
-    action_mask: Tensor,
-    *,
-    low: float = 0.5,
-    high: float = 5.0,
-    level: RatioLevel = "token",
-) -> Tensor:
-    """Masked importance weight [B, T] (MIS, IcePop): ``pi_old / mu`` inside ``[low, high]``, 0 beyond it.
-
-    With ``level`` ``sequence`` or ``geometric_mean`` one ratio of the row is both the test and the weight, so a row is
-    kept or dropped as a whole. No gradient; 0 outside the mask.
-
-    Raises:
-        ConfigurationError: ``0 <= low <= high`` does not hold, or ``level`` is unknown.
-
-    Source: arXiv 2510.18855 (token level, [0.5, 5]).
-
-    >>> old, sampler = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-0.5, -3.0]])
-    >>> masked_importance_weight(old, sampler, torch.tensor([[True, True]]))  # e^-.5 kept, e^2 dropped
-    tensor([[0.6065, 0.0000]])
-    """
-    if not 0 <= low <= high:
-        raise ConfigurationError(f"low={low}, high={high}: the kept range needs 0 <= low <= high")
-    ratio = _importance_ratio(old_logp, sampler_logp, action_mask, level)
-    kept = (ratio >= low) & (ratio <= high)
-    # NaN compares false: without the second test a non-finite ratio would be dropped in silence.
-    return masked_values(torch.where(kept | ratio.isnan(), ratio, 0.0), action_mask)
 
 
 @dataclass(frozen=True)
@@ -98,16 +45,12 @@ class Correction:
     high: float = 5.0
 
     def __post_init__(self) -> None:
-        kinds = ("none", "plain", "truncated", "masked")
-        if self.kind not in kinds or self.level not in get_args(RatioLevel):
+        one_of(("none", "plain", "truncated", "masked"), "correction.", kind=self.kind)
+        one_of(get_args(RatioLevel), "correction.", level=self.level)
+        positive("correction.", cap=self.cap)
+        if not 0 <= self.low <= self.high:
             raise ConfigurationError(
-                f"correction has kind {self.kind!r} and level {self.level!r}; "
-                f"choose from {', '.join(kinds)} and from {', '.join(get_args(RatioLevel))}"
-            )
-        if self.cap <= 0 or not 0 <= self.low <= self.high:
-            raise ConfigurationError(
-                f"correction has cap {self.cap}, low {self.low} and high {self.high}; "
-                "cap must be positive, and 0 <= low <= high"
+                f"correction.low is {self.low} and correction.high {self.high}; the kept range needs 0 <= low <= high"
             )
 
     def recomputes(self, recompute_old_logp: bool | None) -> bool | None:
@@ -126,32 +69,35 @@ class Correction:
         return True
 
     def weights(self, old_logp: Tensor, sampler_logp: Tensor, action_mask: Tensor) -> Tensor:
-        """Weights [B, T] without gradient, 0 outside the mask.
+        """Return weights [B, T] without gradient, 0 outside the mask.
 
-        >>> old, sampler, mask = torch.tensor([[-1.0]]), torch.tensor([[-2.0]]), torch.tensor([[True]])
-        >>> [round(Correction(kind).weights(old, sampler, mask).item(), 4) for kind in ("none", "plain", "truncated")]
-        [1.0, 2.7183, 2.0]
+        With ``level`` ``sequence`` or ``geometric_mean`` one ratio of the row is both the test and the weight, so
+        ``masked`` keeps or drops a row as a whole.
+
+        >>> old, sampler = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-0.5, -3.0]])
+        >>> mask = torch.tensor([[True, True]])
+        >>> Correction("truncated").weights(old, sampler, mask)  # e^-.5, min(e^2, 2)
+        tensor([[0.6065, 2.0000]])
+        >>> Correction("masked").weights(old, sampler, mask)  # e^-.5 kept, e^2 dropped
+        tensor([[0.6065, 0.0000]])
         """
         if self.kind == "none":
             return action_mask.to(old_logp.dtype)
-        if self.kind == "plain":
-            return masked_values(_importance_ratio(old_logp, sampler_logp, action_mask, self.level), action_mask)
+        ratio = self._ratio(old_logp, sampler_logp, action_mask)
         if self.kind == "truncated":
-            return truncated_importance_weight(old_logp, sampler_logp, action_mask, cap=self.cap, level=self.level)
-        return masked_importance_weight(
-            old_logp, sampler_logp, action_mask, low=self.low, high=self.high, level=self.level
-        )
+            ratio = ratio.clamp(max=self.cap)
+        elif self.kind == "masked":
+            kept = (ratio >= self.low) & (ratio <= self.high)
+            # NaN compares false: without the second test a non-finite ratio would be dropped in silence.
+            ratio = torch.where(kept | ratio.isnan(), ratio, 0.0)
+        return masked_values(ratio, action_mask)
 
-
-def _importance_ratio(logp: Tensor, sampler_logp: Tensor, action_mask: Tensor, level: RatioLevel) -> Tensor:
-    """``pi / mu`` [B, T] at the given level, without gradient."""
-    log_ratio = masked_log_ratio(logp.detach(), sampler_logp, action_mask)
-    if level == "token":
-        return clamped_exp(log_ratio)
-    total = log_ratio.sum(-1, keepdim=True)
-    if level == "sequence":
+    def _ratio(self, logp: Tensor, sampler_logp: Tensor, action_mask: Tensor) -> Tensor:
+        """Return ``pi / mu`` [B, T] at the level, without gradient."""
+        log_ratio = masked_log_ratio(logp.detach(), sampler_logp, action_mask)
+        if self.level == "token":
+            return clamped_exp(log_ratio)
+        total = log_ratio.sum(-1, keepdim=True)
+        if self.level == "geometric_mean":
+            total = total / action_mask.sum(-1, keepdim=True).clamp(min=1)
         return clamped_exp(total).expand_as(log_ratio)
-    if level == "geometric_mean":
-        lengths = action_mask.sum(-1, keepdim=True).clamp(min=1)
-        return clamped_exp(total / lengths).expand_as(log_ratio)
-    raise ConfigurationError(f"level is {level!r}; choose token, sequence or geometric_mean")

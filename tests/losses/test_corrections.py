@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.losses import Correction, masked_importance_weight, ppo_clip_loss, truncated_importance_weight
+from mrlm_pl.losses import Correction, ppo_clip_loss
 
 # Log-ratios old - sampler of the action tokens: row 0 (.3, -.1), row 1 (1.0, 0.4, .1); sums .2 and 1.5, means .1 and .5
 OLD = torch.tensor([[-1.0, -1.0, 7.0], [-1.0, -1.0, -1.0]])
@@ -22,12 +22,12 @@ OFF = -100.0  # stands for weight 0
 
 
 def test_truncated_per_token() -> None:
-    weights = truncated_importance_weight(OLD, SAMPLER, MASK, cap=2.0)
+    weights = Correction("truncated", cap=2.0).weights(OLD, SAMPLER, MASK)
     torch.testing.assert_close(weights, exps([0.3, -0.1, OFF], [math.log(2.0), 0.4, 0.1]))
 
 
 def test_truncated_per_sequence() -> None:
-    weights = truncated_importance_weight(OLD, SAMPLER, MASK, cap=2.0, level="sequence")
+    weights = Correction("truncated", cap=2.0, level="sequence").weights(OLD, SAMPLER, MASK)
     torch.testing.assert_close(weights, exps([0.2, 0.2, OFF], [math.log(2.0)] * 3))
 
 
@@ -41,30 +41,32 @@ def test_truncated_per_sequence() -> None:
     ],
 )
 def test_masked_weight_levels(level, low: float, high: float, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(masked_importance_weight(OLD, SAMPLER, MASK, low=low, high=high, level=level), expected)
+    torch.testing.assert_close(
+        Correction("masked", low=low, high=high, level=level).weights(OLD, SAMPLER, MASK), expected
+    )
 
 
 def test_bounds_belong_to_the_kept_range() -> None:
     zeros, mask = torch.zeros(1, 1), torch.tensor([[True]])
-    assert masked_importance_weight(zeros, zeros, mask, low=1.0, high=1.0).item() == 1.0
+    assert Correction("masked", low=1.0, high=1.0).weights(zeros, zeros, mask).item() == 1.0
 
 
 def test_default_range_is_icepops() -> None:
     ratios = torch.tensor([[0.49, 0.51, 4.9, 5.1]])
-    weights = masked_importance_weight(ratios.log(), torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool))
+    weights = Correction("masked").weights(ratios.log(), torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool))
     torch.testing.assert_close(weights, torch.tensor([[0.0, 0.51, 4.9, 0.0]]))
 
 
 def test_nan_inside_the_mask_is_not_dropped_in_silence() -> None:
     nan, mask = torch.tensor([[float("nan")]]), torch.tensor([[True]])
-    assert masked_importance_weight(nan, torch.zeros(1, 1), mask).isnan().all()
-    assert truncated_importance_weight(nan, torch.zeros(1, 1), mask).isnan().all()
+    assert Correction("masked").weights(nan, torch.zeros(1, 1), mask).isnan().all()
+    assert Correction("truncated").weights(nan, torch.zeros(1, 1), mask).isnan().all()
 
 
 def test_weights_carry_no_gradient() -> None:
     logp = OLD.clone().requires_grad_()
-    assert not truncated_importance_weight(logp, SAMPLER, MASK).requires_grad
-    assert not masked_importance_weight(logp, SAMPLER, MASK).requires_grad
+    assert not Correction("truncated").weights(logp, SAMPLER, MASK).requires_grad
+    assert not Correction("masked").weights(logp, SAMPLER, MASK).requires_grad
 
 
 def test_decoupled_ppo_clips_around_the_proximal_policy() -> None:
@@ -89,8 +91,8 @@ def test_decoupled_ppo_gradient_is_weighted() -> None:
 
 def test_rejected_options() -> None:
     with pytest.raises(ConfigurationError, match="cap is 0"):
-        truncated_importance_weight(OLD, SAMPLER, MASK, cap=0.0)
-    with pytest.raises(ConfigurationError, match="low=2"):
-        masked_importance_weight(OLD, SAMPLER, MASK, low=2.0, high=1.0)
-    with pytest.raises(ConfigurationError, match="'turn'"):
-        masked_importance_weight(OLD, SAMPLER, MASK, level="turn")  # type: ignore[arg-type]
+        Correction("truncated", cap=0.0).weights(OLD, SAMPLER, MASK)
+    with pytest.raises(ConfigurationError, match=r"correction\.low is 2"):
+        Correction("masked", low=2.0, high=1.0).weights(OLD, SAMPLER, MASK)
+    with pytest.raises(ConfigurationError, match="level is 'turn'"):
+        Correction("masked", level="turn").weights(OLD, SAMPLER, MASK)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from mrlm_pl.advantages.tree import CrossReduction
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.groups import group_numbers
+from mrlm_pl.learner.credit.groups import group_numbers, labels
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import merged
@@ -176,13 +176,11 @@ class TreeCredit:
         if self.reward == "team" and not self._warned:
             self._warned = warn_of_constant_sum(episodes, "set `model.reward: own`")
         decisions = [item for tree in turn_trees(episodes).values() for item in self._valued(tree, bonus)]
-        keys: dict[tuple[str, str, str], int] = {}
-        labels = [keys.setdefault((d.group, d.node, d.agent), len(keys)) for d in decisions]
         played = {episode.group: episode for episode in greedy if not episode.failed}
         baselines = [self._greedy_return(played.get(decision.group), decision, bonus) for decision in decisions]
         return DecisionReturns(
             torch.tensor([decision.value for decision in decisions], dtype=torch.float64),
-            torch.tensor(labels, dtype=torch.int64),
+            torch.tensor(labels((d.group, d.node, d.agent) for d in decisions), dtype=torch.int64),
             decisions,
             group_numbers(episodes),
             torch.tensor(baselines, dtype=torch.float64),

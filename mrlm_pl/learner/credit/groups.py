@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import torch
+from torch import Tensor
 
 from mrlm_pl.episode import Episode, Turn
 
 
+def labels(keys: Iterable[Hashable]) -> list[int]:
+    """Return a number for each key, equal for equal keys, in the order in which they appear.
+
+    >>> labels("abac")
+    [0, 1, 0, 2]
+    """
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
 def group_numbers(episodes: Sequence[Episode]) -> dict[str, int]:
-    """A number for each group, in the order in which the groups appear."""
-    return {group: number for number, group in enumerate(dict.fromkeys(episode.group for episode in episodes))}
+    """Return a number for each group, in the order in which the groups appear."""
+    groups = [episode.group for episode in episodes]
+    return dict(zip(groups, labels(groups), strict=True))
+
+
+def task_types(groups: Tensor, episodes: Sequence[Episode], names: Sequence[str]) -> Tensor:
+    """Return the task type [B] of rows: the place of their episode's environment among the names.
+
+    Args:
+        groups: [B] group numbers.
+        episodes: one rollout.
+        names: the environments of the run.
+    """
+    environments = {episode.group: episode.task.environment for episode in episodes}
+    return torch.tensor([names.index(name) for name in environments.values()], device=groups.device)[groups]
 
 
 def agent_return(episode: Episode, agent: str, turn_bonus: Callable[[Turn], float] | None = None) -> float:

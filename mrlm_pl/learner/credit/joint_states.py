@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -14,7 +14,8 @@ from mrlm_pl.episode import Episode, Message, Trajectory, Turn
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.groups import group_numbers
-from mrlm_pl.learner.credit.team import acting_rows, joint_history, team_rewards
+from mrlm_pl.learner.credit.team import joint_history, team_rewards
+from mrlm_pl.learner.credit.turns import rewarded_rows
 from mrlm_pl.policy.chat import ChatFormat, Conversation, Row
 
 CriticTargets = Literal["lambda", "td", "monte_carlo"]
@@ -136,94 +137,61 @@ class JointStates:
         return dict(zip(keys, advantages.tolist(), strict=True))
 
 
-@dataclass
-class _States:
-    rows: list[Trajectory] = field(default_factory=list)
-    groups: list[int] = field(default_factory=list)
-    episodes: list[int] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
-    keys: list[tuple[int, int]] = field(default_factory=list)
-    flags: list[tuple[bool, bool, bool]] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-
-
 def joint_states(
     episodes: Sequence[Episode],
     reader: JointReader,
     turn_bonus: Callable[[Turn], float] | None = None,
 ) -> JointStates | None:
-    """The joint states of a collection, or None where nobody decided; failed episodes are left out.
+    """Return the joint states of a rollout, or None where nobody decided; failed episodes are left out.
 
     Args:
-        episodes: one collection.
+        episodes: one rollout.
         reader: of the critic.
-        turn_bonus: added to what the environment paid for a turn; None adds nothing.
+        turn_bonus: added to the environment's reward of a turn; None adds nothing.
     """
     groups = group_numbers(episodes)
-    found = _States()
+    table: list[tuple[int, Trajectory]] = []
+    places: list[tuple[int, int, bool, bool, bool]] = []
+    earned: list[float] = []
+    keys: list[tuple[int, int]] = []
     for number, episode in enumerate(episodes):
         rewards = [] if episode.failed else team_rewards(episode, turn_bonus)
         if not rewards:
             continue
         texts = joint_history(episode)
-        rows, places = reader.read(texts if episode.truncated else texts[:-1])
-        first, last = len(found.rows), len(rewards) - 1
-        found.rows += rows
-        found.groups += [groups[episode.group]] * len(rows)
-        found.episodes += [number] * len(rows)
-        found.places += [(first + row, column) for row, column in places]
-        found.keys += [(number, step) for step in range(len(places))]
-        found.flags += [(step > last, step == last, step == last and episode.truncated) for step in range(len(places))]
-        found.rewards += [*rewards, *[0.0] * (len(places) - len(rewards))]
-    if not found.rows:
+        rows, found = reader.read(texts if episode.truncated else texts[:-1])
+        for step, (row, column) in enumerate(found):
+            final = step == len(rewards) - 1
+            places.append((len(table) + row, column, step == len(rewards), final, final and episode.truncated))
+            keys.append((number, step))
+        earned += [*rewards, *[0.0] * (len(found) - len(rewards))]
+        table += [(number, row) for row in rows]
+    if not table:
         return None
-    batch = collate_rows(found.rows, found.groups, found.groups, found.episodes)
-    place, flags = torch.tensor(found.places), torch.tensor(found.flags)
-    rewards_paid = torch.tensor(found.rewards, dtype=torch.float32)
-    return JointStates(
-        batch,
-        place[:, 0],
-        place[:, 1],
-        flags[:, 0],
-        flags[:, 1],
-        flags[:, 2],
-        rewards_paid,
-        found.keys,
-        reader.shortened,
-    )
+    of_rows = [groups[episodes[number].group] for number, _ in table]
+    batch = collate_rows([row for _, row in table], of_rows, of_rows, [number for number, _ in table])
+    rows_of, columns, *flags = torch.tensor(places).unbind(1)
+    ends, finals, truncated = (flag.bool() for flag in flags)
+    rewards_of = torch.tensor(earned, dtype=torch.float32)
+    return JointStates(batch, rows_of, columns, ends, finals, truncated, rewards_of, keys, reader.shortened)
 
 
 def acting_batches(
     episodes: Sequence[Episode], advantages: StepAdvantages, temperature: Mapping[str, float]
 ) -> dict[str, PolicyBatch]:
-    """Rows of every policy, with the advantage of its step on all tokens of each turn.
+    """Return the trajectories of every policy, with the advantage of its step on all tokens of each turn.
 
     Args:
-        episodes: one collection.
+        episodes: one rollout.
         advantages: of all steps of all episodes that did not fail.
         temperature: of the sampling, by policy.
     """
-    groups = group_numbers(episodes)
-    compared: dict[tuple[str, str], int] = {}
-    tables: dict[str, list[tuple[int, Trajectory]]] = {}
-    for number, row in acting_rows(episodes):
-        tables.setdefault(row.policy, []).append((number, row))
+    numbers = {id(episode): number for number, episode in enumerate(episodes)}
     batches = {}
-    for policy, table in tables.items():
-        names = [episodes[number].group for number, _ in table]
-        labels = [
-            compared.setdefault((name, row.agent), len(compared)) for name, (_, row) in zip(names, table, strict=True)
-        ]
-        batch = collate_rows(
-            [row for _, row in table],
-            [groups[name] for name in names],
-            labels,
-            [number for number, _ in table],
-            temperature=temperature.get(policy, 1.0),
-        )
+    for policy, table in rewarded_rows(episodes, temperature).items():
+        batch = batches[policy] = table.batch
         batch.advantages = torch.zeros(batch.action_mask.shape)
-        for place, (number, row) in enumerate(table):
+        for place, (episode, row) in enumerate(table.origins):
             for turn in row.turns:
-                batch.advantages[place, turn.start : turn.stop] = advantages[number, turn.index]
-        batches[policy] = batch
+                batch.advantages[place, turn.start : turn.stop] = advantages[numbers[id(episode)], turn.index]
     return batches

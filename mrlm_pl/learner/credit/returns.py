@@ -11,7 +11,7 @@ from torch import Tensor
 from mrlm_pl.advantages import finite_rewards
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.groups import agent_return, group_numbers
+from mrlm_pl.learner.credit.groups import agent_return, group_numbers, labels
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,6 @@ def returns_of(
     """
     plays = [(e, agent) for e in episodes if not e.failed for agent in e.trajectories]
     groups = group_numbers(episodes)
-    labels: dict[tuple[str, str], int] = {}
     baselines = {
         (episode.group, agent): agent_return(episode, agent, turn_bonus)
         for episode in greedy
@@ -96,7 +95,7 @@ def returns_of(
     rewards = [agent_return(episode, agent, turn_bonus) for episode, agent in plays]
     return Returns(
         reward=finite_rewards(torch.tensor(rewards, dtype=torch.float64)),
-        comparison=torch.tensor([labels.setdefault((e.group, agent), len(labels)) for e, agent in plays]).long(),
+        comparison=torch.tensor(labels((e.group, agent) for e, agent in plays)).long(),
         group=torch.tensor([groups[episode.group] for episode, _ in plays]).long(),
         environment=tuple(episode.task.environment for episode, _ in plays),
         agent=tuple(agent for _, agent in plays),

@@ -138,14 +138,3 @@ def joint_history(episode: Episode) -> list[str]:
 
 def _line(agent: str, message: Message) -> str:
     return f"[{agent}] {message.role}: {message.content}"
-
-
-def acting_rows(episodes: Sequence[Episode]) -> list[tuple[int, Trajectory]]:
-    """The rows with actions of all episodes that did not fail, each with the number of its episode."""
-    return [
-        (number, row)
-        for number, episode in enumerate(episodes)
-        if not episode.failed
-        for row in episode.rows()
-        if row.num_actions
-    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mrlm_pl.advantages import token_gae, turn_discounts
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.groups import group_numbers
+from mrlm_pl.learner.credit.groups import group_numbers, labels
 from mrlm_pl.settings import between, one_of
 
 DiscountUnit = Literal["turn", "token"]
@@ -133,54 +133,54 @@ def agent_places(agents: Sequence[str]) -> dict[str, Tensor]:
     }
 
 
-@dataclass
-class _Table:
-    trajectories: list[Trajectory] = field(default_factory=list)
-    groups: list[int] = field(default_factory=list)
-    comparisons: list[int] = field(default_factory=list)
-    episodes: list[int] = field(default_factory=list)
-    records: list[Episode] = field(default_factory=list)
-    chains: list[list[int]] = field(default_factory=list)
-    unfinished: list[bool] = field(default_factory=list)
-
-
 def rewarded_rows(
     episodes: Sequence[Episode],
     temperature: Mapping[str, float],
     turn_bonus: Callable[[Turn], float] | None = None,
 ) -> dict[str, RewardedRows]:
-    """Rows of every policy with the rewards of its turns; failed episodes are left out.
+    """Return the trajectories of every policy with the rewards of its turns; failed episodes are left out.
 
     Args:
-        episodes: one collection.
+        episodes: one rollout.
         temperature: of the sampling, by policy.
-        turn_bonus: added to what the environment paid for a turn; None adds nothing.
+        turn_bonus: added to the environment's reward of a turn; None adds nothing.
     """
+    chains: dict[str, list[list[tuple[Episode, Trajectory]]]] = {}
+    for episode in episodes:
+        for trajectories in () if episode.failed else episode.trajectories.values():
+            if acting := [(episode, row) for row in trajectories if row.num_actions]:
+                chains.setdefault(acting[0][1].policy, []).append(acting)
     groups = group_numbers(episodes)
-    compared: dict[tuple[str, str], int] = {}
-    tables: dict[str, _Table] = {}
-    for number, episode in enumerate(episode for episode in episodes if not episode.failed):
-        for agent, trajectories in episode.trajectories.items():
-            acting = [row for row in trajectories if row.num_actions]
-            if not acting:
-                continue
-            table = tables.setdefault(acting[0].policy, _Table())
-            table.chains.append(list(range(len(table.trajectories), len(table.trajectories) + len(acting))))
-            table.trajectories += acting
-            table.unfinished += [False] * (len(acting) - 1) + [episode.truncated]
-            table.groups += [groups[episode.group]] * len(acting)
-            table.comparisons += [compared.setdefault((episode.group, agent), len(compared))] * len(acting)
-            table.episodes += [number] * len(acting)
-            table.records += [episode] * len(acting)
-    return {policy: _rewarded(table, temperature.get(policy, 1.0), turn_bonus) for policy, table in tables.items()}
+    return {
+        policy: _rewarded(found, groups, temperature.get(policy, 1.0), turn_bonus) for policy, found in chains.items()
+    }
 
 
-def _rewarded(table: _Table, temperature: float, turn_bonus: Callable[[Turn], float] | None) -> RewardedRows:
-    batch = collate_rows(table.trajectories, table.groups, table.comparisons, table.episodes, temperature=temperature)
+def _rewarded(
+    chains: Sequence[Sequence[tuple[Episode, Trajectory]]],
+    groups: Mapping[str, int],
+    temperature: float,
+    turn_bonus: Callable[[Turn], float] | None,
+) -> RewardedRows:
+    origins = [origin for chain in chains for origin in chain]
+    batch = collate_rows(
+        [trajectory for _, trajectory in origins],
+        [groups[episode.group] for episode, _ in origins],
+        labels((episode.group, trajectory.agent) for episode, trajectory in origins),
+        labels(id(episode) for episode, _ in origins),
+        temperature=temperature,
+    )
     rewards = torch.zeros(batch.action_mask.shape)
-    for row, trajectory in enumerate(table.trajectories):
+    for row, (_, trajectory) in enumerate(origins):
         for turn in trajectory.turns:
             rewards[row, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
-    agents = [trajectory.agent for trajectory in table.trajectories]
-    origins = list(zip(table.records, table.trajectories, strict=True))
-    return RewardedRows(batch, rewards, table.chains, agents, origins, torch.tensor(table.unfinished))
+    rows = iter(range(len(origins)))
+    last = {id(chain[-1]) for chain in chains}
+    return RewardedRows(
+        batch,
+        rewards,
+        [[next(rows) for _ in chain] for chain in chains],
+        [trajectory.agent for _, trajectory in origins],
+        origins,
+        torch.tensor([origin[0].truncated and id(origin) in last for origin in origins]),
+    )

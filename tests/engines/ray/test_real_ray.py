@@ -119,7 +119,8 @@ def rows(count: int = 16) -> PolicyBatch:
     places = torch.arange(24)
     mask = (places >= 4) & (places < lengths[:, None])
     groups = torch.arange(count)
-    return PolicyBatch(ids, lengths, mask, torch.zeros(count, 24), groups, groups, lengths, torch.ones(count))
+    zeros = torch.zeros(count, 24)
+    return PolicyBatch(ids, lengths, mask, zeros, groups, groups, lengths, torch.ones(count), zeros)
 
 
 @pytest.mark.slow

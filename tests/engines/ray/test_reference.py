@@ -54,7 +54,7 @@ def table(rows: int = 12, width: int = 30, temperature: float = 1.0) -> PolicyBa
     mask[rows // 2] = False
     zeros = torch.zeros(rows, width)
     temperatures = torch.full((rows,), temperature)
-    return PolicyBatch(token_ids, lengths, mask, zeros, groups, groups, lengths, temperatures)
+    return PolicyBatch(token_ids, lengths, mask, zeros, groups, groups, lengths, temperatures, zeros)
 
 
 def initial(policy: Policy, rows: PolicyBatch) -> torch.Tensor:

@@ -74,13 +74,11 @@ def made(cls: Callable[..., Any], model_folder: Path, trainer: Any, **options: A
 def credited(algorithm: PolicyGradient, episodes: list[Episode], greedy: Sequence[Episode] = ()) -> Any:
     """The advantage of each decision by its token, and the rows."""
     rows = algorithm.credit(episodes, Sampling(max_tokens=8), greedy)["main"]
-    assert rows.advantages is not None
     assert rows.action_mask.sum(-1).tolist() == [1] * len(rows), "a row has the tokens of one decision"
     return {int(ids[mask]): float(a[mask]) for ids, mask, a in zip(*parts(rows), strict=True)}, rows
 
 
 def parts(rows: PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
-    assert rows.advantages is not None
     return rows.token_ids, rows.action_mask, rows.advantages
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mrlm_pl.advantages import task_moments
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
@@ -15,7 +16,7 @@ from mrlm_pl.environment import Outcome
 from mrlm_pl.episode import Episode, Message, Task, Trajectory
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.task_types import label_task_types, moments_by_task
+from mrlm_pl.learner.credit.groups import task_types
 from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
 from tests.data.rollout.collectors.test_asynchronous import Metrics
@@ -36,15 +37,17 @@ class Hundredfold(EchoEnvironment):
         return Outcome({"digits": 1.0 if self.flat else 100 * found.components["digits"]}, None, success=found.success)
 
 
-def collected(model_folder: Path, trainer: Any, flat: bool = False, **model: Any) -> tuple[GRPO, list[PolicyBatch]]:
-    """The rows of each collection of a run over two environments, as they are learnt from."""
-    seen: list[PolicyBatch] = []
+def collected(model_folder: Path, trainer: Any, flat: bool = False, **model: Any) -> list[torch.Tensor]:
+    """The advantages of the tokens of each of two environments in a rollout."""
+    seen: list[torch.Tensor] = []
     algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)}, advantage="group_centered", **model)
     prepare = algorithm.prepare
 
-    def noting(*arguments: Any) -> Any:
-        tables = prepare(*arguments)
-        seen.append(tables["main"])
+    def noting(episodes: Any, *arguments: Any) -> Any:
+        tables = prepare(episodes, *arguments)
+        rows = tables["main"]
+        types = task_types(rows.groups, episodes, ("echo", "rich"))
+        seen.extend(rows.advantages[rows.action_mask & (types == task)[:, None]] for task in (0, 1))
         return tables
 
     algorithm.prepare = noting  # type: ignore[method-assign]
@@ -56,20 +59,13 @@ def collected(model_folder: Path, trainer: Any, flat: bool = False, **model: Any
         sampling=Sampling(max_tokens=8),
     )
     trainer.fit(algorithm, data)
-    return algorithm, seen
-
-
-def tokens_of(rows: PolicyBatch, task: int) -> torch.Tensor:
-    assert rows.task_types is not None
-    assert rows.advantages is not None
-    return rows.advantages[rows.action_mask & (rows.task_types == task)[:, None]]
+    return seen
 
 
 def test_each_type_has_the_same_spread(model_folder: Path, quiet_trainer: Any) -> None:
     found, metrics = {}, Metrics()
     for word in ("none", "paper", None):
-        _, (rows,) = collected(model_folder, quiet_trainer(callbacks=[metrics]), task_normalization=word)
-        found[word] = [tokens_of(rows, task) for task in (0, 1)]
+        found[word] = collected(model_folder, quiet_trainer(callbacks=[metrics]), task_normalization=word)
     plain = found["none"]
     assert plain[1].std() / plain[0].std() > 20
     for scaled, raw in zip(found[None], plain, strict=True):  # with several environments it is the default
@@ -85,9 +81,9 @@ def test_each_type_has_the_same_spread(model_folder: Path, quiet_trainer: Any) -
 def test_a_type_without_spread_is_left_and_told_of(
     model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, (rows,) = collected(model_folder, quiet_trainer(), flat=True)
-    assert (tokens_of(rows, 1) == 0).all()
-    assert tokens_of(rows, 0).std() == pytest.approx(1.0, rel=1e-4)
+    echo, rich = collected(model_folder, quiet_trainer(), flat=True)
+    assert (rich == 0).all()
+    assert echo.std() == pytest.approx(1.0, rel=1e-4)
     assert "the advantages of rich have no spread" in caplog.text
 
 
@@ -101,27 +97,23 @@ def test_a_run_of_one_environment_is_what_it_was(model_folder: Path, echo: Any, 
     assert prints[0] == prints[1] != prints[2]
 
 
-def table(advantages: list[float], environments: list[str], names: list[str]) -> PolicyBatch:
+def table(advantages: list[float], environments: list[str], names: list[str]) -> tuple[PolicyBatch, torch.Tensor]:
     row = Trajectory("a", "main", (5, 6, 7), (False, True, True), (0.0, -1.0, -2.0), ())
     count = len(advantages)
     rows = collate_rows([row] * count, list(range(count)), [0] * count, list(range(count)), advantages=advantages)
     episodes = [Episode(str(n), Task(name, "train", n), f"g{n}", 0, 0, {}, "") for n, name in enumerate(environments)]
-    label_task_types({"main": rows}, episodes, names)
-    return rows
+    return rows, task_types(rows.groups, episodes, names)
 
 
-def test_types_are_numbered_by_the_run_and_survive_selection_and_checkpoints() -> None:
-    rows = table([1.0, 2.0, 3.0], ["b", "a", "b"], ["z", "a", "b"])
-    assert rows.task_types is not None
-    assert rows.task_types.tolist() == [2, 1, 2]
-    again = PolicyBatch(**rows.to("cpu").select(torch.tensor([2, 1])).tensors())
-    assert again.task_types is not None
-    assert again.task_types.tolist() == [2, 1]
+def test_types_are_numbered_by_the_run() -> None:
+    _, types = table([1.0, 2.0, 3.0], ["b", "a", "b"], ["z", "a", "b"])
+    assert types.tolist() == [2, 1, 2]
 
 
 def test_moments_of_a_task_type_are_over_its_action_tokens() -> None:
     """Each row has two action tokens, so every advantage counts twice."""
-    moments = moments_by_task(table([1.0, 5.0, 3.0], ["a", "b", "a"], ["a", "b", "c"]))
+    rows, types = table([1.0, 5.0, 3.0], ["a", "b", "a"], ["a", "b", "c"])
+    moments = task_moments(rows.advantages, rows.action_mask, types)
     # 1, 1, 3, 3 has mean 2 and squared deviations 4; 5, 5 has none.
     assert (moments[0].count, moments[0].mean, moments[0].squared_sum) == (4, 2.0, 4.0)
     assert (moments[1].count, moments[1].mean, moments[1].std) == (2, 5.0, 0.0)
