@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,9 @@ class RunProgress(ProgressBar):
             TextColumn("left"),
             console=console,
         )
-        self._bar.add_task(self._unit(trainer), total=self._total(trainer), completed=self._first)
+        self._bar.add_task(
+            "iteration" if _rollout(trainer) else "batch", total=self._total(trainer), completed=self._first
+        )
         self._display = Live(self._bar, console=console, refresh_per_second=4)
         self._display.start()
 
@@ -154,9 +157,13 @@ class RunProgress(ProgressBar):
         if self._display is not None and self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
             self._display.update(Group(self._bar, Text(_metric_line(metrics))))
-        elif self._due(trainer, done, total):
+            return
+        unit, every = "iteration", 1
+        if _rollout(trainer) is None:
+            unit, every = "batch", max(1, -(-total // _LINES)) if total else 10
+        if done % every == 0 or done == total:
             seconds = time.monotonic() - self._began
-            print(_line(self._unit(trainer), done, total, metrics, seconds, done - self._first), flush=True)
+            print(_line(unit, done, total, metrics, seconds, done - self._first), flush=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the display; its last state stays on the screen."""
@@ -180,29 +187,20 @@ class RunProgress(ProgressBar):
         if display is not None:
             display.stop()
 
-    def _unit(self, trainer: Trainer) -> str:
-        return "iteration" if _rollout(trainer) else "batch"
-
     def _complete(self, trainer: Trainer) -> bool:
         data = _rollout(trainer)
         return data is None or data.stream.position == 0
 
     def _done(self, trainer: Trainer) -> int:
-        """Iterations, or batches over all epochs, that are complete."""
+        """Return the number of complete iterations, or of batches over all epochs."""
         data = _rollout(trainer)
         return data.stream.iteration if data else trainer.fit_loop.epoch_loop.total_batch_idx + 1
 
     def _total(self, trainer: Trainer) -> int | None:
-        """How many of them there will be, or None where the trainer has no bound that tells."""
+        """Return their number in the whole run; None where the trainer has no such bound."""
         data = _rollout(trainer)
         total = batches_in_all(trainer) / (data.stream.cut.pieces if data else 1)
         return None if math.isinf(total) else math.ceil(total)
-
-    def _due(self, trainer: Trainer, done: int, total: int | None) -> bool:
-        if _rollout(trainer):
-            return True
-        every = max(1, -(-total // _LINES)) if total else 10
-        return done % every == 0 or done == total
 
 
 def _rollout(trainer: Trainer) -> RolloutDataModule | None:
@@ -227,7 +225,7 @@ def _line(unit: str, done: int, total: int | None, metrics: Mapping[str, float],
     """Return one line of progress.
 
     >>> _line("iteration", 3, 120, {"rollout/reward": 0.5}, 6.0, 3)
-    'iteration   3/120  rollout/reward 0.500  0:06 elapsed, 3:54 left'
+    'iteration   3/120  rollout/reward 0.500  0:00:06 elapsed, 0:03:54 left'
     """
     count = f"{done:>{len(str(total))}}/{total}" if total else str(done)
     left = f", {_clock(seconds / of * (total - done))} left" if total and of else ""
@@ -237,14 +235,7 @@ def _line(unit: str, done: int, total: int | None, metrics: Mapping[str, float],
 
 
 def _clock(seconds: float) -> str:
-    """Return minutes and seconds, with hours where there are any.
-
-    >>> _clock(65.2), _clock(3700)
-    ('1:05', '1:01:40')
-    """
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+    return str(timedelta(seconds=round(seconds)))
 
 
 _FILES = {

@@ -9,6 +9,7 @@ from typing import Literal
 
 from mrlm_pl.data.option import data_option
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
+from mrlm_pl.data.rollout.collectors.groups import GroupPlan
 from mrlm_pl.data.rollout.tasks.environments import TaskSettings
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.environment import Environment
@@ -20,32 +21,29 @@ from mrlm_pl.learner.contract import RolloutLearner
 logger = logging.getLogger(__name__)
 
 
-def check_groups(
-    learner: RolloutLearner, group_sizes: Mapping[str, int], own_sizes: Mapping[str, TaskSettings], resample_rounds: int
-) -> None:
+def check_groups(learner: RolloutLearner, plan: GroupPlan, settings: Mapping[str, TaskSettings]) -> None:
     """Validate the sizes of the groups.
 
     Args:
         learner: the algorithm.
-        group_sizes: by environment.
-        own_sizes: the settings of environments, which may name a size.
-        resample_rounds: how many other tasks may replace that of a group without a signal.
+        plan: of the groups.
+        settings: of the environments, which may name a size.
 
     Raises:
         ConfigurationError: the groups are too small for the algorithm, or it compares no episodes.
     """
     name = type(learner).__name__
-    for environment, size in group_sizes.items():
+    for environment, size in plan.group_sizes.items():
         if size < learner.smallest_group:
-            own = own_sizes.get(environment)
+            own = settings.get(environment)
             setting = f"data.task_settings.{environment}.group_size" if own and own.group_size else "data.group_size"
             raise ConfigurationError(
                 f"{setting} is {size}, but {name} compares at least {learner.smallest_group} episodes of each task; "
                 f"raise {setting}"
             )
-    if resample_rounds and learner.smallest_group < 2:
+    if plan.resample_rounds and learner.smallest_group < 2:
         raise ConfigurationError(
-            f"data.resample_rounds is {resample_rounds}, but {name} does not compare the episodes of a task with "
+            f"data.resample_rounds is {plan.resample_rounds}, but {name} does not compare the episodes of a task with "
             "each other and also learns from equal returns; set data.resample_rounds to 0"
         )
 
@@ -152,15 +150,28 @@ def check_learns(algorithm: Algorithm) -> None:
         )
 
 
-def check_command(environment: Environment) -> str:
-    """The command that checks an environment of this class."""
-    cls = type(environment)
+def warn_of_failures(episodes: Sequence[Episode], what: str, environments: Mapping[str, Environment]) -> str | None:
+    """Warn of failed episodes; return the first error and a command that checks its environment, or None.
+
+    Args:
+        episodes: that were played.
+        what: kind of the episodes, for the message.
+        environments: by name.
+    """
+    failed = [episode for episode in episodes if episode.failed]
+    if not failed:
+        return None
+    cls = type(environments[failed[0].task.environment])
     required = [
         f" --environment.{name} ..."
         for name, parameter in inspect.signature(cls).parameters.items()
         if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
-    return f"mrlm check-env {cls.__module__}.{cls.__qualname__}{''.join(required)}"
+    first = f"{failed[0].error}; try `mrlm check-env {cls.__module__}.{cls.__qualname__}{''.join(required)}`"
+    logger.warning(
+        "%d of %d %s failed, and the numbers are of the others; the first: %s", len(failed), len(episodes), what, first
+    )
+    return first
 
 
 def check_played(episodes: Sequence[Episode], iteration: int, environments: Mapping[str, Environment]) -> None:
@@ -169,14 +180,9 @@ def check_played(episodes: Sequence[Episode], iteration: int, environments: Mapp
     Raises:
         RolloutError: all failed; on one rank this ends the whole run, since the launcher stops the others.
     """
-    failed = [episode for episode in episodes if episode.failed]
-    if len(failed) == len(episodes):
-        raise RolloutError(
-            f"all {len(episodes)} episodes of iteration {iteration} failed; the first: {failed[0].error}; "
-            f"try `{check_command(environments[failed[0].task.environment])}`"
-        )
-    if failed:
-        logger.warning("%d of %d episodes failed; the first: %s", len(failed), len(episodes), failed[0].error)
+    first = warn_of_failures(episodes, "episodes", environments)
+    if all(episode.failed for episode in episodes):
+        raise RolloutError(f"all {len(episodes)} episodes of iteration {iteration} failed; the first: {first}")
 
 
 def check_kept(kept: Sequence[Episode], iteration: int) -> None:

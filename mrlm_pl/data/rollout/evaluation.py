@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from mrlm_pl.data.rollout.checks import check_command
+from mrlm_pl.data.rollout.checks import warn_of_failures
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
@@ -16,8 +16,6 @@ from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, judged
 from mrlm_pl.learner.ranks import data_parallel_rank, each_share
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.trainer.termination import ended_by_sigterm
-
-logger = logging.getLogger(__name__)
 
 
 class Evaluation:
@@ -76,20 +74,13 @@ class EvaluationStream:
         return self.batches
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
-        failed = []
+        played: list[Episode] = []
         for number in range(self.batches):
             start = number * self.BATCH
             episodes = self.evaluation.play(self.specs[start : start + self.BATCH], self.sampling)
-            failed += [episode for episode in episodes if episode.failed]
-            if failed and number == self.batches - 1:  # a sized stream is not asked for more than it has
-                logger.warning(
-                    "%d of %d %s episodes failed, and the numbers are of the others; the first: %s; try `%s`",
-                    len(failed),
-                    len(self.specs),
-                    self.split,
-                    failed[0].error,
-                    check_command(self.environments[failed[0].task.environment]),
-                )
+            played += [replace(episode, trajectories={}) for episode in episodes]
+            if number == self.batches - 1:  # a sized stream is not asked for more than it has
+                warn_of_failures(played, f"{self.split} episodes", self.environments)
             yield EpisodeBatch(episodes, by_task=len(self.environments) > 1)
 
 

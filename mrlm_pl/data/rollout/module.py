@@ -162,7 +162,7 @@ class RolloutDataModule(LightningDataModule):
             ConfigurationError: the algorithm cannot train on these rollouts; the message names the option.
         """
         plan, stream, engine = self.collection.plan, self.stream, self.players.given
-        checks.check_groups(learner, plan.group_sizes, self.tasks.settings, plan.resample_rounds)
+        checks.check_groups(learner, plan, self.tasks.settings)
         checks.check_sampling(learner, self.sampling)
         checks.check_updates(learner, stream.passes, stream.minibatches, plan.groups, ranks, accumulation)
         checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)
