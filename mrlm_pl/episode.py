@@ -1,4 +1,4 @@
-"""Records of what happened: messages, turns, trajectories and episodes.
+"""Records of what happened: messages, turns, trajectories, episodes and turn trees.
 
 All records are frozen, hold plain data only and survive JSON without loss: ``Episode.from_json(e.to_json()) == e``.
 Batches, rewards, credit and transcripts are all computed from them. Every number is keyed
@@ -7,9 +7,10 @@ by (run, iteration, task, group, episode, agent, policy, version, turn, token).
 
 from __future__ import annotations
 
+import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -301,7 +302,7 @@ class Episode:
         Raises:
             ValueError: a number is NaN or infinite.
         """
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return _line(self)
 
     @classmethod
     def from_json(cls, text: str) -> Episode:
@@ -312,6 +313,10 @@ class Episode:
         True
         """
         return cls.from_dict(json.loads(text))
+
+
+def _line(record: Episode | TurnTree) -> str:
+    return json.dumps(record.to_dict(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _plain(value: Any) -> Any:
@@ -334,3 +339,154 @@ def question_to(episode: Episode, agent: str) -> str | None:
     first = [row for row in episode.rows() if row.turns and row.turns[0].index == begins]
     shown = next((row for row in first if person_of(row.agent) == person_of(agent)), first[0])
     return next((message.content for message in shown.messages if message.role == "user"), None)
+
+
+@dataclass(frozen=True)
+class JointAction:
+    """One decision of each agent that was due in a state.
+
+    Attributes:
+        node: the state, which is its parent in the tree.
+        depth: steps of the environment that led to the state.
+        decisions: number of each agent's decision.
+        path: the first episode that has it.
+        failed: whether its step failed.
+    """
+
+    node: str
+    depth: int
+    decisions: Mapping[str, int]
+    path: Episode
+    failed: bool
+
+    @property
+    def rewards(self) -> Mapping[str, float] | None:
+        """The rewards of the step by agent; None when it failed."""
+        return None if self.failed else self.path.step_rewards[self.depth]
+
+
+@dataclass(frozen=True)
+class TurnTree:
+    """A group of episodes that branch: every path from the root to a leaf is an episode.
+
+    In a file, the tokens of each decision stand once, with those of the observations before it.
+
+    Attributes:
+        paths: the episodes. Turns that they share have the same ``node`` and ``sample`` in all of them.
+        actions: joint actions by the id of the state that they lead to, or of the path that they end; a parent comes
+            before its children.
+        decisions: the turn, and the first row that has it, by (state, agent, number).
+    """
+
+    paths: tuple[Episode, ...]
+    actions: Mapping[str, JointAction]
+    decisions: Mapping[tuple[str, str, int], tuple[Turn, Trajectory]]
+
+    @classmethod
+    def of(cls, paths: Sequence[Episode]) -> TurnTree:
+        """Return the tree of a group's paths."""
+        actions: dict[str, JointAction] = {}
+        decisions: dict[tuple[str, str, int], tuple[Turn, Trajectory]] = {}
+        for path in paths:
+            steps = decided(path)
+            states = [next(iter(made.values()))[0].node for made in steps.values()]
+            for (step, made), node, leads_to in zip(steps.items(), states, [*states[1:], path.id], strict=True):
+                if leads_to in actions:
+                    continue
+                numbers = {agent: turn.sample for agent, (turn, _) in made.items()}
+                # The last step of a failed path has no outcome, whatever rewards it has.
+                failed = leads_to == path.id and path.failed
+                actions[leads_to] = JointAction(node, step, numbers, path, failed)
+                for agent, (turn, row) in made.items():
+                    decisions.setdefault((node, agent, turn.sample), (turn, row))
+        return cls(tuple(paths), actions, decisions)
+
+    @property
+    def team_size(self) -> int:
+        """Return the number of agents."""
+        return max(path.team_size for path in self.paths)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tree as JSON-like data."""
+        decisions, paths = {}, [path.to_dict() for path in self.paths]
+        for row, keys in _decided_rows(paths):
+            start = 0
+            for key, turn in zip(keys, row["turns"], strict=True):
+                decisions[key] = {name: row[name][start : turn["stop"]] for name in _PER_TOKEN}
+                start = turn["stop"]
+            row.update({name: row[name][start:] for name in _PER_TOKEN})
+        return {"schema": SCHEMA, "decisions": decisions, "paths": paths}
+
+    def to_json(self) -> str:
+        """Return one line of JSON; see :meth:`Episode.to_json`."""
+        return _line(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TurnTree:
+        """Return the tree that :meth:`to_dict` stored; fields of newer versions are ignored.
+
+        Raises:
+            ValueError: a field is missing or has another type.
+        """
+        try:
+            paths = copy.deepcopy(data["paths"])
+            for row, keys in _decided_rows(paths):
+                parts = [*(data["decisions"][key] for key in keys), dict(row)]
+                row.update({name: [value for part in parts for value in part[name]] for name in _PER_TOKEN})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"turn tree: {type(error).__name__}: {error}") from error
+        return cls.of([Episode.from_dict(path) for path in paths])
+
+    def children(self) -> dict[str, list[str]]:
+        """Return the names of each state's joint actions."""
+        found: dict[str, list[str]] = {}
+        for name, action in self.actions.items():
+            found.setdefault(action.node, []).append(name)
+        return found
+
+
+_PER_TOKEN = ("token_ids", "action_mask", "logprobs")
+
+
+def _decided_rows(paths: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Yield each row of stored paths, with the keys of its decisions in order."""
+    for path in paths:
+        for rows in path["trajectories"].values():
+            for row in rows:
+                yield row, [f"{turn['node']}/{turn['agent']}/{turn['sample']}" for turn in row["turns"]]
+
+
+def episodes_of(record: Mapping[str, Any]) -> Sequence[Episode]:
+    """Return the episodes of a record from a file: one, or the paths of a turn tree.
+
+    Raises:
+        ValueError: it is no such record.
+    """
+    return TurnTree.from_dict(record).paths if "paths" in record else [Episode.from_dict(record)]
+
+
+def holds_episodes(record: Mapping[str, Any]) -> bool:
+    """Return True for the record of an episode or a turn tree, False for another data row."""
+    return "trajectories" in record or "paths" in record
+
+
+def decided(episode: Episode) -> dict[int, dict[str, tuple[Turn, Trajectory]]]:
+    """Return the turn of each agent, with its row, by step in order."""
+    found: dict[int, dict[str, tuple[Turn, Trajectory]]] = {}
+    for row in episode.rows():
+        for turn in row.turns:
+            found.setdefault(turn.index, {})[turn.agent] = (turn, row)
+    return dict(sorted(found.items()))
+
+
+def turn_trees(episodes: Sequence[Episode]) -> dict[str, TurnTree]:
+    """Return the turn tree of each group."""
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group, []).append(episode)
+    return {group: TurnTree.of(paths) for group, paths in groups.items()}
+
+
+def branches(episode: Episode) -> bool:
+    """Whether an episode is a path of a turn tree."""
+    return any(turn.node for row in episode.rows() for turn in row.turns)

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import gzip
+import json
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, TurnTree, branches, episodes_of
 from mrlm_pl.errors import DataError, StorageError
 
 
 def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
-    """Write episodes as gzipped JSON lines, atomically."""
-    text = "".join(episode.to_json() + "\n" for episode in episodes)
+    """Write episodes as gzipped JSON lines, atomically; the paths of a turn tree make one line."""
+    records: dict[Any, list[Episode]] = {}
+    for number, episode in enumerate(episodes):
+        records.setdefault(episode.group if branches(episode) else number, []).append(episode)
+    text = "".join(
+        (TurnTree.of(paths) if branches(paths[0]) else paths[0]).to_json() + "\n" for paths in records.values()
+    )
     with replacing(path) as draft:
         draft.write_bytes(gzip.compress(text.encode(), compresslevel=1, mtime=0))
 
@@ -81,13 +88,13 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
                 else file.open(encoding="utf-8") as lines
             ):
                 for number, line in enumerate(lines, start=1):
-                    yield _episode(line, f"{file}, line {number}")
+                    yield from _episodes(line, f"{file}, line {number}")
         except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise DataError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _episode(line: str, where: str) -> Episode:
+def _episodes(line: str, where: str) -> Sequence[Episode]:
     try:
-        return Episode.from_json(line)
+        return episodes_of(json.loads(line))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not an episode record: {error}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.environment.rows import numbered_rows
-from mrlm_pl.episode import Episode, Trajectory, question_to
+from mrlm_pl.episode import Episode, Trajectory, episodes_of, holds_episodes, question_to
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import DataError
 
@@ -84,11 +84,12 @@ def _records(source: str, split: str) -> Iterator[tuple[str, Episode | None, Map
         return
     for number, row in numbered_rows(source, split, ()):
         where = f"{source}, row {number}"
-        if "trajectories" not in row:
+        if not holds_episodes(row):
             yield where, None, row
             continue
         try:
-            yield where, Episode.from_dict(row), row
+            for episode in episodes_of(row):
+                yield where, episode, row
         except ValueError as error:
             raise DataError(f"{where} is not an episode record, as its trajectories promise: {error}") from error
 

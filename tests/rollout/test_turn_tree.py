@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import gzip
+import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +14,13 @@ import pytest
 from mrlm_pl.data.rollout.metrics import CollectionSums
 from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
-from mrlm_pl.episode import Episode, Message, Task
+from mrlm_pl.episode import Episode, Message, Task, TurnTree, episodes_of
+from mrlm_pl.episode_files import read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.tree_player import Branching, TreePlayer
-from mrlm_pl.rollout.turn_tree import THRESHOLD_STOP, UNEXPANDED_STOP, TurnTree, distinct_turns, path_weights
+from mrlm_pl.rollout.turn_tree import THRESHOLD_STOP, UNEXPANDED_STOP, distinct_turns, path_weights
 from tests.rollout.test_player import TOKENIZER, ScriptedEngine, seats
 
 
@@ -148,6 +153,31 @@ def test_the_tree_of_a_group_has_every_state_and_decision_once() -> None:
             )
     read = TurnTree.of([Episode.from_json(episode.to_json()) for episode in episodes])
     assert (read.actions, read.decisions) == (tree.actions, tree.decisions)
+
+
+@pytest.mark.parametrize("mode", ["align", "cross", "counterfactual"])
+def test_a_tree_in_a_file_has_the_tokens_of_each_decision_once_and_loses_nothing(mode: Any, tmp_path: Path) -> None:
+    (first, second), _ = grow(Sums(turns=3), Branching(mode), trees=2)
+    alone = replace(first[0], id="alone", group="g", trajectories={})
+    write_episodes(tmp_path / "trees.jsonl.gz", [*first, *second, alone])
+    with gzip.open(tmp_path / "trees.jsonl.gz", "rt") as file:
+        records = [json.loads(line) for line in file]
+    assert [("paths" in record, record["schema"]) for record in records] == [(True, 1), (True, 1), (False, 1)]
+    assert len(records[0]["decisions"]) == len(TurnTree.of(first).decisions)
+    assert list(read_episodes(tmp_path)) == [*first, *second, alone]
+    newer = {**records[0], "colour": 1, "paths": [{**path, "colour": 1} for path in records[0]["paths"]]}
+    assert list(episodes_of(newer)) == first
+    for fault in ({"decisions": {}}, {"paths": 3}):
+        with pytest.raises(ValueError, match="turn tree"):
+            episodes_of({**records[0], **fault})
+
+
+def test_files_of_before_the_schema_are_read() -> None:
+    """Paths of a tree stood there as episodes of their own, which share a group, states and decisions."""
+    alone, *paths = read_episodes(Path(__file__).parents[1] / "data/samples/episodes_without_schema.jsonl")
+    assert (alone.id, alone.success, alone.reward) == ("0-0-0", True, 1.0)
+    tree = TurnTree.of(paths)
+    assert (len(tree.paths), len(tree.children()), len(tree.decisions)) == (4, 3, 12)
 
 
 def test_forked_and_replayed_environments_give_the_same_records() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.environment.rows import numbered_rows
-from mrlm_pl.episode import ROLES, Episode, Message, Trajectory
+from mrlm_pl.episode import ROLES, Episode, Message, Trajectory, episodes_of, holds_episodes
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import DataError
 from mrlm_pl.policy import ChatFormat, Conversation
@@ -31,9 +31,9 @@ def read_examples(source: str, split: str) -> tuple[list[tuple[int, dict[str, An
         episodes = list(read_episodes(Path(source).expanduser()))
     else:
         rows = numbered_rows(source, split, ())
-        if not any("trajectories" in row for _, row in rows):
+        if not any(holds_episodes(row) for _, row in rows):
             return rows, []
-        episodes = [_episode(source, number, row) for number, row in rows]
+        episodes = [episode for number, row in rows for episode in _episodes(source, number, row)]
     found = [episode for episode in episodes if not episode.failed]
     if not found:
         raise DataError(f"all {len(episodes)} episodes of {source} failed; there is nothing to learn from")
@@ -52,9 +52,9 @@ def _check_turns(source: str, episode: Episode) -> None:
                 )
 
 
-def _episode(source: str, number: int, row: Mapping[str, Any]) -> Episode:
+def _episodes(source: str, number: int, row: Mapping[str, Any]) -> Sequence[Episode]:
     try:
-        return Episode.from_dict(row)
+        return episodes_of(row)
     except ValueError as error:
         raise DataError(f"{source}, row {number} is not an episode record, as others are: {error}") from error
 
