@@ -47,7 +47,7 @@ def at_least(least: float, owner: str, **options: float | None) -> None:
 
     Args:
         least: the lowest value.
-        owner: what the options belong to; begins the message.
+        owner: owner of the options, the prefix of the message.
         options: values by name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Files that are replaced in one go."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes are written beside the learner, which is never more than two files ahead."""
+"""Episodes are written in the background, at most two files behind the learner."""
 
 from __future__ import annotations
 

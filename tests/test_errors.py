@@ -1,4 +1,4 @@
-"""What a misspelled name may have meant."""
+"""Suggestions for misspelled names."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The models that a run has written."""
+"""The exported models of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python takes in place of an instance: the name of a model, mappings of settings; and what it refuses by name."""
+"""Names of models and mappings of settings instead of instances, and errors that name the setting."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Right and wrong answers as data: reading numbers, records, balancing, wrong answers."""
+"""Right and wrong answers as data: numbers, records, balancing, wrong answers."""

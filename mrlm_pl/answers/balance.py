@@ -1,4 +1,4 @@
-"""As many right as wrong answers to each question, so that the question alone says nothing of the answer."""
+"""Balance right and wrong answers to each question, so that the question alone predicts nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ ONLY_RIGHT, ONLY_WRONG, CONTRADICTED = "only right answers", "only wrong answers
 
 @dataclass(frozen=True)
 class BalancedAnswers:
-    """Answers in equal parts.
+    """Balanced answers.
 
     Args:
-        splits: the answers of ``train`` and ``validation``, question after question, the right ones first; no question
-            is in both.
-        report: what was read, dropped and kept, as JSON-like data.
+        splits: the answers of ``train`` and ``validation`` by question, right ones first; no question is in both.
+        report: counts of read, dropped and kept answers, as JSON-like data.
     """
 
     splits: dict[str, list[Answer]]
@@ -30,7 +29,7 @@ class BalancedAnswers:
 
 @dataclass
 class _Question:
-    """One question as it was first written: the answers that were read, the different ones, and those kept."""
+    """One question in its first form, with its read, distinct and kept answers."""
 
     text: str
     read: list[Answer] = field(default_factory=list)
@@ -42,7 +41,7 @@ class _Question:
 
     @property
     def lack(self) -> str:
-        """Why nothing of it is kept."""
+        """Return the reason why no answer is kept."""
         return ONLY_RIGHT if self.right else ONLY_WRONG if self.wrong else CONTRADICTED
 
 
@@ -54,24 +53,22 @@ def balance(
     fill_wrong: bool = False,
     validation_share: float = 0.2,
 ) -> BalancedAnswers:
-    """Equally many right and wrong answers to each question, divided by question into two splits.
+    """Return equal numbers of right and wrong answers to each question, split by question for training and validation.
 
-    Questions are the same when their texts differ in white space only; so are answers. An answer that is called both
-    right and wrong is left out. Which surplus answers go, and which questions are for validation, is drawn by the seed
-    and does not depend on the order of the answers.
+    White space does not distinguish questions, nor answers. An answer labeled both right and wrong is dropped. The seed
+    draws the dropped surplus answers and the validation questions, independently of the order of the answers.
 
     Args:
         answers: right ones with ``correct`` 1, wrong ones with 0.
-        per_question: most right, and most wrong, answers to a question; None keeps all that have a counterpart.
-        seed: of all choices.
-        fill_wrong: make wrong answers of right ones where there are too few; see
+        per_question: maximal number of right, and of wrong, answers to a question; None keeps all with a counterpart.
+        seed: seed of all choices.
+        fill_wrong: generate missing wrong answers from right ones; see
             :func:`mrlm_pl.answers.wrong.wrong_answers`.
-        validation_share: share of the kept questions whose answers are for validation; one question at least is left
-            to train on.
+        validation_share: fraction of the kept questions for validation; at least one question stays for training.
 
     Raises:
         ConfigurationError: a number is out of its range.
-        DataError: a label lies between 0 and 1, or no question has both kinds of answers.
+        DataError: a label is between 0 and 1, or no question has both kinds of answers.
     """
     if per_question is not None and per_question < 1:
         raise ConfigurationError(f"per_question is {per_question}; it must be 1 or above")
@@ -96,7 +93,7 @@ def balance(
 
 
 def _grouped(answers: Sequence[Answer]) -> list[_Question]:
-    """Return the questions in the order in which they come, with their different answers."""
+    """Return the questions in order, with their distinct answers."""
     questions: dict[str, _Question] = {}
     for answer in answers:
         if answer.correct not in (0.0, 1.0):
@@ -120,12 +117,12 @@ def _plain(text: str) -> str:
 
 
 def _choose(question: _Question, per_question: int | None, seed: int, fill_wrong: bool) -> None:
-    """Decide which answers to a question are kept."""
+    """Choose the answers to a question that are kept."""
     limit = len(question.right) if per_question is None else min(per_question, len(question.right))
     right = _drawn(question.right, seed, question.text)
     wrong = _drawn(question.wrong, seed, question.text)
     if fill_wrong and len(wrong) < limit:
-        taken = {answer.answer for answer in question.read}  # those that were called both right and wrong as well
+        taken = {answer.answer for answer in question.read}  # including those labeled both right and wrong
         rng = keyed_random("wrong answers", seed, question.text)
         texts = wrong_answers(question.text, [answer.answer for answer in right], limit - len(wrong), taken, rng)
         source = right[0]
@@ -141,7 +138,7 @@ def _drawn(answers: Sequence[Answer], seed: int, question: str) -> list[Answer]:
 
 
 def _held_out(questions: Sequence[_Question], seed: int, share: float) -> set[str]:
-    """Texts of the questions for validation: one at least where there are two and a share, and never all."""
+    """Return the texts of the validation questions: at least one of two or more if ``share`` is above 0, never all."""
     order = sorted((question.text for question in questions), key=lambda text: derive_seed("held out", seed, text))
     if not share or len(order) < 2:
         return set()

@@ -1,9 +1,9 @@
-r"""Read the final answer out of a reply, and compare it by exact value.
+r"""Extract the final answer of a reply, and compare it by exact value.
 
-The answer is what the last ``<answer>`` tag holds, or the last ``\boxed{}``, ``#### N`` or "answer is N", else the last
-number. A box or a tag must hold one value: a list, an interval or an expression with variables is no answer. Values are
-exact fractions, so there is no tolerance to tune, and every step is bounded: a reply is judged by its last
-``MAX_CHARACTERS`` characters, and numbers of more than ``MAX_DIGITS`` digits are not numbers here.
+The answer is the content of the last ``<answer>`` tag, or the last ``\boxed{}``, ``#### N`` or "answer is N", else the
+last number. A box or a tag must hold one value: a list, an interval or an expression with variables is no answer.
+Values are exact fractions, without a tolerance, and every step is bounded: only the last ``MAX_CHARACTERS`` characters
+of a reply are read, and numbers of more than ``MAX_DIGITS`` digits do not count.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ _TERMS = re.compile(r"([-+*/])(-?[0-9.]+(?:\^-?[0-9]+)?)")
 
 
 def extract_answer(reply: str) -> str | None:
-    r"""Return the text of the number that the reply gives as its answer, or None if it gives none.
+    r"""Return the text of the reply's final number, or None without one.
 
-    A closed ``<answer>`` tag or box decides, even when it holds no number, or several.
+    A closed ``<answer>`` tag or box decides, even with no number or several.
 
     Args:
         reply: the whole text of the reply.
@@ -108,9 +108,9 @@ def extract_answer(reply: str) -> str | None:
 
 
 def marked_answer(reply: str) -> tuple[str, bool, bool]:
-    r"""Return the part of a reply that holds its answer, and whether it is marked by a tag, and by a box.
+    r"""Return the part of a reply with its answer, and whether a tag, and a box, marks it.
 
-    That is the text behind ``</think>``, of it what the last ``<answer>`` tag holds, and of that the last box.
+    It is the text after ``</think>``, of that the content of the last ``<answer>`` tag, and of that the last box.
 
     >>> marked_answer(r"<think>7?</think> <answer>so \boxed{5}</answer>"), marked_answer("so 5")
     (('5', True, True), ('so 5', False, False))
@@ -124,10 +124,10 @@ def marked_answer(reply: str) -> tuple[str, bool, bool]:
 
 
 def number_value(text: str) -> Fraction | None:
-    r"""Return the exact value of a number's text, or None if it is none (or has too many digits).
+    r"""Return the exact value of a number's text, or None if it is not a number or has too many digits.
 
-    Understood are thousands separators, a dollar sign, exponents, fractions (``2468/2``, ``\frac{1}{2}``), mixed
-    numbers (``1 1/2``), ``thousand`` to ``trillion`` and per cent.
+    Supports thousands separators, a dollar sign, exponents, fractions (``2468/2``, ``\frac{1}{2}``), mixed numbers
+    (``1 1/2``), ``thousand`` to ``trillion`` and percent.
 
     >>> number_value("$1,234.00") == number_value("1.234e3") == number_value("2468/2") == 1234
     True
@@ -157,11 +157,11 @@ def number_value(text: str) -> Fraction | None:
 def equal_answers(reply: str, expected: str) -> bool:
     r"""Return whether two numbers have the same value.
 
-    A reply with a per cent sign equals an expected number without one in both readings, because questions that ask for
-    a percentage have expected answers such as ``50``.
+    A reply with a percent sign equals an expected number without one in both readings, since questions about
+    percentages have expected answers such as ``50``.
 
     Args:
-        reply: the number that the reply gave.
+        reply: the reply's number.
         expected: the right answer.
 
     >>> equal_answers("0.5", r"\frac{1}{2}"), equal_answers("50%", "0.5"), equal_answers("50%", "50")
@@ -177,9 +177,9 @@ def equal_answers(reply: str, expected: str) -> bool:
 
 
 def shows_steps(reply: str, question: str, answer: str) -> bool:
-    """Return whether the reply works something out.
+    """Return whether the reply shows a calculation.
 
-    That is: it holds a true equation with an operation, which uses a number of the question or arrives at the answer.
+    That is a true equation with an operation that uses a number of the question or results in the answer.
 
     Args:
         reply: the whole text of the reply.
@@ -203,7 +203,7 @@ def shows_steps(reply: str, question: str, answer: str) -> bool:
 
 
 def _plain_text(text: str) -> str:
-    """Return the text with one spelling of signs, spaces, digits and LaTeX's forms of a number."""
+    """Return the text with normalized signs, spaces, digits and LaTeX numbers."""
     if not text.isascii():
         text = _NARROW_GROUPS.sub("", text)
         text = _NO_ASCII.sub(lambda match: _ascii(match.group()), text)
@@ -215,7 +215,7 @@ def _plain_text(text: str) -> str:
 
 
 def _ascii(character: str) -> str:
-    """ASCII for dashes, spaces, digits, vulgar fractions and apostrophes; other characters stay."""
+    """Replace dashes, spaces, digits, vulgar fractions and apostrophes by ASCII."""
     kind = unicodedata.category(character)
     if kind in ("Pd", "Zs") or character == "\u2212":
         return " " if kind == "Zs" else "-"
@@ -231,7 +231,7 @@ def _braced_fraction(match: re.Match[str]) -> str:
 
 
 def _last_box(text: str) -> str | None:
-    """Content of the box that was closed last; boxes that are never closed do not count."""
+    """Return the content of the last closed box."""
     opened: list[int] = []
     box: str | None = None
     start_of_box = -1
@@ -247,7 +247,7 @@ def _last_box(text: str) -> str | None:
 
 
 def _single_number(text: str) -> str | None:
-    """The number of a text that holds one value: a number with its unit, an equation's right side, an operation."""
+    """Return the number of a text with one value: a number with its unit, an equation's right side, an operation."""
     if len(text) > 2 * MAX_DIGITS:
         return None
     text = _SPACED_GROUPS.sub(lambda match: match.group().replace(" ", ""), _UNIT_MARKS.sub("", text))
@@ -265,7 +265,7 @@ def _single_number(text: str) -> str | None:
 
 
 def _stated_number(text: str, start: int) -> Iterator[str | None]:
-    """Yield the number that follows a marker; None of several in its place, nothing where no number is."""
+    """Yield the number after each marker: None for several numbers, nothing without a number."""
     match = _LEADING.match(text, start)
     if match is None:
         return
@@ -307,7 +307,7 @@ def _unsigned_value(text: str) -> Fraction | None:
 
 
 def _expression_value(text: str) -> Fraction | None:
-    """Value of an operation on plain numbers such as ``3 \\cdot 4`` or ``2^{-1}``."""
+    """Return the value of an operation on plain numbers such as ``3 \\cdot 4`` or ``2^{-1}``."""
     if re.search(r"[0-9.][ ]+[0-9.]", text):
         return None
     for pattern, mark in _EXPRESSION_MARKS:
@@ -316,7 +316,7 @@ def _expression_value(text: str) -> Fraction | None:
 
 
 def _chain_value(terms: list[tuple[str, str]]) -> Fraction | None:
-    """Value of ``+a*b-c...`` with the usual precedence, or None where a number is malformed or a divisor is 0."""
+    """Return the value of ``+a*b-c...`` with the usual precedence; None for a malformed number or a divisor of 0."""
     total, product = Fraction(0), Fraction(0)
     for operator, text in terms:
         magnitude = _power_value(text)

@@ -1,4 +1,4 @@
-"""Plausible wrong answers, made of right ones: the final number is another, or the label of an inference."""
+"""Generate plausible wrong answers from right ones, with another final number or another label of an inference."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _OPERATIONS: dict[str, Callable[[int, int], Fraction]] = {
 
 
 def wrong_answers(question: str, right: Sequence[str], count: int, taken: Collection[str], rng: Random) -> list[str]:
-    """At most ``count`` different wrong answers, made of each of the right ones in turn.
+    """Return at most ``count`` distinct wrong answers, generated from each of the right ones in turn.
 
-    A number becomes one that is off by one or by ten, that has two digits swapped or one digit changed, or the result
-    of the last equation with a slip in an operand; the text says the new number from its result on. Each label becomes
-    another one, throughout. None has the value of the right answer that it is made of. An answer makes none if it has
-    neither a number that can be read nor a label, if it says a label in other words (``contradicts``), or if it has
-    both and nothing tells which of them is meant: a question that names labels, or the mark ``####`` or ``\\boxed``.
+    A number is changed by one or ten, by swapping two digits or changing one, or to the result of the last equation
+    with an error in an operand; the text has the new number from its result on. Labels are replaced throughout. No
+    wrong answer has the value of its right one. A right answer yields none if it has neither a readable number nor a
+    label, if it states a label in other words (``contradicts``), or if it has both and is ambiguous: without labels in
+    the question and without the marks ``####`` and ``\\boxed``.
 
     Args:
-        question: what they answer.
-        right: right answers to one question, at least one.
-        count: how many are wanted.
-        taken: answers that are there already, never made again; other white space makes no other answer.
+        question: the question.
+        right: right answers to the question, at least one.
+        count: wanted number.
+        taken: existing answers, which are not generated again; white space does not distinguish answers.
         rng: source of all choices.
 
     >>> wrong_answers("What is 7 * 8 - 5?", ["7*8=56; 56-5=51"], 3, (), Random(0))
@@ -61,7 +61,7 @@ def _plain(text: str) -> str:
 
 
 def _changed(right: str, asks_for_label: bool, rng: Random) -> Iterator[str]:
-    """Wrong answers made of one right answer, in random order."""
+    """Return wrong answers generated from one right answer, in random order."""
     final = extract_answer(right)
     has_number = final is not None and number_value(final) is not None
     has_label = bool(_LABEL_STEM.search(right) or _LABEL.search(right))
@@ -78,7 +78,7 @@ def _changed(right: str, asks_for_label: bool, rng: Random) -> Iterator[str]:
 
 
 def _other_labels(right: str, rng: Random) -> Iterator[str]:
-    """The text with each label exchanged for the next, or the one after: none stays, whichever of them is stated."""
+    """Return the text with each label replaced by the next, or the one after, so that none stays."""
     if not _LABEL.search(right) or any(word.lower() not in _LABELS for word in _LABEL_STEM.findall(right)):
         return
     for shift in rng.sample((1, 2), 2):
@@ -120,7 +120,7 @@ def _written(units: int, places: int, grouped: bool) -> str:
 
 
 def _slips(right: str, final: str) -> Iterator[str]:
-    """Yield the text with another operand in the equation that gives the final number, and what comes of it."""
+    """Yield the text with another operand in the final number's equation, and its result."""
     if not final.isdigit():
         return
     start = _first_result(right, final)
@@ -142,7 +142,7 @@ def _slips(right: str, final: str) -> Iterator[str]:
 
 
 def _sum(left: int, operator: str, right: int) -> Callable[[re.Match[str]], str]:
-    """Return the replacement of a sum that stands before its calculation, as in ``48 + 24 = <<48+24=72>>72``."""
+    """Return the replacement of a sum before its calculation, as in ``48 + 24 = <<48+24=72>>72``."""
     return lambda match: f"{left}{match['space']}{operator}{match['space']}{right}"
 
 
@@ -153,7 +153,7 @@ def _with_number(text: str, old: str, new: str) -> str:
 
 
 def _first_result(text: str, number: str) -> int:
-    """Return the first place that states the number as a result; its last place if none does."""
+    """Return the first place of the number as a result, else its last place."""
     places = [match.start() for match in _token(number).finditer(text)]
     results = [place for place in places if text[:place].rstrip(" $").endswith("=")]
     return (results or places[-1:] or [text.rfind(number)])[0]

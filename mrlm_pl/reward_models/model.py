@@ -1,4 +1,4 @@
-"""A reward model in this process. torch is imported with the first score."""
+"""A reward model in this process. The first score imports torch."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _LOADING = threading.Lock()
 
 
 class RewardModel(TextScorer):
-    """A reward model in this process; loaded with the first score, and kept for all scorers of the process that use it.
+    """A reward model in this process, loaded with the first score and shared by all scorers of the process.
 
-    A folder with ``value_head.safetensors`` is a causal model with the value head of this framework; its score is the
-    value before the last token of the reply, when all of its text has been read. Anything else is read as a sequence
-    classifier of ``transformers`` with one label, whose score is the logit. A conversation is written in the
-    tokenizer's chat template; a classifier's tokenizer without one is given the question and the reply as a pair.
+    A folder with ``value_head.safetensors`` is a causal model with a value head; its score is the value before the last
+    token of the reply. Any other model is a sequence classifier of ``transformers`` with one label, whose score is the
+    logit. A conversation is rendered with the tokenizer's chat template; a classifier's tokenizer without one gets the
+    question and the reply as a pair.
 
     Args:
         model: hub id or folder.
-        device: as torch names it.
-        max_tokens: of a conversation; of a longer one the end is scored. None is the model's window.
-        batch_tokens: of one forward pass, the padding counted; a longer conversation is a pass of its own.
-        precision: of the weights. Sums are rounded in another order in another batch, which changes a score by about
-            1e-6 with ``32``, and not at all, or hardly ever, with ``64``.
+        device: torch device.
+        max_tokens: maximal tokens of a conversation, of which the end is kept; None is the model's window.
+        batch_tokens: maximal tokens of a forward pass with padding; a longer conversation is a pass of its own.
+        precision: precision of the weights. The batch changes the order of sums, and so a score by about 1e-6 with
+            ``32``, and hardly ever with ``64``.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -64,11 +64,11 @@ class RewardModel(TextScorer):
         return self.score_batch([messages])[0]
 
     def score_batch(self, conversations: Sequence[Conversation]) -> list[TextScore]:
-        """The values or the logits, in order, of few forward passes; those of one by one, but for rounding (1e-6).
+        """Return the values or logits in order, in batches; they equal single ones up to rounding (1e-6).
 
         Raises:
-            PolicyError: there is no such model, or it is no reward model: it lacks a trained head of one number.
-            NonFiniteError: the model gave NaN or infinity.
+            PolicyError: the model is missing, or lacks a trained head with one output.
+            NonFiniteError: the model returned NaN or infinity.
         """
         scorer = self.load()
         rows = [scorer.encode(messages) for messages in conversations]
@@ -89,13 +89,13 @@ class RewardModel(TextScorer):
         return [TextScore(value, len(ids) > room) for value, ids in zip(values, rows, strict=True)]
 
     def load(self) -> LoadedModel:
-        """Return the loaded model, read now if it was not before; see :meth:`score_batch` for what is refused."""
+        """Return the model, loaded on the first call; see :meth:`score_batch` for errors."""
         with _LOADING:
             return _loaded(self.model, self.device, self.precision)
 
 
 def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Numbers of rows that are run together: of similar length, and within a budget of tokens when padded.
+    """Return indices of sequences by batch, of similar length and within a budget of padded tokens.
 
     >>> list(batches([3, 9, 2, 10], 20))
     [[3, 1], [0, 2]]
@@ -113,7 +113,7 @@ def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
 
 
 class LoadedModel(ABC):
-    """A loaded model: token ids of a conversation, and the scores of rows of token ids."""
+    """A loaded model: token ids of a conversation, and scores of token ids."""
 
     window: int
 
@@ -122,11 +122,11 @@ class LoadedModel(ABC):
 
     @abstractmethod
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a question and its reply."""
+        """Return the token ids of a question and its reply."""
 
     @abstractmethod
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """Return the model's number for each row."""
+        """Return the model's score of each sequence."""
 
 
 @functools.lru_cache(maxsize=4)
@@ -142,19 +142,19 @@ def _dtype(precision: Precision) -> torch.dtype:
 
 
 def _rendered(chat: ChatFormat, messages: Sequence[Message]) -> list[int]:
-    """Token ids of a conversation in a chat template.
+    """Return the token ids of a conversation in a chat template.
 
     Raises:
-        DataError: the template refuses it.
+        DataError: the template rejects it.
     """
     try:
         return chat.encode(chat.render(messages, generation_prompt=False))
-    except Exception as error:  # templates raise errors of their own classes
+    except Exception as error:  # templates raise any class of error
         raise DataError(f"the chat template of the reward model refuses a conversation: {error}") from error
 
 
 class _ValueModel(LoadedModel):
-    """A causal model with a value head beside it."""
+    """A causal model with a value head."""
 
     def __init__(self, model: str, device: str, precision: Precision) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class _Classifier(LoadedModel):
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
         padding = self.network.config.get_text_config().pad_token_id
-        if padding is None:  # the classifiers of transformers find a row's end by it, and refuse rows without it
+        if padding is None:  # classifiers of transformers find a sequence's end by it
             return [self._run([ids], 0)[0] for ids in rows]
         return self._run(rows, padding)
 

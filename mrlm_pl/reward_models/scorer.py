@@ -1,4 +1,4 @@
-"""The interface of scorers of texts for environments, judges and servers. It needs no torch."""
+"""The interface of text scorers for environments, judges and servers, without torch."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from mrlm_pl.errors import DataError, NonFiniteError
 Conversation = Sequence[Message]
 
 VERIFIER_SCORE = "verifier_score"
-"""Metric in which an environment puts the mean score, in [0, 1], that a scorer gave an episode; a run compares it with
-the share of episodes that succeed."""
+"""Metric of an episode's mean score in [0, 1]; a run compares it with the success rate."""
 
 
 @dataclass(frozen=True)
 class TextScore:
-    """The score of a conversation, and whether its beginning was left out to fit the window."""
+    """The score of a conversation, and whether its beginning was truncated to fit the window."""
 
     value: float
     truncated: bool = False
 
 
 class TextScorer(ABC):
-    """Gives a conversation a number, higher for a better last reply. Called from several threads; pickled.
+    """Score conversations, higher for a better last reply. Called from several threads; pickled.
 
-    Copies of an environment share it: a model is in memory once.
+    Copies of an environment share a scorer, and so its model.
     """
 
     def __deepcopy__(self, memo: dict[int, object]) -> TextScorer:
@@ -36,7 +35,7 @@ class TextScorer(ABC):
 
     @property
     def probability(self) -> bool:
-        """True if the scores are probabilities in [0, 1]; else the sigmoid of a score is one."""
+        """True if scores are probabilities in [0, 1]; else the sigmoid of a score is one."""
         return False
 
     @abstractmethod
@@ -44,14 +43,14 @@ class TextScorer(ABC):
         """Return the score of a question and its reply."""
 
     def score_batch(self, conversations: Sequence[Conversation]) -> list[TextScore]:
-        """The scores of several conversations, in their order; one by one, unless the scorer has a faster way."""
+        """Return the scores of several conversations in order; by default one by one."""
         return [self.score(messages) for messages in conversations]
 
     def probabilities(self, conversations: Sequence[Conversation]) -> list[float]:
-        """The scores as probabilities in [0, 1], in order: the sigmoid of each, or the score where it is one already.
+        """Return the scores as probabilities in order: the sigmoid of each score that is not a probability.
 
         Raises:
-            NonFiniteError: a score is NaN or infinite, or it should be a probability and is none.
+            NonFiniteError: a score is NaN or infinite, or a probability is outside of [0, 1].
         """
         return [as_probability(found, self.probability) for found in self.score_batch(conversations)]
 
@@ -59,7 +58,7 @@ class TextScorer(ABC):
         """Return the probability of each answer to its question, in order; see :meth:`probabilities`.
 
         Raises:
-            DataError: there are not as many answers as questions.
+            DataError: the numbers of answers and questions differ.
         """
         if len(questions) != len(answers):
             raise DataError(f"scores: there are {len(questions)} questions and {len(answers)} answers; give as many")
@@ -70,18 +69,18 @@ class TextScorer(ABC):
 
 
 def exchange(question: str, answer: str) -> tuple[Message, Message]:
-    """Return the conversation that is scored for an answer to a question."""
+    """Return the conversation of a question and its answer."""
     return Message("user", question), Message("assistant", answer)
 
 
 def as_probability(score: TextScore, probability: bool) -> float:
-    """Return a score as a probability, which it is already if ``probability``.
+    """Return a score as a probability; with ``probability`` it is one.
 
     >>> as_probability(TextScore(0.0), False), as_probability(TextScore(0.25), True)
     (0.5, 0.25)
 
     Raises:
-        NonFiniteError: it is NaN or infinite, or no probability where it should be one.
+        NonFiniteError: it is NaN or infinite, or a probability outside of [0, 1].
     """
     value = score.value
     if not math.isfinite(value) or (probability and not 0 <= value <= 1):

@@ -1,4 +1,4 @@
-"""How far a trainer goes."""
+"""Numbers of training batches of a trainer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from lightning.pytorch import Trainer
 
 
 def batches_served(trainer: Trainer) -> int:
-    """Training batches that a trainer has had, in all its epochs and before it was resumed."""
+    """Return the number of past training batches, in all epochs and before a resume."""
     return trainer.fit_loop.epoch_loop.batch_progress.total.ready
 
 
 def batches_in_all(trainer: Trainer) -> float:
-    """Training batches after which a trainer ends, as far as ``max_epochs`` and ``max_steps`` tell; infinite if not."""
+    """Return the number of training batches by ``max_epochs`` and ``max_steps``; infinite without either."""
     bounds = [math.inf]
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         bounds.append(trainer.max_epochs * trainer.num_training_batches)

@@ -1,4 +1,4 @@
-"""Lightning strategies of this package: fully sharded data parallelism that runs on a CPU too."""
+"""A Lightning strategy: fully sharded data parallelism (FSDP2), on CPUs too."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from mrlm_pl.trainer.sharded_checkpoint import METADATA_FILE, check_sharded_chec
 
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
 SHARDED_CHECKPOINT_FILES = (METADATA_FILE, "meta.pt")
-"""What a sharded checkpoint holds beside the shards: where every weight is, and all that is no weight."""
+"""File of a sharded checkpoint with the places of all weights and everything else."""
 
 
 class FSDP(ModelParallelStrategy):
     """Fully sharded data parallelism (FSDP2), optionally over groups of tensor-parallel ranks.
 
     ``--trainer.strategy fsdp`` on the command line. Lightning's own strategy of that name is FSDP1, which does not run
-    on a CPU and cannot clip each policy by itself.
+    on CPUs and cannot clip gradients per policy.
 
     Args:
-        tensor_parallel_size: ranks that share every matrix of a layer; they play the same episodes.
-        save_distributed_checkpoint: write checkpoints as a folder with a file for each rank instead of one whole file;
-            for models that no rank can hold whole.
-        timeout_minutes: how long a collective may take before the run ends with an error.
+        tensor_parallel_size: ranks that split every matrix of a layer; they play the same episodes.
+        save_distributed_checkpoint: write a checkpoint as a folder with a file per rank instead of a single file, for
+            models that do not fit on one rank.
+        timeout_minutes: time limit of a collective, after which the run ends with an error.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class FSDP(ModelParallelStrategy):
         self.tensor_parallel_size = tensor_parallel_size
 
     def setup_environment(self) -> None:
-        """Share the processes out: what is not tensor parallel is data parallel.
+        """Arrange the processes in groups of tensor-parallel ranks; the groups are data parallel.
 
         Raises:
-            ValueError: the number of processes is no multiple of the tensor-parallel size.
+            ValueError: the number of processes is not a multiple of the tensor-parallel size.
         """
         processes = self.num_nodes * self.num_processes
         if processes % self.tensor_parallel_size:
@@ -61,9 +61,9 @@ class FSDP(ModelParallelStrategy):
         super().setup_environment()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """Write a checkpoint; a folder of shards takes the place of an earlier one only when all of it is on the disk.
+        """Write a checkpoint; a folder of shards replaces an earlier one only when it is complete on disk.
 
-        A kill leaves the earlier one, for a moment under its name with ``.old`` behind it.
+        A kill leaves the earlier one, for a moment with the suffix ``.old``.
         """
         if not self._save_distributed_checkpoint:
             super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -74,7 +74,7 @@ class FSDP(ModelParallelStrategy):
             _remove(draft)
         self.barrier()
         super().save_checkpoint(checkpoint, draft, storage_options)
-        self.barrier()  # all shards are there
+        self.barrier()  # all shards are written
         if self.is_global_zero:
             for path in (*draft.iterdir(), draft):
                 force_to_disk(path)
@@ -91,7 +91,7 @@ class FSDP(ModelParallelStrategy):
         """Load a checkpoint of either form; see :meth:`ModelParallelStrategy.load_checkpoint`.
 
         Raises:
-            ConfigurationError: it is a folder of shards that would run code when it is read.
+            ConfigurationError: the folder of shards would run code.
         """
         path = Path(self.broadcast(checkpoint_path))
         if path.is_dir():
@@ -100,7 +100,7 @@ class FSDP(ModelParallelStrategy):
 
 
 def former_checkpoint(path: Path) -> Path:
-    """Where the checkpoint that ``path`` had before lies while a new one takes its place."""
+    """Return the place of the earlier checkpoint at ``path`` while a new one replaces it."""
     return path.with_name(f"{path.name}.old")
 
 

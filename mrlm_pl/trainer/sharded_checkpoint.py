@@ -1,7 +1,7 @@
-"""Reading sharded checkpoints without running what they contain.
+"""Check sharded checkpoints for code before PyTorch reads them.
 
-A sharded checkpoint is a folder that ``torch.distributed.checkpoint`` writes. Its reader unpickles two kinds of content
-without any restriction: the file ``.metadata``, and every entry that is not a tensor. Both are checked here first.
+A sharded checkpoint is a folder of ``torch.distributed.checkpoint``, whose reader unpickles two kinds of content
+without restriction: the file ``.metadata``, and every entry that is not a tensor.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _ALLOWED = frozenset(
         *(("pathlib", name) for name in ("Path", "PosixPath", "WindowsPath")),
     )
 )
-"""The classes and functions that PyTorch's own writer names in ``.metadata``, beside the dtypes; none has effects."""
+"""The classes and functions in PyTorch's own ``.metadata``, except dtypes; none has effects."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads nothing but what :data:`_ALLOWED` names."""
+    """An unpickler that loads only the names of :data:`_ALLOWED`."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
@@ -45,17 +45,17 @@ class _Unpickler(pickle.Unpickler):
 
 
 def check_sharded_checkpoint(folder: Path) -> None:
-    """Refuse a sharded checkpoint that would run code, or read files of other folders, when PyTorch loads it.
+    """Validate that a sharded checkpoint runs no code and reads no files outside of its folder.
 
     Raises:
-        ConfigurationError: the metadata or an entry names a function or class that no checkpoint needs, an entry lies
-            outside the folder, or the metadata is damaged.
+        ConfigurationError: the metadata or an entry names an unneeded function or class, an entry is outside of the
+            folder, or the metadata is damaged.
     """
     try:
         with (folder / METADATA_FILE).open("rb") as file:
             metadata = _Unpickler(file).load()
         _check_entries(folder, metadata)
-    except Exception as error:  # damaged pickles raise errors of any class
+    except Exception as error:  # damaged pickles raise any class of error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigurationError(f"checkpoint {str(folder)!r} is refused: {reason}; {REMEDY}") from error
 

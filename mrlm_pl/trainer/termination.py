@@ -1,4 +1,4 @@
-"""SIGTERM, which clusters send some seconds before they end a process."""
+"""Orderly ends at SIGTERM, which clusters send some seconds before they kill a process."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 
 class EndTogether(Callback):
-    """Ends a run of several processes after the update in hand when SIGTERM has come to any of them.
+    """End a run of several processes after the current update when any of them has received SIGTERM.
 
-    They agree on it after each batch, each validation and each epoch. Lightning's own handler, in whose place this one
-    is, broadcasts as soon as the signal is there, whatever the processes exchange at that moment.
+    The processes agree after each batch, validation and epoch. Lightning's own handler, which this one replaces,
+    broadcasts at once, in the middle of other exchanges.
     """
 
     def __init__(self) -> None:
         self._received = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the place of the trainer's handler before the trainer registers it."""
+        """Replace the trainer's handler before the trainer registers it."""
         self._received = False
         if trainer.world_size > 1 and stage == "fit":
             trainer._signal_connector._sigterm_notifier_fn = self._note  # type: ignore[assignment]
@@ -50,13 +50,13 @@ class EndTogether(Callback):
             or not trainer.strategy.reduce_boolean_decision(self._received, all=False)
         ):
             return
-        self._received = True  # if an update is under way, after its last batch
+        self._received = True  # within an update: after its last batch
         if not inside_update(trainer):
-            trainer._signal_connector.received_sigterm = True  # for which the trainer looks next
+            trainer._signal_connector.received_sigterm = True  # the trainer checks it next
 
     @property
     def received(self) -> bool:
-        """Whether the signal has come to this process, or the processes have agreed to end."""
+        """Return whether this process received the signal, or the processes agreed to end."""
         return self._received
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -64,7 +64,7 @@ class EndTogether(Callback):
 
 
 def ends_where_others_do(trainer: Trainer) -> bool:
-    """Whether SIGTERM finds all processes after the same update."""
+    """Return whether all processes end after the same update."""
     if trainer.world_size == 1:
         return True
     together = any(isinstance(item, EndTogether) for item in trainer.callbacks)  # type: ignore[attr-defined]
@@ -72,24 +72,24 @@ def ends_where_others_do(trainer: Trainer) -> bool:
 
 
 def inside_update(trainer: Trainer) -> bool:
-    """Whether a batch is not the last of those whose gradients make up an update."""
+    """Return whether a batch is a micro-batch before the last one of its update."""
     ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
     return ready % trainer.accumulate_grad_batches != 0 and ready != trainer.num_training_batches
 
 
 @contextmanager
 def ended_by_sigterm(trainer: Trainer) -> Iterator[None]:
-    """In this block SIGTERM ends the run of one process at once; the trainer waits for the next batch.
+    """Let SIGTERM end the run of a single process at once within the block; the trainer would wait for the next batch.
 
-    A collection may take longer than a cluster waits before it kills. Several processes end together: in a collection
-    through :func:`leaving_at_sigterm`, else after the batch.
+    A rollout may take longer than a cluster's grace period. Several processes end together: in a rollout by
+    :func:`leaving_at_sigterm`, else after the batch.
 
     Raises:
-        SIGTERMException: the signal came, in the block or shortly before, or several have agreed to end.
+        SIGTERMException: the signal arrived in the block or shortly before, or the processes agreed to end.
     """
     theirs = signal.getsignal(signal.SIGTERM)
     alone = trainer.world_size == 1 and threading.current_thread() is threading.main_thread()
-    if not alone or not callable(theirs):  # in other threads the trainer has no handler either
+    if not alone or not callable(theirs):  # the trainer has no handler in other threads either
         if trainer.received_sigterm and ends_where_others_do(trainer):
             raise SIGTERMException
         yield
@@ -110,10 +110,10 @@ def ended_by_sigterm(trainer: Trainer) -> Iterator[None]:
 
 @contextmanager
 def leaving_at_sigterm(trainer: Trainer) -> Iterator[None]:
-    """In this block SIGTERM interrupts one of several processes, which then tells the others where they next meet.
+    """Let SIGTERM interrupt one of several processes within the block; it informs the others at their next exchange.
 
     Raises:
-        SIGTERMException: the signal came, in the block or before.
+        SIGTERMException: the signal arrived in the block or before.
     """
     together = [item for item in trainer.callbacks if isinstance(item, EndTogether)]  # type: ignore[attr-defined]
     theirs = signal.getsignal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Balanced answers: how many of which remain, and that nothing depends on chance."""
+"""Balanced answers: the numbers that remain, independent of chance and order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mrlm_pl.errors import ConfigurationError, DataError
 
 
 def some(question: str, right: int, wrong: int) -> list[Answer]:
-    """So many different right and wrong answers."""
+    """Return ``right`` distinct right answers and ``wrong`` wrong ones."""
     made = [Answer(question, f"{question}: 1+{n}={n + 1}", 1.0) for n in range(right)]
     return made + [Answer(question, f"{question}: no {n}", 0.0) for n in range(wrong)]
 
@@ -126,7 +126,7 @@ def test_what_was_called_both_right_and_wrong_is_not_made_again() -> None:
     answers = [Answer("q", "about 2", 1.0), Answer("q", "About 2", 1.0), *both]
     made = [answer.answer for answer in everything(balance(answers, fill_wrong=True, validation_share=0.0))]
     assert not {"about 1", "about 3"} & set(made)
-    assert "about 5" in made  # the only other wrong one that there is
+    assert "about 5" in made  # the only other wrong answer
 
 
 @pytest.mark.parametrize(("questions", "share", "held_out"), [(5, 0.95, 4), (1, 0.6, 0), (2, 0.01, 1)])

@@ -1,4 +1,4 @@
-"""Answers from rows and from episodes, and what is said of a row that is neither."""
+"""Answers from rows and from episodes, and the errors for other rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong answers made of right ones: plausible, consistent, and never right."""
+"""Wrong answers generated from right ones: plausible, consistent, and never right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def made(text: str, count: int = 50, seed: int = 0, question: str = "") -> list[
 
 
 def test_every_way_to_be_wrong_occurs_and_no_other() -> None:
-    # off by one (25, 23), by ten (34, 14), swapped (42), a digit changed by 3 (54, 27, 21), a slip of one in an operand
+    # off by one (25, 23), by ten (34, 14), swapped (42), a digit changed by 3 (54, 27, 21), an operand off by one
     expected = {"11+13=25", "11+13=23", "11+13=34", "11+13=14", "11+13=42", "11+13=54", "11+13=27", "11+13=21"}
     expected |= {"12+13=25", "10+13=23", "11+14=25", "11+12=23"}
     assert set(made("11+13=24")) == expected

@@ -51,7 +51,7 @@ def test_a_batch_has_the_scores_of_one_by_one_in_order(kind: str, batch_tokens: 
     one_by_one = [RewardModel(str(tmp_path)).score(messages).value for messages in asked]
     together = RewardModel(str(tmp_path), batch_tokens=batch_tokens).score_batch(asked)
     assert [item.value for item in together] == pytest.approx(one_by_one, abs=1e-5)
-    assert len(set(one_by_one)) > 35, "the order can be told"
+    assert len(set(one_by_one)) > 35, "the scores differ"
 
 
 def test_a_classifier_that_knows_no_padding(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_copies_score_alike(tmp_path: Path) -> None:
 
 
 class Chances(TextScorer):
-    """Says whatever the reply says."""
+    """Score with the number in the reply."""
 
     probability = True
 

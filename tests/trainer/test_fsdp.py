@@ -1,4 +1,4 @@
-"""Two processes on gloo give what one process gives: gradients, episodes, checkpoints, exported policies."""
+"""Two processes on gloo equal one process: gradients, episodes, checkpoints, exported policies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def start(model_folder: Path, runs: Mapping[Path, Mapping[str, Any]]) -> subprocess.CompletedProcess[str]:
-    """Train runs, by their folders, one after the other in the same processes."""
+    """Train runs, by folder, one after the other in the same processes."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for variable in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
         environment.pop(variable, None)
@@ -34,7 +34,7 @@ def start(model_folder: Path, runs: Mapping[Path, Mapping[str, Any]]) -> subproc
 
 @pytest.fixture
 def launch(tmp_path: Path, model_folder: Path) -> Any:
-    """Return a function that trains a run and returns its folder; a run of one process is trained in this one."""
+    """Return a function that trains a run and returns its folder; runs of one process train in this one."""
 
     def run(name: str, fails: bool = False, model_folder: Path = model_folder, **options: Any) -> Path:
         folder = tmp_path / name
@@ -78,7 +78,7 @@ def test_two_processes_have_the_gradient_of_one_with_twice_the_rows(
 
 
 def check_like_one(two: Path, one: Path) -> None:
-    """The folder of two processes holds what that of one process with twice the rows does."""
+    """Compare the folder of two processes with that of one process with twice the trajectories."""
     assert_same(gradients(two), gradients(one))
     held_out = [json.loads((run / "evaluation_before.json").read_text())["echo"] for run in (two, one)]
     assert held_out[0]["transcripts"] == held_out[1]["transcripts"], "all episodes, in their order, by all ranks"
@@ -88,7 +88,7 @@ def check_like_one(two: Path, one: Path) -> None:
     shared = [item for item in episodes(two) if item.iteration == 0]
     assert {item.id for item in shared} == set(first), "every episode is played once, by one of the ranks"
     assert all(item.rows()[0].token_ids == first[item.id].rows()[0].token_ids for item in shared)
-    # The exported policy is whole, and the same as that of one process up to rounding.
+    # The exported policy is complete, and equals that of one process up to rounding.
     exported, single = (AutoModelForCausalLM.from_pretrained(run / "policies" / "main") for run in (two, one))
     ids = torch.arange(8, 20)[None]
     torch.testing.assert_close(exported(ids).logits, single(ids).logits, rtol=1e-3, atol=1e-3)
@@ -99,7 +99,7 @@ def check_like_one(two: Path, one: Path) -> None:
     steps = [name for name in one_metrics if name.startswith("train/")]
     assert {"train/loss", "train/approx_kl", "train/clip_fraction", "train/mismatch_k3"} <= set(steps)
     for of_rank in metrics:
-        for name in steps:  # means over all tokens, however many each rank has
+        for name in steps:  # means over all tokens of all ranks
             assert of_rank[name] == pytest.approx(one_metrics[name], rel=0.02, abs=1e-4), name
 
 
@@ -126,7 +126,7 @@ def test_everything_that_is_shared_out_adds_up(strategy: str, options: dict[str,
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_several_environments_are_one_run_on_all_ranks(strategy: str, launch: Any) -> None:
-    """Advantages are brought to one scale, and success is measured, over all ranks."""
+    """Normalize advantages and measure success over all ranks."""
     options = {
         "levels": True,
         "model": {"advantage": "group_centered"},
@@ -149,7 +149,7 @@ def test_several_environments_are_one_run_on_all_ranks(strategy: str, launch: An
 def test_a_rank_whose_groups_carry_no_signal_takes_part(strategy: str, launch: Any) -> None:
     folder = launch("flat", strategy=strategy, devices=2, flat=True)
     metrics = [json.loads((folder / f"metrics-{rank}.json").read_text()) for rank in (0, 1)]
-    clocks = [own.pop("progress/seconds") for own in metrics]  # each process has a clock of its own
+    clocks = [own.pop("progress/seconds") for own in metrics]  # each process has its own clock
     assert min(clocks) > 0
     assert metrics[0] == metrics[1]
     assert metrics[0]["rollout/zero_variance_groups"] == 0.5
@@ -173,7 +173,7 @@ def test_turn_trees_of_two_policies_are_shared_out(strategy: str, algorithm: str
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("lora", [False, True])
 def test_policies_may_have_rows_on_one_rank_only(strategy: str, lora: bool, launch: Any) -> None:
-    """Two groups, one on each rank, each for one of two policies."""
+    """Play two groups, one on each rank, each for one of two policies."""
     data = {"groups": 2, "iterations": 4, "validation_episodes": 1}
     options = {"policies": ["left", "right"], "data": data, "lora": lora}
     one = launch("one", **options)
@@ -198,7 +198,7 @@ def test_policies_may_have_rows_on_one_rank_only(strategy: str, lora: bool, laun
     ids=["mappo", "ippo"],
 )
 def test_critics_with_rows_of_their_own_add_up(strategy: str, options: dict[str, Any], launch: Any) -> None:
-    """Two groups, one on each rank, each for one of two policies: ranks lack rows of a policy, and of its critic."""
+    """Play two groups, each on one rank and for one policy: ranks lack data of a policy and of its critic."""
     options = {**options, "policies": ["left", "right"], "data": {"groups": 2, "iterations": 3, "passes": 2}}
     one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
     assert_same(gradients(two), gradients(one))
@@ -244,7 +244,7 @@ def test_discussions_are_paid_and_scheduled_over_all_ranks(
 ) -> None:
     options = {**options, "algorithm": "maporl", "max_tokens": 4, "data": {"groups": 2, "iterations": 1}}
     one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
-    # Whoever rests has no gradient in one process and zeros in two.
+    # An idle policy has no gradient in one process and zeros in two.
     found = [{name: value for name, value in gradients(run).items() if value.any()} for run in (two, one)]
     assert_same(*found)
     scheduled = options.get("model", {}).get("turn_schedule")
@@ -268,7 +268,7 @@ def test_discussions_are_paid_and_scheduled_over_all_ranks(
 def test_data_files_are_shared_out_to_the_last_row(strategy: str, algorithm: str, launch: Any, tmp_path: Path) -> None:
     pairs = [{"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"} for n in range(9)]
     chats: list[Any] = [{"messages": _chat(f"Say {n}", str(n))} for n in range(9)]
-    chats[4] = {"messages": _chat("Say 4", "5", "Wrong", "4")}  # the only row in which the environment answers
+    chats[4] = {"messages": _chat("Say 4", "5", "Wrong", "4")}  # the only row with an answer of the environment
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in (pairs if algorithm == "dpo" else chats)))
     options = {
@@ -295,7 +295,7 @@ def test_reward_models_are_trained_and_measured_over_all_ranks(
     answers = [{"question": f"Say {n // 2}", "answer": f"{n} it is", "correct": n % 2 == 0} for n in range(9)]
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in (pairs if algorithm == "pairwise" else answers)))
-    # Two epochs: the head begins at 0, and all scores are equal.
+    # Two epochs: the head starts at 0, where all scores are equal.
     options = {"algorithm": algorithm, "pairs": str(source), "rows": str(source), "epochs": 2}
     one = launch("one", batch_size=8, **options)
     two = launch("two", batch_size=4, strategy=strategy, devices=2, **options)
@@ -313,7 +313,7 @@ def test_reward_models_are_trained_and_measured_over_all_ranks(
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_joint_pairs_are_shared_out_to_the_last_one(strategy: str, launch: Any, tmp_path: Path) -> None:
-    """Every third pair is of one agent alone, so that a policy may have rows on one rank only."""
+    """Give every third pair one agent only, so that a policy may have rows on one rank only."""
     source = tmp_path / "joint.jsonl"
     with source.open("w") as file:
         for n in range(9):
@@ -342,7 +342,7 @@ def test_two_processes_go_on_bit_for_bit(strategy: str, stale: dict[str, Any], l
     data = {"iterations": 2, "minibatches": 2, "passes": 2, **stale}
     options = {"strategy": strategy, "devices": 2, "data": data}
     through = launch("through", callbacks=["keep"], **options)
-    for step in (3, 4):  # in the middle of a collection, and between two
+    for step in (3, 4):  # within a rollout, and between two
         again = launch(f"from {step}", resume=str(through / f"step={step}.ckpt"), **options)
         got, want = (AutoModelForCausalLM.from_pretrained(run / "policies" / "main") for run in (again, through))
         for (name, left), right in zip(got.named_parameters(), want.parameters(), strict=True):
@@ -369,8 +369,8 @@ def test_a_checkpoint_of_two_processes_goes_on_in_one_and_in_the_other_strategy(
         ("same", {"strategy": strategy, "devices": 2}),
         ("other", {"strategy": other, "devices": 2}),
     ):
-        # The checkpoint is of the first of two updates on collection 1. Two processes go on with the second; one
-        # process cannot have their rows and begins collection 2.
+        # The checkpoint is after the first of two updates on rollout 1. Two processes continue with the second; one
+        # process cannot have their rows and starts rollout 2.
         folder = launch(name, data=data, epochs=2, resume=str(saved), **options)
         assert {item.iteration for item in episodes(folder)} == {2, 3, 4}, name
     first, second = (
@@ -418,7 +418,7 @@ def test_pairs_of_tensor_parallel_ranks_share_the_data_out(launch: Any) -> None:
 
 @pytest.fixture(scope="module")
 def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random GPT-2, which the engine has no decoder of its own for."""
+    """Return a random GPT-2, for which the engine has no specialized decoder."""
     folder = tmp_path_factory.mktemp("gpt2")
     tokenizer = build_tokenizer()
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": len(tokenizer)}

@@ -1,4 +1,4 @@
-"""SIGTERM while episodes are collected, in an update, and to one of several processes."""
+"""SIGTERM during rollouts, during updates, and to one of several processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def unsent() -> None:
 
 
 class Signals(EchoEnvironment):
-    """The first step of all copies sends the signal to the run; all take long."""
+    """Send the signal to the run in the first step of all copies; all steps are slow."""
 
     sent = False
 
@@ -63,7 +63,7 @@ def test_it_ends_a_run_that_waits_for_episodes(
     mode: Literal["sync", "async"], model_folder: Path, quiet_trainer: Any
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    # Left alone, the steps would be too late and the run end with that.
+    # Without the signal the steps would exceed their deadline and end the run.
     algorithm, data = make(model_folder, Signals(), mode=mode, iterations=3, step_timeout=10.0, retries=0)
     trainer = quiet_trainer()
     with pytest.raises(SIGTERMException):
@@ -106,12 +106,12 @@ def test_a_run_goes_on_from_that_moment(
     trainer = quiet_trainer()
     trainer.fit(resumed, data, ckpt_path=tmp_path / "last.ckpt")
     assert (trainer.global_step, data.stream.iteration) == (3, 3)
-    if mode == "sync":  # in asynchronous runs, time decides which weights sample a token
+    if mode == "sync":  # in asynchronous runs, timing decides which weights sample a token
         assert fingerprint(resumed) == fingerprint(whole)
 
 
 def test_credit_that_is_interrupted_leaves_no_trace(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
-    """A resumed run collects and prepares the rollout again, so that a running mean must not have it yet."""
+    """A resumed run collects and prepares the rollout again, so a running mean must not include it yet."""
 
     class Interrupted(REINFORCE):
         def credit(self, *arguments: Any) -> Any:
@@ -163,7 +163,7 @@ class EndsInsideAnUpdate(Callback):
 
 
 class LateAt(Callback):
-    """From the end of this batch on a long time has gone by."""
+    """Let a long time pass from the end of this batch on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
         self.monkeypatch, self.batch = monkeypatch, batch
@@ -178,7 +178,7 @@ Fit = Callable[..., str]
 
 @pytest.fixture
 def fit(model_folder: Path, quiet_trainer: Any) -> Fit:
-    """Trains with two collections of two updates, each in two pieces, and tells the weights."""
+    """Train on two rollouts of two updates of two micro-batches each, and return the weights."""
 
     def fit(*callbacks: Callback, ckpt_path: Path | None = None) -> str:
         algorithm, data = make(model_folder, EchoEnvironment(), iterations=2, minibatches=2)
@@ -216,7 +216,7 @@ def test_a_checkpoint_that_is_due_in_an_update_waits_for_its_end(
 
 
 class SignalsAt(Callback):
-    """The signal comes at the end of a batch, or in the validation after it."""
+    """Send the signal at the end of a batch, or in the validation after it."""
 
     def __init__(self, hook: str) -> None:
         self.hook = hook
@@ -231,7 +231,7 @@ class SignalsAt(Callback):
 
 
 class SignalsInValidation(EchoEnvironment):
-    """The signal comes while the second batch of a validation is played; left alone, that takes long."""
+    """Send the signal during the second batch of a validation, which is slow."""
 
     played = 0
 
@@ -277,7 +277,7 @@ def test_a_run_goes_on_that_was_to_be_validated(
 
 
 class Validated(Callback):
-    """Updates before each validation that has ended."""
+    """Record the number of updates before each finished validation."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -321,7 +321,7 @@ def test_several_processes_wait_for_the_batch() -> None:
 
 
 def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum over ranks is where they meet: infinite as soon as one of them was interrupted."""
+    """The ranks exchange by the sum over them, which is infinite if one of them was interrupted."""
     told: list[float] = []
     together = EndTogether()
     before = signal.signal(signal.SIGTERM, together._note)
@@ -371,7 +371,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
 
 
 class Strategy:
-    """Of two processes, whose other one has had the signal or not."""
+    """A strategy of two processes, the other of which received the signal or not."""
 
     def __init__(self) -> None:
         self.other = False
@@ -384,7 +384,7 @@ class Strategy:
 
 
 class TwoProcesses:
-    """A trainer after so many batches of an epoch of 8, two for each update, with Lightning's own signal handling."""
+    """A trainer amid an epoch of 8 batches, two per update, with Lightning's own signal handling."""
 
     world_size, accumulate_grad_batches, num_training_batches = 2, 2, 8
     state = SimpleNamespace(fn=TrainerFn.FITTING)
@@ -413,7 +413,7 @@ def test_processes_end_together_and_after_an_update(receives: str, hook: str) ->
         trainer.strategy.other = receives == "the other"
         agree()
         assert not trainer._signal_connector.received_sigterm, "in the middle of an update"
-        trainer.strategy.other = False  # it tells once
+        trainer.strategy.other = False  # it is reported once
         trainer.fit_loop.epoch_loop.batch_progress.current.ready = 2
         agree()
         assert trainer._signal_connector.received_sigterm
