@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,9 @@ from random import Random
 from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks, opening
+from mrlm_environments.toolbox.calculator import Calculator
 from mrlm_environments.toolbox.files import FileSystem
+from mrlm_environments.toolbox.programs import PythonRepl, Shell
 from mrlm_environments.toolbox.search import WebSearch
 from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
 from mrlm_pl.answers.numbers import equal_answers, number_value
@@ -34,14 +35,8 @@ from mrlm_pl.errors import ConfigurationError, nearest
 from mrlm_pl.settings import at_least, between, some_of
 
 CORRECT, TOOLS, SPEED = 0.5, 0.3, 0.2
-BUILT_IN = {
-    "calculator": "mrlm_environments.toolbox.calculator.Calculator",
-    "file_system": "mrlm_environments.toolbox.files.FileSystem",
-    "python_repl": "mrlm_environments.toolbox.programs.PythonRepl",
-    "shell": "mrlm_environments.toolbox.programs.Shell",
-    "web_search": "mrlm_environments.toolbox.search.WebSearch",
-}
-"""The tools that can be named in ``tools``, and their classes, which are imported when they are named."""
+BUILT_IN = {tool.schema.name: tool for tool in (Calculator, FileSystem, PythonRepl, Shell, WebSearch)}
+"""The tools that can be named in ``tools``."""
 
 DEFAULT_TOOLS = ("calculator", "file_system", "web_search")
 
@@ -258,9 +253,7 @@ def _built(item: Tool | ToolSet | str) -> Tool | ToolSet:
         near = nearest(item, BUILT_IN)
         hint = f"did you mean {near!r}? Known are" if near else "known are"
         raise ConfigurationError(f"tools: there is no tool {item!r}; {hint}: {', '.join(BUILT_IN)}")
-    module, _, name = BUILT_IN[item].rpartition(".")
-    made: Tool = getattr(importlib.import_module(module), name)()
-    return made
+    return BUILT_IN[item]()
 
 
 def _check_names(names: Sequence[str]) -> None:
