@@ -6,10 +6,10 @@
     one thread at a time.
 ``mrlm-event-loop`` (:class:`~.event_loop.EventLoopThread`)
     Plays episodes: one coroutine per rollout (lockstep waves) or per episode (asynchronous mode). It never blocks: it
-    hands sampling to a compute queue, environments that block to workers, and awaits connections and ``async``
+    passes sampling to a compute queue, environments that block to workers, and awaits connections and ``async``
     environments itself. Each player has its own; the players of an asynchronous collector share one.
 ``mrlm-event-loop-watch``
-    Checks that a loop still turns, and names the line that blocks it.
+    Checks that a loop is not blocked, and names the blocking line.
 ``environment-worker`` (:class:`~.workers.Workers`)
     Calls environments that block, each within a deadline; a thread whose call is late is abandoned and replaced. A
     player has ``data.workers`` of them, ``mrlm serve`` its ``--threads``.

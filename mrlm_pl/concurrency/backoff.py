@@ -8,16 +8,16 @@ import random
 from collections.abc import Callable
 
 _POLL_SECONDS = 0.05
-_jitter = random.Random()  # of the length of pauses alone, so that many callers do not come back at the same moment
+_jitter = random.Random()  # for pauses alone, so that callers do not come back at the same moment
 
 
 class Backoff:
     """Growing pauses between the attempts of one call; made and used on an event loop.
 
     Args:
-        seconds: after which no further attempt begins.
-        first: the first pause; each is up to half shorter, at random.
-        longest: the longest one; until then they double.
+        seconds: deadline of the last attempt's start.
+        first: the first pause; each is randomly shortened, by up to half.
+        longest: the longest pause; shorter ones double.
     """
 
     def __init__(self, seconds: float = math.inf, first: float = 0.1, longest: float = 2.0) -> None:

@@ -1,4 +1,4 @@
-"""Calls of environments off the event loop, several at a time, each within a deadline."""
+"""Concurrent calls of environments off the event loop, each within a deadline."""
 
 from __future__ import annotations
 
@@ -26,14 +26,6 @@ async def together(coroutines: Iterable[Awaitable[T]]) -> list[T]:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A method of an environment and its arguments."""
-
-    method: Callable[..., Any]
-    arguments: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
 class CallResult:
     """The value or the error of a call, and its seconds."""
 
@@ -49,42 +41,42 @@ class CallResult:
 
 
 class EnvironmentCaller:
-    """Runs batches of calls on worker threads, or on the event loop where the method is ``async``.
+    """Runs batches of calls on worker threads; ``async`` ones, such as a ``partial`` of a method, on the event loop.
 
-    Batches may overlap; calls take threads in the order in which they were made.
+    Batches may overlap; calls take threads in their order.
 
     Args:
-        workers: threads that work side by side, for all batches together.
-        timeout: seconds that one call may take.
+        workers: number of threads for all batches.
+        timeout: deadline of one call in seconds.
     """
 
     def __init__(self, workers: int, timeout: float) -> None:
         self.timeout = timeout
         self._workers = Workers(workers)
 
-    async def run(self, calls: Sequence[Call]) -> list[CallResult]:
-        """Return one result per call, in order; the error of a call is in its result."""
+    async def run(self, calls: Sequence[Callable[[], Any]]) -> list[CallResult]:
+        """Return one result per call, in order, with the error of a failed call."""
         return list(await asyncio.gather(*map(self._result, calls)))
 
     def close(self) -> None:
         """End the threads; may be called twice."""
         self._workers.close()
 
-    async def _result(self, call: Call) -> CallResult:
+    async def _result(self, call: Callable[[], Any]) -> CallResult:
         try:
-            if inspect.iscoroutinefunction(call.method):
+            if inspect.iscoroutinefunction(call):
                 return await self._awaited(call)
             result: CallResult = await self._workers.run("", partial(_called, call), self.timeout)
             return result
         except DeadlineError:
-            error = f"the environment did not answer within {self.timeout} s; raise `step_timeout` or mend it"
+            error = f"the environment did not answer within {self.timeout} s; raise `step_timeout` or fix it"
             return CallResult(None, TimeoutError(error), self.timeout)
 
-    async def _awaited(self, call: Call) -> CallResult:
+    async def _awaited(self, call: Callable[[], Any]) -> CallResult:
         started = time.perf_counter()
-        task = asyncio.ensure_future(call.method(*call.arguments))
+        task = asyncio.ensure_future(call())
         try:
-            # Not wait_for: its TimeoutError looks like one that the environment raises.
+            # Not wait_for: its TimeoutError looks like one of the environment.
             done, _ = await asyncio.wait([task], timeout=self.timeout)
             if not done:
                 task.cancel()
@@ -100,12 +92,12 @@ class EnvironmentCaller:
         return CallResult(task.result(), None, seconds)
 
 
-def _called(call: Call) -> CallResult:
+def _called(call: Callable[[], Any]) -> CallResult:
     started = time.perf_counter()
     value: Any = None
     error: Exception | None = None
     try:
-        value = call.method(*call.arguments)
+        value = call()
     except BaseException as raised:
         error = as_error(raised)
     return CallResult(value, error, time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""One computation at a time, in a thread that waits for the results where there is one."""
+"""One computation at a time, in the thread that waits for results if there is one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ class _Item:
 
 
 class ComputeQueue:
-    """Runs functions one after the other, never two at a time.
+    """Runs functions one after the other.
 
-    :meth:`submit` hands a function to the thread that is in :meth:`serve_during`, and without one to a thread of the
-    queue's own.
+    :meth:`submit` passes a function to the thread in :meth:`serve_during`, else to the queue's own thread.
 
     Args:
         name: of the queue's own thread.
@@ -39,7 +38,7 @@ class ComputeQueue:
         self._soon: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a function in the calling thread, after the one that is running now, and return its value."""
+        """Run a function in the calling thread, after the current one, and return its value."""
         try:
             with self._running:
                 return function(*arguments)
@@ -47,7 +46,7 @@ class ComputeQueue:
             self._run_waiting()
 
     def run_soon(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Run a short function now, or right after the one that is running now; does not wait for it."""
+        """Run a short function now, or right after the current one, without waiting for it."""
         self._soon.append((function, arguments))
         self._run_waiting()
 
@@ -64,7 +63,7 @@ class ComputeQueue:
     def serve_during(self, start: Callable[[], Future[T]]) -> T:
         """Run submitted functions in the calling thread until the future of ``start`` is done; return its result.
 
-        It is on duty before ``start`` is called. A second thread that calls this meanwhile only waits.
+        The thread serves before ``start`` is called. A second thread in here waits without serving.
         """
         queue: SimpleQueue[_Item | None] = SimpleQueue()
         with self._routing:
@@ -106,14 +105,14 @@ class ComputeQueue:
         except Exception as error:
             item.future.set_exception(error)
         except BaseException as stop:
-            # An interrupt belongs to the thread that it hit; the future of the item fails.
+            # An interrupt continues in this thread; the future of the item fails.
             item.future.set_exception(RuntimeError(f"the computing thread was stopped by {type(stop).__name__}"))
             raise
         else:
             item.future.set_result(result)
 
     def _run_waiting(self) -> None:
-        # Every holder of the lock comes through here after releasing it, so no appended function is left behind.
+        # Every holder of the lock calls this after releasing it, so each appended function runs.
         while self._soon and self._running.acquire(blocking=False):
             try:
                 while self._soon:

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, so that its connections live on between calls and the caller can compute."""
+"""An event loop in its own thread: connections live on between calls, and the caller can compute."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _STALL_SECONDS = 5.0
-"""A loop that does not turn for this long is a warning: one coroutine blocks all others."""
+"""A loop that stands still for this long is a warning: one coroutine blocks all others."""
 
 END_SECONDS = 10.0
-"""Longest wait, at the end of a run, for cancelled coroutines to end."""
+"""Longest wait for cancelled coroutines at the end of a run."""
 
 
 class EventLoopThread:
     """A running event loop; the thread is a daemon."""
 
     def __init__(self) -> None:
-        self._loop, self._closed, self._stall_told = asyncio.new_event_loop(), False, False
+        self._loop, self._closed, self._stall_warned = asyncio.new_event_loop(), False, False
         self._thread = threading.Thread(target=self._loop.run_forever, name="mrlm-event-loop", daemon=True)
         self._thread.start()
 
@@ -38,18 +38,18 @@ class EventLoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def submit_watched(self, coroutine: Coroutine[Any, Any, T], seconds: float, advice: str) -> Future[T]:
-        """Like :meth:`submit`; the future fails with a ``RolloutError`` when the loop stands still for ``seconds``.
+        """Like :meth:`submit`; the future fails with a ``RolloutError`` if the loop stands still for ``seconds``.
 
-        A thread watches the loop, because a call that blocks it stops all deadlines on it.
+        A thread watches the loop, because a blocking call stops all its deadlines.
 
         Args:
-            seconds: in which the loop has to turn.
-            advice: the end of the error's message.
+            seconds: longest stall of the loop.
+            advice: end of the error's message.
         """
         running, watched, over = self.submit(coroutine), Future[T](), threading.Event()
 
         def finish(done: Future[T]) -> None:
-            with suppress(InvalidStateError):  # it had been given up on
+            with suppress(InvalidStateError):  # it has failed already
                 try:
                     watched.set_result(done.result())
                 except (Exception, CancelledError) as error:
@@ -62,7 +62,7 @@ class EventLoopThread:
                 self._loop.call_soon_threadsafe(turned.set)
                 if turned.wait(min(seconds, _STALL_SECONDS)):
                     continue
-                self._tell_of_stall(over)
+                self._warn_of_stall(over)
                 if not turned.wait(max(0.0, seconds - _STALL_SECONDS)) and not over.is_set():
                     with suppress(InvalidStateError):
                         watched.set_exception(
@@ -74,12 +74,12 @@ class EventLoopThread:
         threading.Thread(target=watch, name="mrlm-event-loop-watch", daemon=True).start()
         return watched
 
-    def _tell_of_stall(self, over: threading.Event) -> None:
+    def _warn_of_stall(self, over: threading.Event) -> None:
         """Warn, once."""
-        if not self._stall_told and not over.is_set():
-            self._stall_told = True
+        if not self._stall_warned and not over.is_set():
+            self._stall_warned = True
             logger.warning(
-                "the event loop has stood still for %g s %s; meanwhile no other episode goes on: await what takes time "
+                "the event loop has stood still for %g s %s; it stops all episodes: await slow work "
                 "(asyncio.sleep in place of time.sleep)",
                 _STALL_SECONDS,
                 self._place(),
@@ -94,22 +94,22 @@ class EventLoopThread:
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
+        """True after :meth:`close`."""
         return self._closed
 
     def cancel_all(self) -> None:
-        """Cancel all coroutines and wait until they end; a warning names those that do not."""
+        """Cancel all coroutines and wait for their end; warn of those that continue."""
         ending = self.submit(_cancel_others())
         try:
             left = ending.result(2 * END_SECONDS)
         except LateError:
             ending.cancel()
-            left = ["whatever blocks the event loop"]
+            left = ["the call that blocks the event loop"]
         if left:
             logger.warning("cancelled, but not ended within %g s: %s", END_SECONDS, ", ".join(left))
 
     def close(self) -> None:
-        """Cancel all coroutines, then end the thread, or abandon it if it does not end; may be called twice."""
+        """Cancel all coroutines and end the thread, or abandon a blocked one; may be called twice."""
         if self.closed:
             return
         self._closed = True
@@ -121,7 +121,7 @@ class EventLoopThread:
 
 
 async def _cancel_others() -> list[str]:
-    """Cancel all coroutines and return the names of those that do not end."""
+    """Cancel all other coroutines and return the names of those that continue."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

@@ -1,4 +1,4 @@
-"""Threads for calls that block: a bounded queue, fair between clients, and a deadline for every call."""
+"""Threads for blocking calls: a bounded queue, fair between clients, and a deadline for every call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 WATCH_SECONDS = 0.1
-"""Seconds between two looks for calls that have outlived their deadline."""
+"""Seconds between two checks of the deadlines."""
 
 
 class QueueFullError(Exception):
@@ -25,7 +25,7 @@ class QueueFullError(Exception):
 
 
 class DeadlineError(TimeoutError):
-    """A call outlived its deadline, rather than raised a ``TimeoutError`` of its own."""
+    """A call is late; not a ``TimeoutError`` of its own."""
 
 
 @dataclass(eq=False)
@@ -44,13 +44,13 @@ class _Job:
 
 
 class Workers:
-    """A fixed number of daemon threads. Clients take turns, so one with much work does not hold up the others.
+    """A fixed number of daemon threads. Clients take turns, so that one with much work does not delay the others.
 
-    A thread cannot be killed: one whose call outlives its deadline is abandoned, and another takes its place.
+    A thread cannot be killed: one with a late call is abandoned and replaced.
 
     Args:
-        count: threads.
-        capacity: calls that may wait.
+        count: number of threads.
+        capacity: most waiting calls.
     """
 
     def __init__(self, count: int, capacity: float = math.inf) -> None:
@@ -68,17 +68,17 @@ class Workers:
     async def run(self, client: str, function: Callable[[], Any], timeout: float, must: bool = False) -> Any:
         """Run a function on a thread; return its value or raise its error.
 
-        A call that is cancelled before a thread has taken it is not made.
+        A call that is cancelled while it waits never runs.
 
         Args:
-            client: whose work it is.
-            function: is called on a thread.
-            timeout: seconds from the moment that a thread takes it.
-            must: whether it is accepted when the queue is full, because it frees what others need.
+            client: takes turns with the others.
+            function: runs on a thread.
+            timeout: deadline in seconds, from its start on a thread.
+            must: accept it in a full queue, because it frees resources.
 
         Raises:
-            QueueFullError: too much work is waiting.
-            DeadlineError: it did not return in time.
+            QueueFullError: the queue is full.
+            DeadlineError: the function did not return in time.
         """
         loop = asyncio.get_running_loop()
         job = _Job(client, function, timeout, loop.create_future())
@@ -93,7 +93,7 @@ class Workers:
             raise
 
     def close(self) -> None:
-        """End the threads when they are idle; calls that wait are cancelled."""
+        """Cancel waiting calls, and end the threads when they are idle."""
         with self._condition:
             self._closed = True
             for queue in self._queues.values():
@@ -122,7 +122,7 @@ class Workers:
                     del self._queues[job.client]
 
     def _abandon_late(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Abandon the calls that have outlived their deadline, and look again while there are calls."""
+        """Abandon late calls, and check again while there are calls."""
         now = time.monotonic()
         with self._condition:
             late = [
@@ -145,14 +145,14 @@ class Workers:
             self._watching.discard(loop)
 
     def _start_if_needed(self) -> None:
-        # A thread that was notified counts as idle until it runs, so the calls that wait are what tells.
+        # A notified thread counts as idle until it runs, so the number of waiting calls decides.
         if self._threads >= self.count or self.waiting <= self._idle:
             return
         self._threads += 1
         threading.Thread(target=self._work, name="environment-worker", daemon=True).start()
 
     def _take(self) -> _Job | None:
-        """Return the next client's next job; None when the threads are to end."""
+        """Return the next client's next job; None after :meth:`close`."""
         with self._condition:
             while not self._queues:
                 if self._closed:
@@ -180,12 +180,12 @@ class Workers:
             with self._condition:
                 if job not in self._running:
                     self.abandoned -= 1
-                    return  # another thread has taken this one's place
+                    return  # it was replaced
                 self._running.discard(job)
                 results = self._results.setdefault(job.loop, [])
                 results.append((job, value, error))
                 first = len(results) == 1
-            if first:  # else the loop has been woken and has not looked yet
+            if first:  # else the loop is already notified
                 _tell(job, partial(self._settle_all, job.loop))
 
     def _settle_all(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -210,14 +210,14 @@ def in_daemon(function: Callable[[], T]) -> Future[T]:
 
 
 def as_error(raised: BaseException) -> Exception:
-    """Return an exception that ends neither a thread nor the process, as ``SystemExit`` would."""
+    """Return an exception that ends neither a thread nor the process, unlike ``SystemExit``."""
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
         return raised
     return RuntimeError(f"{type(raised).__name__}: {raised}")
 
 
 def _tell(job: _Job, function: Callable[[], Any]) -> None:
-    """Call a function on the loop that waits for a job."""
+    """Call a function on the loop of a job."""
     with suppress(RuntimeError):  # the loop is closed
         job.loop.call_soon_threadsafe(function)
 

@@ -13,10 +13,9 @@ class LearnerPlace:
     """The devices of a run's learner on this machine.
 
     Args:
-        devices: for each of its processes here the index of its GPU, among those that the process sees; empty where it
-            computes on CPUs.
-        process: number of this process among them.
-        processes: how many there are.
+        devices: index of each process's GPU among the visible ones; empty on CPUs.
+        process: number of this process among those of this machine.
+        processes: number of processes on this machine.
     """
 
     devices: tuple[int, ...] = ()
@@ -25,7 +24,7 @@ class LearnerPlace:
 
     @classmethod
     def of(cls, device: torch.device) -> LearnerPlace:
-        """That of a learner with a single process.
+        """Return the place of a learner with a single process.
 
         >>> LearnerPlace.of(torch.device("cuda:1")).devices, LearnerPlace.of(torch.device("cpu")).devices
         ((1,), ())
@@ -33,5 +32,5 @@ class LearnerPlace:
         return cls((device.index or 0,) if device.type == "cuda" else ())
 
     def ids(self, visible: Sequence[str]) -> tuple[str, ...]:
-        """Return the ids of its GPUs, of those that a process sees."""
+        """Return the ids of its GPUs among the visible ones."""
         return tuple(visible[index] for index in self.devices)

@@ -1,4 +1,4 @@
-"""Reference models outside of the learner, which compute log-probabilities."""
+"""Reference models outside of the learner, for log-probabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TokenRows(Protocol):
-    """Rows of tokens, as a batch of the learner has them."""
+    """Rows of tokens, such as the learner's batches."""
 
     token_ids: Tensor
 
@@ -22,19 +22,19 @@ class TokenRows(Protocol):
 
 
 class Reference(ABC):
-    """Log-probabilities under policies as they were before their first update."""
+    """Log-probabilities under policies before their first update."""
 
     @abstractmethod
     def logprobs(self, policy: Policy, rows: TokenRows) -> Tensor:
-        """Log-probability [B, T] of each action token of a policy's rows, 0 elsewhere, on the rows' device.
+        """Return the log-probability [B, T] of each action token of a policy's rows, 0 elsewhere, on their device.
 
         Args:
-            policy: whose initial weights are meant, whatever it holds now.
+            policy: its initial weights compute them.
             rows: B rows.
         """
 
     def meet_learner(self, place: LearnerPlace) -> None:
-        """Take note of where the learner computes, before the first call of :meth:`logprobs`."""
+        """Receive the learner's devices, before the first call of :meth:`logprobs`."""
 
     def close(self) -> None:
         """Free the resources; may be called twice."""

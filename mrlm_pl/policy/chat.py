@@ -1,9 +1,9 @@
 """Chat to tokens: the only place that tokenizes.
 
-A conversation grows by appending. Sampled token ids are kept as they are; only new messages are rendered with the
-model's chat template, as a suffix of what is already there. So the learner trains on exactly the tokens that the
-sampler saw and drew. A template that rewrites history (for example one that strips earlier reasoning) cannot be
-extended: the conversation then begins a new row, and counts it.
+A conversation grows by appending. Sampled token ids stay unchanged; new messages alone are rendered with the model's
+chat template, as a suffix of the row. So the learner trains on exactly the tokens that the sampler saw and drew. A
+template that rewrites history (for example one that strips earlier reasoning) cannot be extended: the conversation then
+begins a new row, which is counted.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ PLAIN_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}Assistant: {% endif %}"
 )
-"""The template of models that bring none: ``Role: content`` lines, an assistant line closed by the EOS token."""
+"""The template of models without one: ``Role: content`` lines, an assistant line closed by the EOS token."""
 
 MAX_REMEMBERED = 256
-"""Sets of tools of which a chat format remembers whether its template describes them."""
+"""Most sets of tools for which a chat format remembers whether its template describes them."""
 
 _SENTINEL = "\u241f0\u241f"
 logger = logging.getLogger(__name__)
 
 
 def checked_template(template: str) -> str:
-    """Return the template, if it is Jinja.
+    """Return the template if it is Jinja.
 
     Raises:
         PolicyError: it is not.
@@ -62,8 +62,8 @@ class ChatFormat:
         extra_stop_ids: further tokens that end a turn, such as those of the model's generation config.
 
     Raises:
-        PolicyError: the tokenizer has no EOS token, so that no turn could end, or the template drops what an
-            assistant says, does not come to its end, or could compute without end.
+        PolicyError: the tokenizer has no EOS token, so that no turn could end, or the template drops the text of
+            assistants, does not end, or might not end.
     """
 
     def __init__(self, tokenizer: Any, template: str | None = None, extra_stop_ids: Sequence[int] = ()) -> None:
@@ -78,20 +78,20 @@ class ChatFormat:
         self._endless: EndlessTemplateError | None = None
         self._extra_stop_ids = tuple(extra_stop_ids)
         self._describes: dict[str, bool] = {}
-        self._lost_told = False
+        self._loss_warned = False
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generation_prompt: bool
     ) -> str:
-        """Return the text of a conversation; with ``generation_prompt``, up to where the assistant begins to speak."""
+        """Return the text of a conversation, with ``generation_prompt`` including the assistant's header."""
         return self._applied([self._shown(message) for message in messages], tools, generation_prompt)
 
     def describes_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Return whether the template tells the model of its tools, in a form whose calls can be read."""
+        """Return whether the template describes tools to the model, with calls in a readable form."""
         if self.call_form is None:
-            self._tell_of_lost_description()
+            self._warn_of_lost_description()
             return False
-        key = json.dumps(tools)  # every conversation asks, and nearly all of a run have the same tools
+        key = json.dumps(tools)  # nearly all conversations of a run have the same tools
         if key not in self._describes:
             if len(self._describes) == MAX_REMEMBERED:
                 self._describes.clear()
@@ -99,11 +99,11 @@ class ChatFormat:
             self._describes[key] = all(tool["function"]["name"] in text for tool in tools)
         return self._describes[key]
 
-    def _tell_of_lost_description(self) -> None:
-        """Warn once where the template names tools but writes no call: they are then in the prompt twice."""
-        if self._lost_told:
+    def _warn_of_lost_description(self) -> None:
+        """Warn once if the template names tools but writes no call: the prompt then has the tools twice."""
+        if self._loss_warned:
             return
-        self._lost_told = True
+        self._loss_warned = True
         try:
             text = self._applied([Message("user", "x").to_chat()], [PROBE_TOOL], True)
         except Exception:  # templates raise errors of their own classes
@@ -118,7 +118,7 @@ class ChatFormat:
     def heard(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> Message:
         """Return a sampled turn as the assistant's message: its text, and its tool calls in the template's own form.
 
-        The stop token that ends the turn is no part of the text, and neither are special tokens; calls may hold them.
+        Stop token and special tokens are no part of the text; calls may contain them.
         """
         spoken = token_ids[:-1] if token_ids and token_ids[-1] in self.stop_ids else token_ids
         text = self.decode(spoken)
@@ -131,7 +131,7 @@ class ChatFormat:
 
     @cached_property
     def call_form(self) -> CallForm | None:
-        """The template's form of tool calls; None if it has none, or none that can be parsed."""
+        """The template's form of tool calls; None if it has none, or one that cannot be parsed."""
 
         def render(messages: list[Message], generation_prompt: bool) -> str:
             return self._applied([message.to_chat() for message in messages], [PROBE_TOOL], generation_prompt)
@@ -140,7 +140,7 @@ class ChatFormat:
 
     @cached_property
     def _takes_results(self) -> bool:
-        """True if the template takes the answers of tools after a reply whose text holds the calls."""
+        """True if the template accepts results of tools after a reply with the calls in its text."""
         answer = Message("tool", _SENTINEL, tool_call_id=PROBE_CALL.id, name=PROBE_CALL.name)
         messages = [Message("user", "x"), Message("assistant", "y"), answer, Message("assistant", "z"), answer]
         try:
@@ -150,7 +150,7 @@ class ChatFormat:
         return text.count(_SENTINEL) == 2
 
     def _shown(self, message: Message) -> dict[str, Any]:
-        """A message as the template gets it: a reply's text, which holds its calls; answers of tools in some form."""
+        """Return a message for the template: a reply with its calls in the text, results of tools in some role."""
         shown = message.to_chat()
         if message.role == "assistant":
             shown.pop("tool_calls", None)
@@ -159,7 +159,7 @@ class ChatFormat:
         return shown
 
     def _applied(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], generation_prompt: bool) -> str:
-        if self._endless is not None:  # probes of the template go on after an error
+        if self._endless is not None:  # probes of the template continue after an error
             raise self._endless
         try:
             with deadline(self.tokenizer.name_or_path):
@@ -175,16 +175,16 @@ class ChatFormat:
             raise
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, without adding special tokens of its own."""
+        """Return the token ids of ``text`` without additional special tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ``token_ids``, special tokens left out."""
+        """Return the text of ``token_ids`` without special tokens."""
         return self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     @cached_property
     def closing_ids(self) -> tuple[int, ...]:
-        """The tokens that the template writes after an assistant message."""
+        """The template's tokens after an assistant message."""
         text = self.render([Message("user", "x"), Message("assistant", _SENTINEL)], generation_prompt=False)
         _, found, closing = text.partition(_SENTINEL)
         if not found:
@@ -196,26 +196,26 @@ class ChatFormat:
 
     @cached_property
     def end_id(self) -> int:
-        """The token with which an assistant ends its turn: the template's own if it is a special one, else EOS."""
+        """The token at the end of an assistant's turn: the template's own if it is a special one, else EOS."""
         first = self.closing_ids[0] if self.closing_ids else None
         special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
         return first if first is not None and first in special else self.tokenizer.eos_token_id
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
-        """Tokens that :meth:`decode` leaves out."""
+        """Tokens without text in :meth:`decode`."""
         added = self.tokenizer.added_tokens_decoder.items()
         return frozenset(self.tokenizer.all_special_ids).union(number for number, token in added if token.special)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        """Every token that ends a turn when it is sampled."""
+        """Tokens that end a turn when sampled."""
         return tuple(dict.fromkeys((self.end_id, self.tokenizer.eos_token_id, *self._extra_stop_ids)))
 
 
 @dataclass
 class Row:
-    """A token row under construction: T ids, which of them were sampled, and their log-probabilities."""
+    """A token row under construction: T ids, True at sampled ones, and their log-probabilities."""
 
     token_ids: list[int] = field(default_factory=list)
     action_mask: list[bool] = field(default_factory=list)
@@ -229,7 +229,7 @@ class Row:
         self.logprobs.extend([0.0] * len(token_ids) if logprobs is None else logprobs)
 
     def fork(self) -> Row:
-        """Return a copy that grows by itself."""
+        """Return an independent copy."""
         return Row(list(self.token_ids), list(self.action_mask), list(self.logprobs), self.messages)
 
 
@@ -237,7 +237,7 @@ class Conversation:
     """One agent's dialogue as token rows: :meth:`observe` and :meth:`act` alternate.
 
     Attributes:
-        rows: the rows so far; more than one only when the template rewrote history.
+        rows: token rows; several only if the template rewrote history.
     """
 
     def __init__(self, chat: ChatFormat, tools: Sequence[dict[str, Any]] = ()) -> None:
@@ -247,11 +247,11 @@ class Conversation:
 
     @property
     def row(self) -> Row:
-        """The row that grows."""
+        """The current row."""
         return self.rows[-1]
 
     def fork(self) -> Conversation:
-        """Return the same conversation so far, to go on by itself."""
+        """Return an independent copy of the conversation."""
         copied = Conversation(self.chat, self.tools)
         copied.rows = [row.fork() for row in self.rows]
         copied._prompt_text = self._prompt_text
@@ -259,15 +259,14 @@ class Conversation:
 
     @property
     def restarts(self) -> int:
-        """Number of times that a rewritten history began a new trajectory."""
+        """Number of new rows after a rewritten history."""
         return len(self.rows) - 1
 
     def observe(self, messages: Sequence[Message]) -> None:
-        """Append new messages and the template's generation prompt, so that the agent can speak."""
+        """Append new messages and the template's generation prompt."""
         if self.tools and not self.row.messages and not self.chat.describes_tools(self.tools):
             first = messages[0]
-            told = Message(first.role, f"{described(self.tools)}\n\n{first.content}")
-            messages = [told, *messages[1:]]
+            messages = [Message(first.role, f"{described(self.tools)}\n\n{first.content}"), *messages[1:]]
         history = [*self.row.messages, *messages]
         prompt = self.chat.render(history, self.tools, generation_prompt=True)
         if not self.row.token_ids:
@@ -279,15 +278,15 @@ class Conversation:
                 self.row.extend(self.chat.encode(prompt))
             else:
                 ids = self.chat.encode(suffix)
-                # The sampled turn usually ends with the very token that the template would write next.
+                # A sampled turn usually ends with the template's next token.
                 self.row.extend(ids[1:] if ids and ids[0] == self.row.token_ids[-1] else ids)
         self.row.messages = history
         self._prompt_text = prompt
 
     def act(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> Message:
-        """Append a sampled turn and return it as the assistant's message (its stop token is not part of the text).
+        """Append a sampled turn and return it as the assistant's message, without the stop token.
 
-        Where there are tools, calls in the template's own form are in its ``tool_calls``, and in its text as well.
+        With tools, calls in the template's own form are in its ``tool_calls`` and in its text.
         """
         self.row.extend(token_ids, logprobs)
         message = self.chat.heard(token_ids, self.tools)
@@ -295,16 +294,16 @@ class Conversation:
         return message
 
     def demonstrate(self, text: str, *, ends: bool = True) -> None:
-        """Append an assistant turn that is given rather than sampled; it counts as action.
+        """Append an assistant turn from a demonstration; it counts as action.
 
-        With ``ends`` the token that ends a turn is part of it; a turn that was cut has none.
+        With ``ends`` it includes the token at the end of turns; a truncated turn has none.
         """
         ids = [*self.chat.encode(text), *([self.chat.end_id] if ends else [])]
         self.row.extend(ids, [0.0] * len(ids))
         self.row.messages = [*self.row.messages, Message("assistant", text)]
 
     def _suffix(self, history: list[Message], prompt: str, new: int) -> str | None:
-        """Return the text after the last assistant turn, or None where the template changed what came before it."""
+        """Return the text after the last assistant turn, or None if the template changed the text before it."""
         last = len(history) - new - 1
         spoken = history[last].content
         marked = [*history[:last], Message("assistant", _SENTINEL), *history[last + 1 :]]

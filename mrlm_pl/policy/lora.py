@@ -1,11 +1,10 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) on a model whose own weights stay as they are."""
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on a frozen model."""
 
 from __future__ import annotations
 
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
@@ -33,7 +32,7 @@ class LoRA:
     Args:
         rank: of the product.
         alpha: weight of the product.
-        target_modules: names of the linear layers that get one; None is all but the output head. A head that shares
+        target_modules: names of the linear layers with an adapter; None is all but the output head. A head that shares
             its weights with the embedding cannot have one.
 
     Raises:
@@ -50,7 +49,7 @@ class LoRA:
 
 
 def with_shared_weights(model: nn.Module) -> Any:
-    """Another module of the same structure over the very same weights: adapters on one leave the other alone."""
+    """Return another module of the same structure over the same weights; adapters on one do not change the other."""
     memo = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     return copy.deepcopy(model, memo)
 
@@ -58,7 +57,7 @@ def with_shared_weights(model: nn.Module) -> Any:
 def add_adapter(model: nn.Module, lora: LoRA, name: str) -> Any:
     """Return a PEFT model with fresh adapters on ``model``, which is changed; the rest is frozen.
 
-    ``A`` is drawn from a seed that depends on ``name`` alone, ``B`` is 0: the model computes what it did before.
+    ``A`` is drawn from a seed that depends on ``name`` alone, ``B`` is 0: the model's outputs do not change.
 
     Raises:
         ConfigurationError: the model has no such layers, or they are not linear layers with weights of their own.
@@ -67,14 +66,14 @@ def add_adapter(model: nn.Module, lora: LoRA, name: str) -> Any:
 
     config = LoraConfig(
         r=lora.rank,
-        lora_alpha=cast(Any, lora.alpha),  # any number will do, whatever the annotation says
+        lora_alpha=cast(Any, lora.alpha),  # any number, despite the annotation
         target_modules="all-linear" if lora.target_modules is None else list(lora.target_modules),
         lora_dropout=0.0,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what they are about is an error below
+        warnings.simplefilter("ignore")  # the checks below raise errors instead
         torch.manual_seed(derive_seed("lora", name) % 2**63)
         try:
             adapted = get_peft_model(model, config)
@@ -85,7 +84,7 @@ def add_adapter(model: nn.Module, lora: LoRA, name: str) -> Any:
 
 
 def _check_targets(model: nn.Module, lora: LoRA) -> None:
-    """Check that every adapter is on a layer whose merged weight is equivalent to it."""
+    """Validate that every adapter can be merged into its layer."""
     owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     for name, module in model.named_modules():
         base = getattr(module, "base_layer", None)
@@ -113,32 +112,24 @@ def is_adapter(name: str) -> bool:
     return _KEY in name
 
 
-def adapted_weight(module: nn.Module, read: Callable[[Tensor], Tensor] = whole) -> Tensor | None:
-    """Return the weight of a linear layer with its adapter added, a new tensor; None where it has none.
-
-    Args:
-        module: a layer of a model, with or without an adapter.
-        read: turns a weight into a plain tensor.
-    """
+def adapted_weight(module: nn.Module) -> Tensor | None:
+    """Return the weight of a linear layer with its adapter added, a new tensor; None without an adapter."""
     base, adapters = getattr(module, "base_layer", None), getattr(module, "lora_A", None)
     if not isinstance(base, _LINEAR) or not isinstance(adapters, nn.ModuleDict) or len(adapters) != 1:
         return None
     layer: Any = module
     (name,) = adapters
-    product = read(layer.lora_B[name].weight.detach()) @ read(layer.lora_A[name].weight.detach())
-    weight = read(base.weight.detach())
+    product = whole(layer.lora_B[name].weight.detach()) @ whole(layer.lora_A[name].weight.detach())
+    weight = whole(base.weight.detach())
     if isinstance(base, Conv1D):  # holds its weight as [inputs, outputs]
         product = product.T
     return torch.add(weight, product.to(weight.dtype), alpha=layer.scaling[name])
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a model with adapters under the names, and with the values, of a plain one."""
-    merged: dict[str, Tensor] = {}
-    state = model.state_dict()
-    for name, value in state.items():
-        if not is_adapter(name):
-            merged[name.replace(".base_layer.", ".")] = whole(value)
+    """Return the weights of a model, with adapters merged, by the names of a plain model."""
+    state = model.state_dict().items()
+    merged = {name.replace(".base_layer.", "."): whole(value) for name, value in state if not is_adapter(name)}
     for name, module in model.named_modules():
         weight = adapted_weight(module)
         if weight is not None:

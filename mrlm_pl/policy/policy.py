@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -14,26 +13,25 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from mrlm_pl.errors import PolicyError
+from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.model_folders import policy_folder
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template
 from mrlm_pl.policy.export import write_model
 from mrlm_pl.policy.forward.logprobs import TokenOutputs, token_logprobs, token_outputs, token_values
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
 from mrlm_pl.policy.lora import ADAPTER_FOLDER, LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
-from mrlm_pl.policy.place import check_place
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import as_settings
+from mrlm_pl.settings import as_settings, at_least, between, check_address
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 BUILTIN_TINY = "builtin:tiny"
 LONGEST_NAME = 1024
-"""Characters of a model's name; longer ones are no path that a file system takes."""
+"""Characters of a model's name; file systems take no longer paths."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +40,7 @@ logger = logging.getLogger(__name__)
 class Policy(nn.Module):
     """A causal language model of ``transformers`` with its tokenizer.
 
-    The constructor reads the configuration and the tokenizer only, so that mistakes show before any weights are read;
+    The constructor reads the configuration and the tokenizer alone, so that mistakes show before the weights are read;
     :meth:`load` reads the weights. They are kept in fp32: a precision plugin casts the computation, not the masters.
 
     Args:
@@ -50,23 +48,23 @@ class Policy(nn.Module):
         learning_rate: step size of this policy's parameter group.
         weight_decay: decoupled weight decay of this policy's parameter group.
         trained: False freezes the weights.
-        chat_template: Jinja template that replaces the tokenizer's own.
+        chat_template: Jinja template in place of the tokenizer's own.
         random_init_seed: make random weights from the model's configuration instead of reading them.
-        dropout: probability of every dropout in the model in the updates of supervised fine-tuning; the model's other
-            noise of training, such as a router's, is then on too. Algorithms that compare the learner with the sampler
-            or with a reference refuse any but 0, with which nothing in the learner is random.
-        lora: train low-rank adapters instead of the weights; policies with adapters on the same model hold it once, and
+        dropout: probability of every dropout in the updates of supervised fine-tuning, 0 to 0.99; above 0 the model's
+            other training noise, such as a router's, is on too. Algorithms that compare the learner with the sampler
+            or with a reference require 0: the learner is then deterministic.
+        lora: train low-rank adapters instead of the weights; policies with adapters on the same model share it, and
             their reference is the model without the adapter.
-        gradient_checkpointing: keep one hidden state for each layer and compute the rest again in the backward pass.
-        max_forward_tokens: rows are run through the model in chunks of at most this many tokens, each recomputed in
-            the backward pass, so that memory does not grow with the batch; None runs all rows at once.
-        served_by: server that generates for this policy: ``HOST:PORT`` of one that has it under the same name
-            (``mrlm serve --policies``), or ``http://HOST:PORT`` of vLLM, with ``sglang+`` or ``transformers+`` before
-            it of others. It cannot be trained, and no weights are read here: ``model`` gives the tokenizer.
+        gradient_checkpointing: keep one hidden state for each layer and recompute the rest in the backward pass.
+        max_forward_tokens: most tokens of a micro-batch in the model, each recomputed in the backward pass, so that
+            memory does not grow with the batch; None runs all rows at once.
+        served_by: server that generates for this policy: ``HOST:PORT`` of ``mrlm serve --policies`` with a policy of
+            this name, or ``http://HOST:PORT`` of vLLM, with the prefix ``sglang+`` or ``transformers+`` for others.
+            Such a policy is frozen, and its weights are not read here: ``model`` gives the tokenizer.
 
     Raises:
-        PolicyError: there is no such model, it has no tokenizer, or a value is out of range.
-        ConfigurationError: ``served_by`` is of neither form.
+        PolicyError: there is no such model, or it has no tokenizer.
+        ConfigurationError: a value is out of range, or ``served_by`` is of neither form.
     """
 
     def __init__(
@@ -84,7 +82,11 @@ class Policy(nn.Module):
         served_by: str | None = None,
     ) -> None:
         super().__init__()
-        _check_numbers(model, learning_rate, weight_decay, dropout, random_init_seed, max_forward_tokens)
+        owner = f"policy {model!r}: "
+        at_least(0, owner, learning_rate=learning_rate, weight_decay=weight_decay)
+        at_least(1, owner, max_forward_tokens=max_forward_tokens)
+        between(0, 0.99, owner, dropout=dropout)
+        between(0, 2**63 - 1, owner, random_init_seed=random_init_seed)
         self.name_or_path = model
         self.learning_rate, self.weight_decay, self.trained = learning_rate, weight_decay, trained
         self.chat_template, self.random_init_seed, self.dropout = chat_template, random_init_seed, dropout
@@ -97,14 +99,14 @@ class Policy(nn.Module):
                 "random_init_seed"
             )
         if served_by is not None:
-            check_place(served_by)  # a mistake raises now
+            _check_server(served_by)
         self.served_by = served_by
         self.max_forward_tokens, self.lora = max_forward_tokens, lora
         self.gradient_checkpointing = gradient_checkpointing
         self.source = _resolve(model)
-        self.config = _read_config(model, self.source)
-        self.tokenizer = _read_tokenizer(model, self.source)
-        if chat_template is not None:  # what is trained with is also what the exported folder says
+        self.config = read_config(model, self.source)
+        self.tokenizer = read_tokenizer(model, self.source)
+        if chat_template is not None:  # the exported folder has the template of the training
             self.tokenizer.chat_template = checked_template(chat_template)
         elif not self.tokenizer.chat_template:
             logger.warning(
@@ -126,7 +128,7 @@ class Policy(nn.Module):
 
     @property
     def vocabulary_digest(self) -> str:
-        """A digest of which token each number is: equal for models that can read each other's token ids."""
+        """A digest of the vocabulary: equal for models that can read each other's token ids."""
         return hashlib.sha256(repr(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest()
 
     @property
@@ -138,10 +140,10 @@ class Policy(nn.Module):
         """Read the weights, once, unless a server has them; with ``reference`` also a frozen copy, which is not saved.
 
         Args:
-            reference: whether the log-probabilities of the initial weights will be asked for. With adapters no copy is
-                needed: they are switched off.
-            name: of the policy; its adapter begins with numbers that depend on it.
-            bases: models that policies with adapters share, added to when this one's is not among them.
+            reference: whether log-probabilities of the initial weights are needed. With adapters these are switched
+                off, and there is no copy.
+            name: of the policy; seeds its adapter.
+            bases: models that policies with adapters share; this policy's is added if missing.
         """
         if self.served_by is not None:
             return
@@ -150,7 +152,7 @@ class Policy(nn.Module):
                 self.model = self.initial_model().requires_grad_(self.trained)
             else:
                 self.model = add_adapter(self._shared_base({} if bases is None else bases), self.lora, name)
-            self.model.train()  # transformers hands models out in evaluation mode, without dropout
+            self.model.train()  # transformers loads models in evaluation mode, without dropout
             if self.gradient_checkpointing:
                 _checkpoint_activations(self.network)
         if reference and self.reference is None and self.lora is None:
@@ -158,7 +160,7 @@ class Policy(nn.Module):
 
     @property
     def network(self) -> Any:
-        """The transformers model, within its adapters if there are any: what engines generate with."""
+        """The transformers model of engines, with the adapters inside if there are any."""
         return self.model if self.lora is None else self.model.get_base_model()
 
     def _shared_base(self, bases: dict[Any, Any]) -> Any:
@@ -168,14 +170,11 @@ class Policy(nn.Module):
 
     @property
     def origin(self) -> tuple[str, int | None, float]:
-        """The origin of :meth:`initial_model`: policies with the same one begin with the same weights."""
+        """The origin of :meth:`initial_model`: policies with the same origin have the same initial weights."""
         return self.source, self.random_init_seed, self.dropout
 
     def add_value_head(self) -> None:
-        """Let the policy estimate returns as well, with the weights of the model's folder if it holds some.
-
-        To be called after :meth:`load`.
-        """
+        """Add a value head, with weights of the model's folder if there are any; call it after :meth:`load`."""
         if self.value_head is None:
             embedding = self.network.get_output_embeddings()
             width = embedding.weight.shape[1] if embedding is not None else self.config.hidden_size
@@ -184,7 +183,7 @@ class Policy(nn.Module):
             self.value_head.requires_grad_(self.trained)
 
     def load_critic(self, name: str) -> None:
-        """Read the weights of a policy that only estimates returns; its output head is not trained."""
+        """Read the weights of a critic, a policy whose output head is not trained."""
         self.load(name=name)
         self.add_value_head()
         head = self.network.get_output_embeddings()
@@ -192,28 +191,29 @@ class Policy(nn.Module):
             head.requires_grad_(False)
 
     def networks(self) -> list[nn.Module]:
-        """The modules that a forward pass of this policy may run: the model, its reference and its value head."""
+        """Return the modules of this policy's forward passes: the model, its reference and its value head."""
         network = None if self.model is None else self.network
         return [module for module in (network, self.reference, self.value_head) if module is not None]
 
     def is_saved(self, weight: str) -> bool:
-        """Return whether checkpoints hold a weight, by its name within the policy: what is trained, no more."""
+        """Return whether checkpoints hold a weight, by its name within the policy: trained weights alone."""
         if weight.startswith("reference.") or not self.trained:
             return False
         return self.lora is None or is_adapter(weight) or weight.startswith("value_head.")
 
     def idle_loss(self) -> Tensor:
-        """0 (0-dim), from a forward pass of the smallest row: its gradient reaches every trained weight."""
-        device = next(self.model.parameters()).device
-        row = torch.zeros(1, 2, dtype=torch.int64, device=device)
-        found = self.outputs(row, torch.tensor([2], device=device), torch.zeros_like(row, dtype=torch.bool))
+        """Return 0 (0-dim) from a forward pass of the smallest row, with a gradient for every trained weight."""
+        found = self.outputs(*self._idle_row())
         return found.logp.sum() + (0.0 if found.values is None else found.values.sum())
 
     def idle_values(self) -> Tensor:
-        """0 (0-dim), like :meth:`idle_loss`, of the values alone."""
+        """Return 0 (0-dim), like :meth:`idle_loss`, from the values alone."""
+        return self.values(*self._idle_row()).sum()
+
+    def _idle_row(self) -> tuple[Tensor, Tensor, Tensor]:
         device = next(self.model.parameters()).device
         row = torch.zeros(1, 2, dtype=torch.int64, device=device)
-        return self.values(row, torch.tensor([2], device=device), torch.zeros_like(row, dtype=torch.bool)).sum()
+        return row, torch.tensor([2], device=device), torch.zeros_like(row, dtype=torch.bool)
 
     def forward(
         self,
@@ -224,14 +224,14 @@ class Policy(nn.Module):
         dropout_key: int | None = None,
         **options: Unpack[RowOptions],
     ) -> Tensor:
-        """Log-probability [B, T] of each action token given the tokens before it, 0 elsewhere.
+        """Return the log-probability [B, T] of each action token given the tokens before it, 0 elsewhere.
 
         Args:
             token_ids: [B, T] int64, rows padded on the right.
             lengths: [B] tokens in each row.
-            action_mask: [B, T] True where the policy chose the token.
-            dropout_key: number of the update: the policy's dropout follows from it and the rows, and is on where a
-                gradient is computed; None: no dropout.
+            action_mask: [B, T] True where the policy sampled the token.
+            dropout_key: number of the update: seeds the dropout, with the rows, where a gradient is computed; None: no
+                dropout.
             options: ``temperature`` and ``prefix_groups``; see :class:`~mrlm_pl.policy.forward.passes.RowOptions`.
         """
         how = self._options(token_ids, dropout_key, options)
@@ -246,7 +246,7 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         **options: Unpack[RowOptions],
     ) -> TokenOutputs:
-        """Log-probabilities, entropies if wanted, and values if there is a value head, from one forward pass."""
+        """Return log-probabilities, entropies if wanted, and values of a value head, from one forward pass."""
         how = self._options(token_ids, None, options)
         return token_outputs(
             self.model, token_ids, lengths, action_mask, with_entropy=with_entropy, value_head=self.value_head, **how
@@ -261,7 +261,7 @@ class Policy(nn.Module):
         dropout_key: int | None = None,
         **options: Unpack[RowOptions],
     ) -> Tensor:
-        """Value [B, T] of the state before each action token, 0 elsewhere; the temperature does not matter.
+        """Return the value [B, T] of the state before each action token, 0 elsewhere, at any temperature.
 
         ``dropout_key`` is that of :meth:`forward`.
         """
@@ -273,20 +273,20 @@ class Policy(nn.Module):
     def reference_logprobs(
         self, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[RowOptions]
     ) -> Tensor:
-        """Log-probabilities [B, T] under the frozen reference; the arguments are those of :meth:`forward`."""
+        """Return log-probabilities [B, T] under the frozen reference; the arguments are those of :meth:`forward`."""
         with nullcontext() if self.lora is None else self.model.disable_adapter():
             model = self.reference if self.lora is None else self.model
             how = self._options(token_ids, None, options)
             return token_logprobs(model, token_ids, lengths, action_mask, **how)
 
     def save_pretrained(self, folder: str | Path, *, write: bool = True) -> None:
-        """Write the model and the tokenizer as a plain Hugging Face folder, with the value head beside them.
+        """Write the model, the tokenizer and the value head as a plain Hugging Face folder.
 
-        Adapters are merged into the weights, and written by themselves to the folder ``adapter`` within.
+        Adapters are merged into the weights, and also written to the folder ``adapter`` in it.
 
         Args:
             folder: is created.
-            write: False on ranks that only help to put together the weights of a tensor-parallel model.
+            write: False on ranks that only take part in gathering the weights of a tensor-parallel model.
         """
         weights = merged_state(self.network)
         adapter = {name: whole(value) for name, value in self.model.state_dict().items() if is_adapter(name)}
@@ -304,20 +304,20 @@ class Policy(nn.Module):
         return {**options, "max_tokens": self.max_forward_tokens, "noise_seed": seed}
 
     def _noise_seed(self, token_ids: Tensor, dropout_key: int | None) -> int | None:
-        """Seed of the dropout of a forward pass over these rows, None where there is none."""
+        """Return the seed of the dropout in a forward pass over these rows; None without dropout."""
         if not self.dropout or dropout_key is None or not torch.is_grad_enabled():
             return None
         digest = hashlib.blake2b(token_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
         return derive_seed("dropout", dropout_key, digest)
 
     def initial_model(self) -> Any:
-        """Return a new model with the weights that this policy has before its first update, in fp32.
+        """Return a new model with this policy's weights before its first update, in fp32.
 
         Raises:
             PolicyError: they cannot be read.
         """
         config = _with_dropout(self.config, self.dropout, self.name_or_path)
-        if hasattr(config, "rescale_every"):  # RWKV divides weights in place in evaluation mode, for fp16's sake
+        if hasattr(config, "rescale_every"):  # RWKV divides weights in place in evaluation mode, for fp16
             config.rescale_every = 0
         if self.random_init_seed is not None:
             with torch.random.fork_rng():
@@ -350,31 +350,38 @@ def _resolve(model: str) -> str:
     return policy_folder(model, "policy model")
 
 
-def _check_numbers(
-    model: str, rate: float, decay: float, dropout: float, random_init_seed: int | None, max_tokens: int | None
-) -> None:
-    for name, value, holds, remedy in (
-        ("learning_rate", rate, 0 <= rate < math.inf, "a number of 0 or above"),
-        ("weight_decay", decay, 0 <= decay < math.inf, "a number of 0 or above"),
-        ("dropout", dropout, 0 <= dropout < 1, "0 or above and below 1"),
-        ("random_init_seed", random_init_seed, 0 <= (random_init_seed or 0) < 2**63, "from 0 to 2**63 - 1"),
-        ("max_forward_tokens", max_tokens, max_tokens is None or max_tokens >= 1, "1 or above, or left out"),
-    ):
-        if not holds:
-            raise PolicyError(f"policy {model!r}: {name} is {value}; it must be {remedy}")
+def _check_server(place: str) -> None:
+    """Validate that ``served_by`` is ``HOST:PORT`` or ``[DIALECT+]http[s]://HOST:PORT``."""
+    if "://" not in place:
+        check_address(place)
+    elif not place.removeprefix("sglang+").removeprefix("transformers+").startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"served_by {place!r} is neither HOST:PORT, nor http://HOST:PORT (vLLM), sglang+http://HOST:PORT or "
+            "transformers+http://HOST:PORT"
+        )
 
 
-def _read_config(model: str, source: str) -> Any:
+def read_config(model: str, source: str) -> Any:
+    """Return the configuration of a model.
+
+    Args:
+        model: the user's name of it, for messages.
+        source: its folder or hub id.
+
+    Raises:
+        PolicyError: it cannot be read.
+    """
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise PolicyError(
-            f"policy model {model!r} is neither a folder here nor a model that can be read from the hub; "
+            f"model {model!r} is neither a folder here nor a readable model of the hub; "
             f"give a folder, a hub id or {BUILTIN_TINY!r} ({_first_line(error)})"
         ) from error
 
 
-def _read_tokenizer(model: str, source: str) -> Any:
+def read_tokenizer(model: str, source: str) -> Any:
+    """Return the tokenizer of a model; see :func:`read_config`."""
     remedy = "save one there with `AutoTokenizer.from_pretrained(...).save_pretrained(folder)`"
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
         raise PolicyError(f"policy model folder {model!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); {remedy}")

@@ -1,8 +1,8 @@
-"""Sharded models: split them over ranks, and hold them whole while episodes are played.
+"""Sharded models: split them over ranks, and gather them while episodes are played.
 
 A sharded model gathers each layer's weights from all ranks whenever the layer runs. That suits a training step, which
-all ranks make together. It does not suit generation, where every token would cost a collective and ranks whose answers
-are longer would wait for the others for ever. :func:`gathered` collects the weights once and leaves the ranks alone.
+all ranks make together, but not generation: every token would cost a collective, and ranks with longer answers would
+wait for the others for ever. :func:`gathered` gathers the weights once, and the ranks run independently.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def shard(model: nn.Module, mesh: Any) -> None:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks of a transformers model, or none where it does not say what they are."""
+    """Return the repeated blocks of a transformers model, or none if it does not name them."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
@@ -39,7 +39,7 @@ def parallelize(model: nn.Module, mesh: Any) -> None:
     """Split the matrices of a Llama-like model's layers over the ranks of a mesh (tensor parallelism), in place.
 
     Raises:
-        ValueError: the model has other layers, or its heads cannot be shared evenly.
+        ValueError: the model has other layers, or its heads cannot be divided evenly.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -69,16 +69,16 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def is_split(model: nn.Module) -> bool:
-    """Return whether the ranks hold parts of the model; its whole tensors then exist only for a while."""
+    """Return whether the ranks hold parts of the model; its whole tensors are then temporary."""
     sharded = any(isinstance(module, FSDPModule) for module in model.modules())
     return sharded or any(isinstance(tensor, DTensor) for tensor in all_tensors(model).values())
 
 
 @contextmanager
 def gathered(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Within the context these models' weights are whole on every rank, and running them needs no other rank.
+    """Gather these models' weights on every rank within the context; running them then needs no other rank.
 
-    All ranks must enter together. Nothing happens to models that are not sharded.
+    All ranks must enter together. Models that are not sharded do not change.
     """
     roots = list(models)
     parts = [module for model in roots for module in model.modules() if isinstance(module, FSDPModule)]
@@ -92,7 +92,7 @@ def gathered(models: Iterable[nn.Module]) -> Iterator[None]:
         _WHOLE.reset(token)
         for module in parts:
             module.reshard()
-            is_root = any(module is root for root in roots)  # whose weights the backward pass wants next
+            is_root = any(module is root for root in roots)  # the backward pass needs its weights next
             module.set_reshard_after_forward(not is_root, recurse=False)
 
 
@@ -107,7 +107,7 @@ def passes_on_all_ranks(model: nn.Module, passes: int) -> int:
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Norm (0-dim) of all gradients together, the parts of all ranks included; every rank must ask."""
+    """Return the norm (0-dim) of all gradients together, over all ranks; every rank must call it."""
     meshes: dict[Any, list[Tensor]] = {}
     for gradient in gradients:
         meshes.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
@@ -127,7 +127,7 @@ def clip_norm(weights: Iterable[nn.Parameter], largest: float) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the tensor with the parts of all ranks; every rank must ask."""
+    """Return the tensor with the parts of all ranks; every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

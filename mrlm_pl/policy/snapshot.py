@@ -1,4 +1,4 @@
-"""A policy's network as it was at some moment, to generate with while the policy is trained on."""
+"""A policy's network at an earlier version, to generate with while the policy is trained."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mrlm_pl.policy.sharding import all_tensors
 
 
 class Snapshot:
-    """A copy of a policy's network with weights of its own; of a policy with LoRA the base is shared with the policy.
+    """A copy of a policy's network with its own weights; with LoRA it shares the policy's base.
 
     Args:
-        policy: a policy whose weights were read and are not split over processes.
-        version: how many optimizer steps made its weights.
+        policy: a policy with loaded weights that are not split over processes.
+        version: number of optimizer steps of its weights.
     """
 
     def __init__(self, policy: Policy, version: int) -> None:
@@ -31,27 +31,27 @@ class Snapshot:
 
     @torch.no_grad()
     def take(self, policy: Policy, version: int) -> None:
-        """Become what the policy is now."""
+        """Copy the policy's current weights."""
         self.version = version
         current = self._own(policy.network)
         for name, tensor in self._own(self.network).items():
             tensor.copy_(current[name])
 
     def state(self) -> dict[str, Any]:
-        """Version and own weights, copied to the CPU."""
+        """Return version and own weights, copied to the CPU."""
         weights = {name: tensor.detach().cpu().clone() for name, tensor in self._own(self.network).items()}
         return {"version": self.version, "weights": weights}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state` gave.
+        """Restore a :meth:`state`.
 
         Raises:
             ConfigurationError: it is of a model of another shape.
         """
         own, saved = self._own(self.network), state["weights"]
-        wrong = [name for name in {*own, *saved} if name not in own or name not in saved]
-        wrong += [name for name in own if name in saved and own[name].shape != saved[name].shape]
+        shapes = [{(name, tensor.shape) for name, tensor in state.items()} for state in (own, saved)]
+        wrong = {name for name, _ in shapes[0] ^ shapes[1]}
         if wrong:
             raise ConfigurationError(
                 f"ckpt_path: its snapshots are of another model: {len(wrong)} weights, such as {min(wrong)!r}, are "
@@ -66,6 +66,6 @@ class Snapshot:
 
 
 def _tensors(network: Any, adapter: bool | None) -> dict[str, Tensor]:
-    """Weights and buffers by name: those of adapters, all others, or (None) both."""
+    """Return weights and buffers by name: those of adapters, all others, or (None) both."""
     named = all_tensors(network).items()
     return {name: tensor for name, tensor in named if adapter is None or is_adapter(name) == adapter}

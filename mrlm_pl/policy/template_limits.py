@@ -1,8 +1,8 @@
-"""Limits of foreign chat templates: a rendering has a deadline, and two operations that ignore it are refused.
+"""Limits of foreign chat templates: a deadline for renderings, and no operations that ignore it.
 
-Jinja's sandbox keeps a template from the system, but lets it compute for ever: it bounds ``range``, and loops nest.
-The deadline takes effect between two operations: the product of huge numbers or the comparison of deeply nested lists
-can still block the process.
+Jinja's sandbox protects the system, but lets a template compute for ever: it bounds ``range``, but loops nest. The
+deadline takes effect between two operations: the product of huge numbers or the comparison of deeply nested lists can
+still block the process.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ import jinja2
 from mrlm_pl.errors import PolicyError
 
 RENDER_SECONDS = 10.0
-"""Time for one conversation, which takes less than a millisecond as a rule."""
+"""Deadline of one conversation, which usually takes less than a millisecond."""
 
 _WATCH_SECONDS = 0.1
 _UNINTERRUPTED = {"urlize": "the filter `urlize`", "**": "the operator `**`"}
 
 
 class EndlessTemplateError(PolicyError):
-    """A chat template that does not come to its end, or might not."""
+    """A chat template that does not end, or might not."""
 
 
 class _Interruption(BaseException):
-    """Is raised in the thread that renders."""
+    """Raised in the rendering thread."""
 
 
 def check_template(template: str, name: str) -> None:
-    """Refuse a power and the filter ``urlize``, which can compute for ever in a single step of the interpreter.
+    """Reject a power and the filter ``urlize``, which can compute for ever in a single step of the interpreter.
 
     Args:
-        template: in Jinja; what is no Jinja is left for the rendering to report.
+        template: in Jinja; the rendering reports other text.
         name: of the model, for the message.
 
     Raises:
-        EndlessTemplateError: there is one.
+        EndlessTemplateError: the template has one.
 
     >>> check_template("{{ 10 ** 10 ** 10 }}", "m")
     Traceback (most recent call last):
@@ -63,7 +63,7 @@ def check_template(template: str, name: str) -> None:
 
 @contextmanager
 def deadline(name: str, seconds: float | None = None) -> Iterator[None]:
-    """Interrupt what the calling thread does in the block after :data:`RENDER_SECONDS`.
+    """Interrupt the calling thread in the block after :data:`RENDER_SECONDS`.
 
     Args:
         name: of the model, for the message.
@@ -88,7 +88,7 @@ def deadline(name: str, seconds: float | None = None) -> Iterator[None]:
 
 
 class _Watch:
-    """A thread that interrupts others; it is started with the first rendering."""
+    """A thread that interrupts others, from the first rendering on."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class _Watch:
     def end(self, thread: int) -> None:
         """Do not interrupt the thread any more."""
         with self._lock:
-            if self._ends.pop(thread, None) is None:  # it was interrupted on its way here: take that back
+            if self._ends.pop(thread, None) is None:  # a late interruption is revoked
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
 
     def _run(self) -> None:
@@ -121,7 +121,7 @@ class _Watch:
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
     def forget(self) -> None:
-        """In a forked process, which has none of its parent's other threads."""
+        """Reset in a forked process, which has none of its parent's other threads."""
         self.__init__()  # type: ignore[misc]
 
 

@@ -1,8 +1,8 @@
 """The built-in tiny model: a character-level tokenizer with a chat template and a small Llama decoder.
 
-``builtin:tiny`` is the trained model that ships in this package, a plain Hugging Face folder that ``from_pretrained``
-reads without custom code. :func:`build_tokenizer` and :func:`build_config` make the untrained folder with which the
-recipe of its weights begins (``examples/tiny_model/make_demonstrations.py``).
+``builtin:tiny`` is the trained model of this package, a plain Hugging Face folder without custom code.
+:func:`build_tokenizer` and :func:`build_config` make the untrained folder for the recipe of its weights
+(``examples/tiny_model/make_demonstrations.py``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHAT_TEMPLATE = """\
 
 
 def tiny_model_path() -> Path:
-    """Folder of the trained model: configuration, weights (safetensors, fp32), tokenizer and chat template."""
+    """Return the folder of the trained model: configuration, weights (safetensors, fp32), tokenizer and template."""
     return Path(__file__).parent / "tiny_model"
 
 
@@ -69,7 +69,7 @@ def build_config(**changes: Any) -> LlamaConfig:
     """Return the decoder's configuration.
 
     Args:
-        changes: fields of ``LlamaConfig`` that differ, for experiments with the size.
+        changes: other fields of ``LlamaConfig``, for experiments with the size.
     """
     tokens = {token: index for index, token in enumerate([PAD, UNKNOWN, END])}
     fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The form in which a chat template writes tool calls, detected by rendering one, and its parser."""
+"""The form of a chat template's tool calls, detected by rendering one, and its parser."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class CallForm(ABC):
     opening: str
 
     def read(self, text: str, tools: Tools) -> tuple[ToolCall, ...]:
-        """The calls in a reply; none where one of them is malformed, which an environment sees in the text itself.
+        """Return the calls in a reply; none if one is malformed, which an environment sees in the text.
 
         Args:
             text: the reply with its special tokens.
-            tools: their schemas say which values are no text.
+            tools: schemas with the types of values.
         """
         if len(text) > MAX_CALL_CHARACTERS:
             return ()
@@ -73,9 +73,9 @@ class JSONForm(CallForm):
     """Calls with their arguments as JSON: those of Qwen 2.5 and 3, Hermes, Llama 3, Mistral, gpt-oss and others.
 
     Args:
-        opening: text before the JSON that holds name and arguments (``<tool_call>``), empty where the JSON is all of
-            the reply; or before the name, where that is outside of the JSON.
-        between: text between name and arguments; None where both are in one JSON object.
+        opening: text before the JSON with name and arguments (``<tool_call>``), empty if the JSON is all of the reply;
+            or before the name, if that is outside of the JSON.
+        between: text between name and arguments; None if both are in one JSON object.
 
     >>> JSONForm("<tool_call>").read('Hm. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', [])
     (ToolCall(id='call00000', name='add', arguments={'a': 1}),)
@@ -153,10 +153,10 @@ class TaggedForm(CallForm):
 
 
 def find_call_form(render: Callable[[list[Message], bool], str]) -> CallForm | None:
-    """Return the form that a template writes calls in, or None if it has none that can be read back.
+    """Return the form of a template's calls, or None if it has none that can be read back.
 
     Args:
-        render: text of messages, with or without the generation prompt; may raise anything.
+        render: returns the text of messages, with or without the generation prompt; may raise any error.
     """
     question = Message("user", "x")
     try:
@@ -166,7 +166,7 @@ def find_call_form(render: Callable[[list[Message], bool], str]) -> CallForm | N
     except Exception:  # templates raise errors of their own classes
         return None
     header = _common_beginning(prompted[len(asked) :], answered[len(asked) :])
-    if header != prompted[len(asked) :]:  # it goes on otherwise in a call; both may begin with the same letters
+    if header != prompted[len(asked) :]:  # a call continues differently; both may begin with the same letters
         header = header[: max(header.rfind("\n"), header.rfind(">")) + 1]
     written = answered[len(asked) + len(header) :].removesuffix(closing)
     form = _json_form(written) or _tagged_form(written)
@@ -205,7 +205,7 @@ def _tagged_form(written: str) -> CallForm | None:
 
 
 def _typed(value: str, tool: str, argument: str, tools: Tools) -> Any:
-    """Return the value of an argument's text: JSON, where the tool's schema has it as something else than text."""
+    """Return the value of an argument's text: JSON if the tool's schema has another type than text."""
     for schema in (item["function"] for item in tools):
         if schema["name"] == tool:
             kind = schema["parameters"].get("properties", {}).get(argument, {}).get("type", "string")
@@ -213,7 +213,7 @@ def _typed(value: str, tool: str, argument: str, tools: Tools) -> Any:
                 try:
                     return json.loads(value)
                 except (ValueError, RecursionError):
-                    return value  # the check against the schema says what is wrong with it
+                    return value  # the check against the schema reports it
     return value
 
 

@@ -14,12 +14,12 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 
 
 class ValueHead(nn.Module):
-    """Expected return from a hidden state: one linear map, in float32 whatever the precision of the run.
+    """Expected return from a hidden state: one linear map, in float32 at any precision of the run.
 
-    It starts at 0, so that the first estimates are 0 and say nothing.
+    Its weights start at 0, and so do its estimates.
 
     Args:
-        hidden_size: of the model that it stands on.
+        hidden_size: of the model.
 
     >>> ValueHead(4)(torch.ones(3, 4)).tolist()
     [0.0, 0.0, 0.0]
@@ -32,18 +32,18 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Values [...] of hidden states [..., hidden size]."""
+        """Return values [...] of hidden states [..., hidden size]."""
         with torch.autocast(hidden.device.type, enabled=False):
             return self.linear(hidden.to(self.linear.weight.dtype)).squeeze(-1)
 
     def save(self, folder: str | Path, *, write: bool = True) -> None:
-        """Write the weights beside a model's, as ``value_head.safetensors``; on all ranks, of which one writes."""
+        """Write the weights to ``value_head.safetensors`` in a model's folder; all ranks call it, and one writes."""
         weights = {name: whole(value.detach()).cpu().contiguous() for name, value in self.state_dict().items()}
         if write:
             save_file(weights, Path(folder) / VALUE_HEAD_FILE)
 
     def read(self, folder: str | Path) -> bool:
-        """Take over the weights that were saved in a folder; False when it holds none.
+        """Read the weights from a folder; return False if it has none.
 
         Raises:
             RuntimeError: they are those of another hidden size.

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, TypeVar
 
-from mrlm_pl.concurrency.calls import Call, EnvironmentCaller
+from mrlm_pl.concurrency.calls import EnvironmentCaller
 from mrlm_pl.concurrency.event_loop import END_SECONDS, EventLoopThread
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.environment import Environment, Observations
@@ -205,7 +206,7 @@ class EpisodePlayer:
 
     async def _close(self, environments: Sequence[Environment]) -> None:
         calls = [
-            Call(self._close_awaited if inspect.iscoroutinefunction(item.close) else self._close_one, (item,))
+            partial(self._close_awaited if inspect.iscoroutinefunction(item.close) else self._close_one, item)
             for item in environments
         ]
         for environment, result in zip(environments, await self.caller.run(calls), strict=True):
@@ -223,7 +224,7 @@ class EpisodePlayer:
 
     async def reset(self, plays: Sequence[Play]) -> None:
         """Begin plays that were started; what fails has its ``error`` set."""
-        calls = [Call(play.environment.reset, (play.spec.task,)) for play in plays]
+        calls = [partial(play.environment.reset, play.spec.task) for play in plays]
         self.now_waiting(plays, "its environment's reset")
         for play, result in zip(plays, await self.caller.run(calls), strict=True):
             play.environment_seconds += result.seconds
@@ -299,7 +300,7 @@ class EpisodePlayer:
                 play.error = _describe(error, play, "step")
             else:
                 due.append(play)
-        calls = [Call(play.environment.step, (dict(play.actions),)) for play in due]
+        calls = [partial(play.environment.step, dict(play.actions)) for play in due]
         self.now_waiting(due, "its environment's step")
         for play, result in zip(due, await self.caller.run(calls), strict=True):
             play.environment_seconds += result.seconds

@@ -13,9 +13,9 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
-from mrlm_pl.concurrency.calls import Call
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
@@ -226,9 +226,9 @@ class TreePlayer:
         level = 0
         while due:
             calls = [
-                Call(play.environment.step, (play.history[level - 1],))
+                partial(play.environment.step, play.history[level - 1])
                 if level
-                else Call(play.environment.reset, (play.spec.task,))
+                else partial(play.environment.reset, play.spec.task)
                 for play in due
             ]
             further = []

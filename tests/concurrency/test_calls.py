@@ -3,11 +3,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from mrlm_pl.concurrency.calls import Call, EnvironmentCaller
+from mrlm_pl.concurrency.calls import EnvironmentCaller
 
 
-def run(caller: EnvironmentCaller, *calls: Call):
+def run(caller: EnvironmentCaller, *calls: Callable[[], Any]):
     return asyncio.run(caller.run(calls))
 
 
@@ -20,7 +23,7 @@ def test_results_keep_the_order_of_the_calls_whatever_their_kind() -> None:
         return value
 
     methods = [later, now, now, later, now]
-    results = run(EnvironmentCaller(2, 5.0), *(Call(method, (n,)) for n, method in enumerate(methods)))
+    results = run(EnvironmentCaller(2, 5.0), *(partial(method, n) for n, method in enumerate(methods)))
     assert [result.value for result in results] == [0, 1, 2, 3, 4]
 
 
@@ -28,7 +31,7 @@ def test_a_failure_is_the_result_of_its_own_call_only() -> None:
     def fail() -> None:
         raise OSError("gone")
 
-    bad, good = run(EnvironmentCaller(1, 5.0), Call(fail, ()), Call(lambda: 7, ()))
+    bad, good = run(EnvironmentCaller(1, 5.0), fail, lambda: 7)
     assert isinstance(bad.error, OSError)
     assert good.value_or_raise() == 7
 
@@ -36,7 +39,7 @@ def test_a_failure_is_the_result_of_its_own_call_only() -> None:
 def test_a_stuck_call_is_given_up_and_those_behind_it_still_run() -> None:
     release = threading.Event()
     started = time.monotonic()
-    results = run(EnvironmentCaller(1, 0.3), Call(release.wait, (20,)), *(Call(lambda: 1, ()) for _ in range(3)))
+    results = run(EnvironmentCaller(1, 0.3), partial(release.wait, 20), *(lambda: 1 for _ in range(3)))
     waited = time.monotonic() - started
     release.set()
     assert isinstance(results[0].error, TimeoutError)
@@ -45,7 +48,7 @@ def test_a_stuck_call_is_given_up_and_those_behind_it_still_run() -> None:
 
 
 def test_an_async_call_has_the_same_deadline() -> None:
-    (result,) = run(EnvironmentCaller(1, 0.05), Call(asyncio.sleep, (20,)))
+    (result,) = run(EnvironmentCaller(1, 0.05), partial(asyncio.sleep, 20))
     assert isinstance(result.error, TimeoutError)
 
 
@@ -53,7 +56,7 @@ def test_a_timeout_error_of_the_environment_is_told_as_it_is() -> None:
     async def raises() -> None:
         raise TimeoutError("a tool of mine was late")
 
-    (result,) = run(EnvironmentCaller(1, 5.0), Call(raises, ()))
+    (result,) = run(EnvironmentCaller(1, 5.0), raises)
     assert str(result.error) == "a tool of mine was late"
 
 
@@ -71,7 +74,7 @@ def test_batches_that_overlap_share_the_threads() -> None:
         return number
 
     async def play() -> list[list[int]]:
-        batches = [[Call(busy, (10 * batch + n,)) for n in range(5)] for batch in range(4)]
+        batches = [[partial(busy, 10 * batch + n) for n in range(5)] for batch in range(4)]
         found = await asyncio.gather(*(caller.run(calls) for calls in batches))
         return [[result.value_or_raise() for result in results] for results in found]
 
@@ -84,10 +87,10 @@ def test_a_batch_that_is_cancelled_while_it_waits_leaves_its_turn_to_the_next() 
     hold = threading.Event()
 
     async def play() -> list[int]:
-        first = asyncio.ensure_future(caller.run([Call(hold.wait, (10.0,))]))
+        first = asyncio.ensure_future(caller.run([partial(hold.wait, 10.0)]))
         await asyncio.sleep(0)
-        gone = asyncio.ensure_future(caller.run([Call(int, (1,))]))
-        kept = asyncio.ensure_future(caller.run([Call(int, (2,))]))
+        gone = asyncio.ensure_future(caller.run([partial(int, 1)]))
+        kept = asyncio.ensure_future(caller.run([partial(int, 2)]))
         await asyncio.sleep(0)
         gone.cancel()
         hold.set()

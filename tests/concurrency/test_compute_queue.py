@@ -1,4 +1,4 @@
-"""Who computes, and when, in `mrlm_pl.concurrency.compute_queue`."""
+"""The computing thread, and its order, in `mrlm_pl.concurrency.compute_queue`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_interrupt_stops_the_waiting_thread_and_fails_the_item(queue: Compute
     with pytest.raises(KeyboardInterrupt):
         queue.serve_during(start)
     assert isinstance(items[0].exception(timeout=5), RuntimeError)
-    assert queue.submit(lambda: 3).result() == 3, "the queue goes on in its own thread"
+    assert queue.submit(lambda: 3).result() == 3, "the queue continues in its own thread"
     queue.close()
 
 

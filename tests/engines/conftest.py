@@ -107,7 +107,7 @@ def run(engine: InProcessEngine, *requests: SampleRequest) -> list[Sample]:
 
 
 def request(token_ids: Sequence[int], seed: int = 0, **changes: Any) -> SampleRequest:
-    """A request for policy ``p``; settings of :class:`Sampling` and of the request are told apart by name."""
+    """A request for policy ``p``; settings of :class:`Sampling` and of the request by name."""
     sampling = {name: changes.pop(name) for name in ("temperature", "top_p", "top_k", "max_tokens") if name in changes}
     return SampleRequest(tuple(token_ids), changes.pop("policy", "p"), seed, Sampling(**sampling), **changes)
 

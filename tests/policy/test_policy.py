@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from mrlm_pl.errors import PolicyError
+from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import Policy
 
 
@@ -63,7 +63,7 @@ def test_the_reference_is_a_frozen_copy(model_folder: Path) -> None:
     assert not torch.allclose(policy(**rows), policy.reference_logprobs(**rows))
 
 
-def test_random_initialisation_depends_on_its_seed_only(model_folder: Path) -> None:
+def test_random_initialization_depends_on_its_seed_only(model_folder: Path) -> None:
     first, again, other = (Policy(str(model_folder), random_init_seed=seed) for seed in (1, 1, 2))
     for policy in (first, again, other):
         policy.load()
@@ -119,7 +119,7 @@ def test_unknown_models_are_named(name: str, message: str) -> None:
     ],
 )
 def test_values_out_of_range_are_refused(model_folder: Path, name: str, value: float) -> None:
-    with pytest.raises(PolicyError, match=f"{name} is {value}; ") as caught:
+    with pytest.raises(ConfigurationError, match=f"{name} is {value}; ") as caught:
         Policy(str(model_folder), **{name: value})
     assert len(str(caught.value).splitlines()) == 1
 

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
-
 from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.engines.http.dialects import Call, Dialect, Drawn, SglangDialect, VllmDialect
 from mrlm_pl.engines.http.replicas import PassingError
-from mrlm_pl.errors import ConfigurationError, EngineError, PolicyError
-from mrlm_pl.policy import BUILTIN_TINY
+from mrlm_pl.errors import ConfigurationError, EngineError
+from mrlm_pl.policy.policy import BUILTIN_TINY, read_config, read_tokenizer
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.settings import one_of
 
@@ -113,14 +111,7 @@ class TextCodec:
 
     def __init__(self, tokenizer: str) -> None:
         self.source = str(tiny_model_path()) if tokenizer == BUILTIN_TINY else tokenizer
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(self.source, trust_remote_code=False)
-            config = AutoConfig.from_pretrained(self.source, trust_remote_code=False)
-        except (OSError, ValueError, KeyError) as error:
-            raise PolicyError(
-                f"the tokenizer of {tokenizer!r} cannot be read ({str(error).strip()[:200]}); give the folder or hub "
-                "id of the served model"
-            ) from error
+        self.tokenizer, config = read_tokenizer(tokenizer, self.source), read_config(tokenizer, self.source)
         self.window: int | None = getattr(config, "max_position_embeddings", None)
         self._special = set(self.tokenizer.all_special_ids)
         self._special |= {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}

@@ -77,7 +77,7 @@ def warn_of_cache(family: str, found: Checked) -> None:
     if not use.cached:
         cost = "every token recomputes its row, which is slow"
     elif not use.padded:
-        cost = "rows of different lengths are computed one length at a time, and each turn computes its whole context again"
+        cost = "rows are computed one length at a time, and each turn computes its whole context again"
     else:
         return
     _log.warning("models of the family %r are sampled without their full cache: %s (%s)", family, cost, reason)

@@ -26,14 +26,14 @@ _NUCLEUS_CANDIDATES = 1024
 
 
 def _splitmix(state: np.ndarray) -> np.ndarray:
-    """Return the SplitMix64 finalizer of each ``uint64`` (Steele, Lea and Flood 2014, "Fast splittable pseudorandom ...")."""
+    """Return the SplitMix64 finalizer of each ``uint64`` (Steele, Lea and Flood 2014, "Fast splittable ...")."""
     state = (state ^ (state >> np.uint64(30))) * _MIX_1
     state = (state ^ (state >> np.uint64(27))) * _MIX_2
     return state ^ (state >> np.uint64(31))
 
 
 def uniforms(seeds: Sequence[int], count: int, offsets: Sequence[int] | None = None) -> np.ndarray:
-    """Return numbers in ``[0, 1)``, shape ``[len(seeds), count]``, float64; each is a function of its seed and place alone.
+    """Return numbers in ``[0, 1)``, ``[len(seeds), count]`` float64; each is a function of its seed and place alone.
 
     Column n is output number n, and in a row with an offset number offset + n, of a SplitMix64 generator that starts at
     the mixed seed. The numbers lie on a grid of 2**-52, so that ``u * total < total`` also after rounding.

@@ -1,10 +1,9 @@
 """Weights from the learner to engines in other processes: named tensors, in buckets, over a group of their own.
 
 A sender and its receivers agree on a :class:`Manifest`. The sender broadcasts the tensors' bytes as one stream, cut
-into buckets; receivers collect it in memory beside the weights that serve, and hold what came against the checksum of
-every tensor. Nothing of theirs changes before :meth:`Staged.install`. Groups are made directly from a key/value store
-of the sender's, which those alone reach who know the invitation's secret, and never from the default group of
-``torch.distributed``: members can change, and training is not touched.
+into buckets; receivers collect it in memory beside the serving weights, and verify the checksum of every tensor. Their
+models change in :meth:`Staged.install` alone. Groups meet in the sender's key/value store, behind the invitation's
+secret, and never use the default group of ``torch.distributed``: members can change, and training is not affected.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ class WeightSender:
 
 
 class Staged:
-    """Tensors that have arrived whole, beside those that serve.
+    """Verified tensors, beside the serving ones.
 
     Args:
         manifest: of the stream.
@@ -171,10 +170,10 @@ class Staged:
         }
 
     def check(self, targets: Mapping[str, Tensor]) -> None:
-        """Check that the tensors fit into ``targets`` of the same names.
+        """Validate that the tensors fit ``targets`` of the same names.
 
         Raises:
-            EngineError: a name, shape or dtype is another.
+            EngineError: a name, shape or dtype differs.
         """
         for name, tensor in self.tensors.items():
             target = targets.get(name)
@@ -188,7 +187,7 @@ class Staged:
         """Write the tensors into ``targets`` of the same names.
 
         Raises:
-            EngineError: they do not fit; nothing has been written then.
+            EngineError: they do not fit; nothing is written.
         """
         self.check(targets)
         for name, tensor in self.tensors.items():
@@ -233,7 +232,7 @@ class WeightReceiver:
             if found != item.checksum:
                 raise EngineError(
                     f"weight {item.name!r} arrived with checksum {found:016x} instead of {item.checksum:016x}; the old "
-                    "weights go on serving"
+                    "weights keep serving"
                 )
         return Staged(manifest, stream)
 
@@ -254,14 +253,14 @@ def _arrives(store: dist.Store, key: str, seconds: float, check: Callable[[], No
 
 
 def _connected(invitation: Invitation, rank: int) -> Any:
-    """Return the process group of an invitation as a receiver sees it, once the sender has seen that all have come."""
+    """Return a receiver's process group, once the sender has seen all receivers."""
     store = reached_store(invitation.host, invitation.port, invitation.secret, invitation.seconds)
     store.set(f"{invitation.group}/here/{rank}", "")
     begin = f"{invitation.group}/begin"
     if not _arrives(store, begin, invitation.seconds):
         raise RuntimeError("the sender waits for other members")
     if store.get(begin) != b"yes":
-        raise RuntimeError("the sender has called it off")
+        raise RuntimeError("the sender has cancelled the group")
     # Connecting to a member that dies meanwhile has a deadline of the library's own, which may be longer than ours.
     joined = in_daemon(partial(_join, store, invitation, rank))
     if not wait([joined], invitation.seconds).done:
@@ -270,7 +269,7 @@ def _connected(invitation: Invitation, rank: int) -> Any:
 
 
 def _join(store: dist.Store, invitation: Invitation, rank: int) -> Any:
-    """Return the process group of an invitation, once all its members are there."""
+    """Return the process group of an invitation, once all its members have joined."""
     timeout = timedelta(seconds=invitation.seconds)
     prefixed = dist.PrefixStore(invitation.group, store)
     if invitation.transport == "gloo":

@@ -1,4 +1,4 @@
-"""The weights to send: a model's tensors as one stream of bytes, their checksums, which of them changed."""
+"""The weights to send: a model's changed tensors as one stream of bytes, with checksums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import xxhash
 from torch import Tensor
 
 ALIGNMENT = 16
-"""Bytes: tensors begin at multiples of this in the stream, so that a part of it can be viewed as any dtype."""
+"""Bytes: tensors begin at multiples of this in the stream, and can be viewed as any dtype."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class TensorRecord:
     Args:
         name: of the weight.
         shape: of the tensor.
-        dtype: as ``torch`` calls it, such as ``bfloat16``.
-        start: its first byte in the stream.
-        size: its bytes.
-        checksum: XXH3 (64 bits) over them.
+        dtype: name in ``torch``, such as ``bfloat16``.
+        start: first byte in the stream.
+        size: number of bytes.
+        checksum: XXH3 (64 bits) of the bytes.
     """
 
     name: str
@@ -36,7 +36,7 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The tensors to send in the order of the stream, which is cut every ``bucket_bytes`` bytes."""
+    """The tensors to send in the order of the stream, which is split into buckets."""
 
     tensors: tuple[TensorRecord, ...]
     bucket_bytes: int
@@ -47,7 +47,7 @@ class Manifest:
         return self.tensors[-1].start + self.tensors[-1].size if self.tensors else 0
 
     def buckets(self) -> Iterator[tuple[int, int]]:
-        """First byte and the one after the last of each bucket.
+        """Yield the first byte and the one after the last of each bucket.
 
         >>> list(Manifest((TensorRecord("w", (10,), "uint8", 0, 10, 0),), 4).buckets())
         [(0, 4), (4, 8), (8, 10)]
@@ -56,17 +56,17 @@ class Manifest:
             yield start, min(start + self.bucket_bytes, self.total)
 
     def at(self, byte: int) -> str:
-        """Return the name of the tensor that byte of the stream belongs to."""
+        """Return the name of the tensor at a byte of the stream."""
         return next((item.name for item in self.tensors if byte < item.start + item.size), "the end")
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes ``[N]`` of a tensor: its own memory where that is contiguous."""
+    """Return the bytes ``[N]`` of a tensor, its own memory if that is contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def checksum(data: Tensor) -> int:
-    """XXH3 (64 bits) of a tensor's bytes, whatever its dtype.
+    """Return the XXH3 (64 bits) of a tensor's bytes.
 
     >>> checksum(torch.tensor([97, 98, 99], dtype=torch.uint8)) == xxhash.xxh3_64_intdigest(b"abc")
     True
@@ -76,7 +76,7 @@ def checksum(data: Tensor) -> int:
 
 @dataclass
 class _Kept:
-    data: Tensor  # its bytes, on the CPU where they are a copy
+    data: Tensor  # its bytes; a copy is on the CPU
     shape: tuple[int, ...]
     dtype: str
     checksum: int
@@ -85,22 +85,22 @@ class _Kept:
 
 
 class Snapshot:
-    """The tensors that are served now, so that a receiver can be filled with them while training goes on.
+    """The tensors that engines serve, to fill receivers while training continues.
 
-    Tensors that training can change (``requires_grad``) are copied to the CPU; all others are referred to where they
-    are. One of these is looked at again only when its memory or ``torch``'s count of changes in place is another; a
-    change that goes round this count is found by the receiver, as a wrong checksum.
+    Trained tensors (``requires_grad``) are copied to the CPU; all others are referred to in place, and read again only
+    if their memory or ``torch``'s count of in-place changes differs. The receiver detects other changes by a wrong
+    checksum.
     """
 
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}
 
     def take(self, tensors: Mapping[str, Tensor], passing: bool = False) -> None:
-        """Make ``tensors`` the ones that are served; names that are left out are forgotten.
+        """Replace the tensors.
 
         Args:
             tensors: by name.
-            passing: their memory may be freed or used for something else, so that all are copied.
+            passing: copy all of them, because their memory is temporary.
         """
         self._kept = {name: self._keep(self._kept.get(name), tensor, passing) for name, tensor in tensors.items()}
 
@@ -118,7 +118,7 @@ class Snapshot:
         return _Kept(data, tuple(tensor.shape), dtype, checksum(data), memory, changes)
 
     def checksums(self) -> dict[str, int]:
-        """Checksum of each tensor, by name: what a receiver holds that has them all."""
+        """Return the checksum of each tensor by name."""
         return {name: kept.checksum for name, kept in self._kept.items()}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -126,11 +126,11 @@ class Snapshot:
         return self._kept[name].data
 
     def missing(self, held: Iterable[Mapping[str, int]], bucket_bytes: int) -> Manifest:
-        """Return the manifest of the tensors that not all of the receivers have.
+        """Return the manifest of the tensors that a receiver lacks.
 
         Args:
-            held: for each receiver, the checksums of the tensors that it has.
-            bucket_bytes: where the stream is cut.
+            held: for each receiver, the checksums of its tensors.
+            bucket_bytes: size of a bucket.
         """
         receivers = list(held)
         records: list[TensorRecord] = []

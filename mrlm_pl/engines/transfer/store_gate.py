@@ -1,27 +1,28 @@
 """An authenticating gate before the store of addresses of ``torch.distributed``, which has no access control.
 
-The store itself listens on the loopback interface alone. The gate listens on the interface that receivers reach, and
-forwards the connections of clients that prove that they know the secret of the invitation; the secret itself is not
-sent. Forwarded bytes are not encrypted.
+The store listens on the loopback interface alone. The gate listens on the receivers' interface and forwards the
+connections of clients that prove their knowledge of the invitation's secret, without sending it. Forwarded bytes are
+not encrypted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import socket
-import threading
-import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 
 import torch.distributed as dist
 
+from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.errors import ConfigurationError
 
 HANDSHAKE_SECONDS = 10.0
 MAX_STRANGERS = 64
-"""Connections at once that have not proved anything; further ones are closed."""
+"""Most concurrent connections without proof; further ones are closed."""
 
 _NONCE = 32
 _LOOPBACK = "127.0.0.1"
@@ -37,27 +38,28 @@ class StoreGate:
     """A store and the gate before it.
 
     Args:
-        host: address of this machine at which receivers reach it.
-        secret: what they must know.
+        host: address of this machine for the receivers.
+        secret: opens the gate.
         seconds: deadline of the store's operations.
 
     Raises:
         ConfigurationError: this machine has no such address.
 
     Attributes:
-        store: for use in this process.
+        store: of this process.
         port: of the gate.
     """
 
     def __init__(self, host: str, secret: str, seconds: float) -> None:
+        self._secret, self._strangers, self._loop = secret.encode(), 0, EventLoopThread()
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-            self._listener = socket.create_server(address[:2], family=family)
+            server = self._loop.submit(asyncio.start_server(self._receive, host, 0)).result()
         except OSError as error:
+            self._loop.close()
             raise ConfigurationError(
                 f"the weights cannot be offered at {host!r} ({error}); give an address of this machine"
             ) from error
-        self.port = int(self._listener.getsockname()[1])
+        self.port = int(server.sockets[0].getsockname()[1])
         inside = socket.create_server((_LOOPBACK, 0))
         self._inside = int(inside.getsockname()[1])
         self.store = dist.TCPStore(
@@ -68,43 +70,34 @@ class StoreGate:
             master_listen_fd=inside.detach(),
             timeout=timedelta(seconds=seconds),
         )
-        self._secret = secret.encode()
-        self._strangers = threading.Semaphore(MAX_STRANGERS)
-        threading.Thread(target=self._listen, name="store-gate", daemon=True).start()
+        self._server = server
 
     def close(self) -> None:
-        """Accept no further connections; may be called twice."""
-        with suppress(OSError):  # closed before; a thread that waits for a connection is woken by it
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        """Close the gate and its connections; may be called twice."""
+        if not self._loop.closed:
+            self._loop.submit(_closed(self._server)).result()
+            self._loop.close()
 
-    def _listen(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            if not self._strangers.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, EOFError, asyncio.TimeoutError):
+            if self._strangers < MAX_STRANGERS:
+                self._strangers += 1
+                try:
+                    proved = await asyncio.wait_for(self._is_proved(reader, writer), HANDSHAKE_SECONDS)
+                finally:
+                    self._strangers -= 1
+                if proved:
+                    await _join(reader, writer, *await asyncio.open_connection(_LOOPBACK, self._inside))
+        writer.close()
 
-    def _receive(self, connection: socket.socket) -> None:
-        try:
-            with suppress(OSError):
-                end = time.monotonic() + HANDSHAKE_SECONDS
-                connection.settimeout(HANDSHAKE_SECONDS)
-                own = secrets.token_bytes(_NONCE)
-                connection.sendall(own)
-                theirs = _read(connection, _NONCE, end)
-                proof = _read(connection, _NONCE, end)
-                if hmac.compare_digest(proof, _proof(self._secret, b"receiver", own, theirs)):
-                    connection.sendall(_proof(self._secret, b"sender", theirs, own))
-                    join(connection, socket.create_connection((_LOOPBACK, self._inside), HANDSHAKE_SECONDS))
-                    return
-            connection.close()
-        finally:
-            self._strangers.release()
+    async def _is_proved(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        own = secrets.token_bytes(_NONCE)
+        writer.write(own)
+        theirs, proof = await reader.readexactly(_NONCE), await reader.readexactly(_NONCE)
+        proved = hmac.compare_digest(proof, _proof(self._secret, b"receiver", own, theirs))
+        if proved:
+            writer.write(_proof(self._secret, b"sender", theirs, own))
+        return proved
 
 
 def reached_store(host: str, port: int, secret: str, seconds: float) -> dist.TCPStore:
@@ -113,63 +106,60 @@ def reached_store(host: str, port: int, secret: str, seconds: float) -> dist.TCP
     Raises:
         RuntimeError: the gate does not answer, or does not know the secret.
     """
+    limit = min(seconds, HANDSHAKE_SECONDS)
     try:
-        end = time.monotonic() + min(seconds, HANDSHAKE_SECONDS)
-        connection = socket.create_connection((host, port), min(seconds, HANDSHAKE_SECONDS))
-        theirs, own = _read(connection, _NONCE, end), secrets.token_bytes(_NONCE)
-        connection.sendall(own + _proof(secret.encode(), b"receiver", theirs, own))
-        if not hmac.compare_digest(_read(connection, _NONCE, end), _proof(secret.encode(), b"sender", own, theirs)):
-            raise RuntimeError(f"{host}:{port} is not the sender of the weights")
-    except OSError as error:
-        raise RuntimeError(f"{host}:{port} does not answer: {error}") from error
-    with socket.create_server((_LOOPBACK, 0)) as listener:
-        listener.settimeout(seconds)
-        threading.Thread(target=_accept, args=(listener.dup(), connection), daemon=True).start()
-        there = listener.getsockname()[1]
-        return dist.TCPStore(_LOOPBACK, there, is_master=False, timeout=timedelta(seconds=seconds))
+        here = _receivers().submit(asyncio.wait_for(_opened(host, port, secret.encode()), limit)).result()
+    except EOFError as error:
+        raise RuntimeError(f"{host}:{port}: the connection was closed before the secret was proved") from error
+    except (OSError, asyncio.TimeoutError) as error:
+        raise RuntimeError(f"{host}:{port} does not answer: {error or f'no answer within {limit:g} s'}") from error
+    return dist.TCPStore(_LOOPBACK, here, is_master=False, timeout=timedelta(seconds=seconds))
 
 
-def join(one: socket.socket, other: socket.socket) -> None:
-    """Pass bytes between two connections, in threads, until one of them ends."""
-    for connection in (one, other):
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for source, target in ((one, other), (other, one)):
-        threading.Thread(target=_pass, args=(source, target), daemon=True).start()
+async def _opened(host: str, port: int, secret: bytes) -> int:
+    """Pass a gate; return the loopback port whose first connection is forwarded to it."""
+    reader, writer = await asyncio.open_connection(host, port)
+    theirs, own = await reader.readexactly(_NONCE), secrets.token_bytes(_NONCE)
+    writer.write(own + _proof(secret, b"receiver", theirs, own))
+    if not hmac.compare_digest(await reader.readexactly(_NONCE), _proof(secret, b"sender", own, theirs)):
+        writer.close()
+        raise RuntimeError(f"{host}:{port} is not the sender of the weights")
+
+    async def forward(here: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        server.close()
+        await _join(here, back, reader, writer)
+
+    server = await asyncio.start_server(forward, _LOOPBACK, 0)
+    return int(server.sockets[0].getsockname()[1])
 
 
-def _accept(listener: socket.socket, connection: socket.socket) -> None:
-    """Join the first connection with one that is there."""
-    try:
-        with listener:
-            here, _ = listener.accept()
-    except OSError:  # no connection in time
-        connection.close()
-        return
-    join(here, connection)
+@cache
+def _receivers() -> EventLoopThread:
+    """Return the loop of this process's connections to gates."""
+    return EventLoopThread()
 
 
-def _pass(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):  # one end is gone; the other is closed below
-        while content := source.recv(_CHUNK):
-            target.sendall(content)
-    for connection in (source, target):
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-    source.close()
+async def _join(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    other_reader: asyncio.StreamReader,
+    other_writer: asyncio.StreamWriter,
+) -> None:
+    """Forward bytes between two connections until one of them ends."""
+    await asyncio.gather(_forward(reader, other_writer), _forward(other_reader, writer))
+
+
+async def _forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while content := await source.read(_CHUNK):
+            target.write(content)
+            await target.drain()
+    target.close()
+
+
+async def _closed(server: asyncio.Server) -> None:
+    server.close()
 
 
 def _proof(secret: bytes, who: bytes, first: bytes, second: bytes) -> bytes:
     return hmac.digest(secret, who + first + second, "sha256")
-
-
-def _read(connection: socket.socket, count: int, end: float) -> bytes:
-    """Read ``count`` bytes until a time of the monotonic clock, however slowly they arrive."""
-    content = b""
-    while len(content) < count:
-        connection.settimeout(max(end - time.monotonic(), 0.001))
-        more = connection.recv(count - len(content))
-        if not more:
-            raise ConnectionError("the connection was closed before the secret was proved")
-        content += more
-    return content

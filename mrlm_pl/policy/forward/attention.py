@@ -1,9 +1,9 @@
 """Attention over one packed row of shared segments and the rows that continue them, for Hugging Face decoders.
 
-The decoder sees a single sequence [1, N]: first what rows share, level by level, then what each has for itself. The
-function registered with transformers cuts that sequence into its segments: each attends to the whole chain of segments
-that it continues and causally to itself. Everything else in the decoder works token by token and needs no change, so
-adapters, sharding hooks and gradient checkpointing keep working.
+The decoder sees a single sequence [1, N]: first the shared segments, level by level, then each row's own tokens. The
+function registered with transformers splits that sequence into its segments: each attends to the whole chain of
+segments before it and causally to itself. All other parts of the decoder work token by token, so adapters, sharding
+hooks and gradient checkpointing keep working.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ATTENTION_NAME = "mrlm_packed"
 
 
 class _Block:
-    """Consecutive segments of the packed row, seen as a batch [S, W] of S segments padded to the longest, W tokens."""
+    """Consecutive segments of the packed row as a batch [S, W]: S segments padded to the longest, W tokens."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths = lengths
@@ -34,12 +34,12 @@ class _Block:
             column = torch.arange(self.width)
             real = column < sizes[:, None]
             first = sizes.cumsum(0) - sizes
-            # padding repeats the block's first token: finite, never attended to by a real token
+            # padding repeats the block's first token: finite, and real tokens never attend to it
             self._source = torch.where(real, first[:, None] + column, 0).reshape(-1).to(device)
             self._real = real.reshape(-1).nonzero().squeeze(1).to(device)
 
     def batched(self, states: Tensor) -> Tensor:
-        """This block's states [tokens, heads, dim] as [S, W, heads, dim]; a view when all lengths are equal."""
+        """Return this block's states [tokens, heads, dim] as [S, W, heads, dim]; a view if all lengths are equal."""
         if not self.uniform:
             states = states.index_select(0, self._source)
         return states.unflatten(0, (len(self.lengths), self.width))
@@ -51,12 +51,12 @@ class _Block:
 
 
 class _Level:
-    """The pieces of one level of a packed row, and the chains of pieces of earlier levels that they continue."""
+    """The segments of one level of a packed row, and their chains of segments of earlier levels."""
 
     def __init__(self, segments: Segments, level: int, blocks: Sequence[_Block], device: torch.device) -> None:
         self.block = blocks[level]
         chains = segments.ancestors[level]
-        # the pieces of another level in these chains: which level, and the piece of each chain or how many share one
+        # the segments of an earlier level in these chains: the level, and each chain's segment or its repetitions
         self.before: list[tuple[int, Tensor | int]] = []
         masks = []
         for earlier in range(level):
@@ -72,7 +72,7 @@ class _Level:
         self.mask = self._mask(masks).to(device) if masks else None
 
     def _mask(self, before: Sequence[Tensor]) -> Tensor:
-        """[1 or S, 1, W, keys] bool: which keys the pieces attend to: their chain, and themselves causally."""
+        """Return the keys of the segments, [1 or S, 1, W, keys] bool: their chain, and causally themselves."""
         width = self.block.width
         chain = torch.cat(list(before), 1)
         if chain.all():
@@ -82,7 +82,7 @@ class _Level:
         return torch.cat([chain[:, None, None].expand(rows, 1, width, keys), causal.expand(rows, 1, width, width)], -1)
 
     def with_chains(self, states: Sequence[Tensor]) -> Tensor:
-        """States of these pieces behind those of their chains, [S, keys, heads, dim].
+        """Return states of these segments after those of their chains, [S, keys, heads, dim].
 
         Args:
             states: by level, [S, W, heads, dim].
@@ -94,14 +94,14 @@ class _Level:
 
 
 def _repeated(states: Tensor, pieces: Tensor | int) -> Tensor:
-    """States [S, W, heads, dim] of the given pieces, or each so many times."""
+    """Return states [S, W, heads, dim] of the given segments, or of each, repeated this number of times."""
     if isinstance(pieces, Tensor):
         return states.index_select(0, pieces)
     return states.repeat_interleave(pieces, 0)
 
 
 class PackedLayout:
-    """The segments of a packed row, prepared once for all layers of a forward pass."""
+    """The segments of a packed row, prepared for all layers of a forward pass."""
 
     def __init__(self, segments: Segments, device: torch.device) -> None:
         blocks = [_Block(lengths, device) for lengths in segments.lengths]
@@ -109,7 +109,7 @@ class PackedLayout:
         self._sizes = [block.tokens for block in blocks]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float = 0.0) -> Tensor:
-        """Attention output [N, heads, dim] for queries [N, heads, dim] and keys and values [N, kv heads, dim]."""
+        """Return the attention [N, heads, dim] of queries [N, heads, dim] to keys and values [N, kv heads, dim]."""
         parts: list[Tensor] = []
         keys: list[Tensor] = []
         values: list[Tensor] = []
@@ -132,7 +132,7 @@ class PackedLayout:
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attention of [S, L, heads, dim], causal unless a mask is given; keys may have fewer heads than queries."""
+    """Return attention of [S, L, heads, dim], causal without a mask; keys may have fewer heads than queries."""
     return F.scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -157,19 +157,17 @@ def packed_attention_forward(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attention function in the form that transformers calls.
-
-    Query is [1, heads, N, dim], the result [1, N, heads, dim].
+    """Compute packed attention for transformers, from a query [1, heads, N, dim] to a result [1, N, heads, dim].
 
     Raises:
-        RuntimeError: the module was called without a layout while the packed attention was switched on.
+        RuntimeError: the module was called without a layout while packed attention was on.
     """
     if packed_layout is None:
         raise RuntimeError(
             f"{type(module).__name__} was called without packed_layout while its attention is {ATTENTION_NAME!r}: "
             "another thread uses the module during token_logprobs; give that thread its own copy of the model"
         )
-    # under autocast the rotary embedding has promoted queries and keys: cast them back before keys are copied
+    # under autocast the rotary embedding promotes queries and keys: cast them back before keys are copied
     query, key, value = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     return packed_layout.attend(query, key, value, scaling, dropout).unsqueeze(0), None
 
@@ -178,14 +176,13 @@ AttentionInterface.register(ATTENTION_NAME, packed_attention_forward)
 
 
 class ForwardSwitches:
-    """Settings of a module that change while its log-probabilities are computed.
+    """Settings of a module while its log-probabilities are computed.
 
-    All modules are in evaluation mode, so that the log-probabilities are those of the distribution that was sampled
-    from: nothing random is left, neither dropout nor noise in a router. With ``noise`` they stay in the mode that they
-    are in. Given a name, that attention implementation is used.
+    All modules are in evaluation mode, without dropout or noise in a router, so that the log-probabilities are those of
+    the sampled distribution. With ``noise`` they keep their mode. A name selects that attention implementation.
 
-    Layers under gradient checkpointing must be in training mode when they are called, and run again during the backward
-    pass, long after the forward pass has ended: they are computed, and recomputed, within the same switches.
+    Layers under gradient checkpointing must be called in training mode, and run again during the backward pass, long
+    after the forward pass: they are computed, and recomputed, within the same switches.
     """
 
     def __init__(self, model: nn.Module, attention: str | None, noise: bool = False) -> None:
@@ -212,7 +209,7 @@ class ForwardSwitches:
         _exchange(self._before)
 
     def _within_switches(self, module: Any) -> Callable[..., Any]:
-        """The module's checkpointing function, applied to a forward function that sets the switches when it runs."""
+        """Return the module's checkpointing function, with the switches set while the forward function runs."""
         checkpointing = module._gradient_checkpointing_func
 
         def apply(forward: Callable[..., Any], *args: Any) -> Any:
@@ -230,7 +227,7 @@ class ForwardSwitches:
 
 
 def _exchange(values: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
-    """Return the previous values of these (owner, attribute, value) triples, which are set."""
+    """Set these (owner, attribute, value) triples and return the previous ones."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in values]
     for owner, name, value in values:
         setattr(owner, name, value)

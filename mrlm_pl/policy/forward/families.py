@@ -1,12 +1,12 @@
-"""Which way leads to a model's log-probabilities, decided from its configuration.
+"""The path to a model's log-probabilities, from its configuration.
 
 ``packed``
-    what rows with the same label begin with in common is computed once, nothing is padded (`packing`, `row_tree`,
-    `packed_attention`), and logits exist for one chunk of action tokens at a time (`chunked_head`);
+    the common beginnings of rows with the same label are computed once, without padding (`packing`, `row_tree`,
+    `attention`), and logits exist for one chunk of action tokens at a time (`head`);
 ``padded``
     the rows are padded, the logits are chunked;
 ``logits``
-    the rows are padded and the model computes its logits itself, for few rows at a time.
+    the rows are padded and the model computes its own logits, for few rows at a time.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from mrlm_pl.errors import PolicyError
 _log = logging.getLogger(__name__)
 
 # Families of transformers whose logits are exactly `lm_head(hidden states)`; the tests compare each with its own
-# forward pass. The first set also hands unknown keyword arguments down to the attention function.
+# forward pass. The first set also passes unknown keyword arguments to the attention function.
 _PACKED = "ernie4_5 gemma glm4 llama mistral mixtral olmo2 phi3 qwen2 qwen3 qwen3_moe seed_oss smollm3 starcoder2"
 PACKED_FAMILIES = frozenset(_PACKED.split())
 PADDED_FAMILIES = frozenset({"gpt2", "gpt_neox", "stablelm"})
-# Rotary embeddings that depend on nothing but the position, "longrope" on either side of its boundary; others look at
-# the longest row of the batch.
+# Rotary embeddings that depend on the position alone, "longrope" on either side of its boundary; others depend on the
+# longest row of the batch.
 _POSITIONAL_ROPE = frozenset({"default", "linear", "llama3", "yarn", "longrope"})
 
 
 class ForwardPath(NamedTuple):
-    """The path that computes a model's log-probabilities, and the property of the model that decides it."""
+    """The path to a model's log-probabilities, and the property of the model that decides it."""
 
     name: Literal["packed", "padded", "logits"]
     reason: str
@@ -73,9 +73,9 @@ def forward_path(model: nn.Module) -> ForwardPath:
 
 
 def rope_boundary(config: Any) -> int | None:
-    """Length of the longest row that is computed with the short factors of a ``longrope`` rotary embedding.
+    """Return the longest row for the short factors of a ``longrope`` rotary embedding; None for other models.
 
-    The embedding takes its long factors for a whole batch when a row of it is longer. None for other models.
+    One longer row switches the whole batch to the long factors.
     """
     config = config.get_text_config(decoder=True)
     rope = getattr(config, "rope_parameters", None) or {}

@@ -1,8 +1,8 @@
-"""Log-probabilities and entropies of target tokens from hidden states, without ever holding all the logits.
+"""Log-probabilities and entropies of target tokens from hidden states, without holding all logits.
 
 The language-model head turns ``[n, hidden]`` into ``[n, V]``; at a vocabulary of 152k those logits and their softmax
 are the largest tensors of a training step. Here they exist for one chunk of tokens at a time: the forward pass keeps
-the log-normaliser of every token and the backward pass computes the chunk's logits again.
+the log-normalizer of every token and the backward pass computes the chunk's logits again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def chunked_log_probs(
     with_entropy: bool = False,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of each target token, [n], and the entropy of each distribution, [n], or None when not asked for.
+    """Return the log-probability of each target token, [n], and the entropy of each distribution, [n] or None.
 
     The distribution of token i is ``softmax((hidden[i] @ weight.T + bias) / temperature[i])``. The matrix products run
     in the autocast dtype where autocast is on and in ``hidden``'s dtype otherwise; the softmax and both results are
@@ -51,7 +51,7 @@ def chunked_log_probs(
         bias: [V] bias of the output head.
         temperature: [n] or 0-dimensional positive divisors of the logits; None divides by nothing.
         with_entropy: also return the entropies (in nats).
-        chunk_size: tokens whose logits exist at the same time; by default a size that suits the device.
+        chunk_size: tokens whose logits exist at the same time; None: a size for the device.
 
     >>> hidden, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0], [0.0], [0.0]])
     >>> log_probs, entropy = chunked_log_probs(hidden, weight, torch.tensor([2]), with_entropy=True)
@@ -74,7 +74,7 @@ def chunked_log_probs(
 def log_probs_from_logits(
     logits: Tensor, targets: Tensor, *, temperature: Tensor | None = None, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of each target, [n], and the entropies, [n] or None, from logits [n, V] that already exist.
+    """Return the log-probability of each target, [n], and the entropies, [n] or None, from logits [n, V].
 
     >>> log_probs, _ = log_probs_from_logits(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
     >>> round(log_probs.item(), 4)
@@ -90,7 +90,7 @@ def log_probs_from_logits(
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """The function behind `chunked_log_probs`; the entropy output is empty unless asked for."""
+    """The function behind `chunked_log_probs`; the entropy output may be empty."""
 
     @staticmethod
     def forward(
@@ -107,7 +107,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         tokens = hidden.shape[0]
         head = _Head(hidden, weight, bias, temperature, chunk_size, compute_dtype)
         log_probs = hidden.new_empty(tokens, dtype=head.softmax_dtype)
-        normalisers = torch.empty_like(log_probs)
+        normalizers = torch.empty_like(log_probs)
         entropy = torch.empty_like(log_probs) if with_entropy else log_probs.new_empty(0)
         for rows in head.chunks():
             logits = head.scaled_logits(rows)
@@ -116,11 +116,11 @@ class _ChunkedLogProbs(torch.autograd.Function):
             # log-sum-exp by hand: torch.logsumexp allocates a second chunk and is 2.5 times slower on a CPU
             exponentials = (logits - largest if with_entropy else logits.sub_(largest)).exp_()
             total = exponentials.sum(-1)
-            normalisers[rows] = total.log() + largest.squeeze(-1)
-            log_probs[rows] = target_logits - normalisers[rows]
+            normalizers[rows] = total.log() + largest.squeeze(-1)
+            log_probs[rows] = target_logits - normalizers[rows]
             if with_entropy:
-                entropy[rows] = normalisers[rows] - exponentials.mul_(logits).sum(-1) / total
-        ctx.save_for_backward(hidden, weight, bias, targets, temperature, normalisers, entropy)
+                entropy[rows] = normalizers[rows] - exponentials.mul_(logits).sum(-1) / total
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, normalizers, entropy)
         ctx.settings = (with_entropy, chunk_size, compute_dtype)
         ctx.set_materialize_grads(False)
         if not with_entropy:
@@ -130,7 +130,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_log_probs, grad_entropy = grads
-        hidden, weight, bias, targets, temperature, normalisers, entropy = ctx.saved_tensors
+        hidden, weight, bias, targets, temperature, normalizers, entropy = ctx.saved_tensors
         with_entropy, chunk_size, compute_dtype = ctx.settings
         if not with_entropy:
             grad_entropy = None
@@ -142,12 +142,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=head.softmax_dtype) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=head.softmax_dtype) if needs_bias else None
         if grad_log_probs is None:
-            grad_log_probs = torch.zeros_like(normalisers)
+            grad_log_probs = torch.zeros_like(normalizers)
         if temperature is not None:
             grad_log_probs = grad_log_probs / temperature
             grad_entropy = None if grad_entropy is None else grad_entropy / temperature
         for rows in head.chunks():
-            log_p = head.scaled_logits(rows).sub_(normalisers[rows].unsqueeze(-1))
+            log_p = head.scaled_logits(rows).sub_(normalizers[rows].unsqueeze(-1))
             grad_target = grad_log_probs[rows].unsqueeze(-1)
             # d log p[y] / d z = onehot(y) - p and d H / d z = -p (log p + H), z the scaled logits
             if grad_entropy is None:
@@ -173,7 +173,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
 
 class _Head:
-    """The head's inputs in the compute dtype; its logits are written chunk after chunk into one buffer."""
+    """The head's inputs in the compute dtype, and one buffer for its logits, chunk after chunk."""
 
     def __init__(
         self,
@@ -196,12 +196,12 @@ class _Head:
         self._logits = self._product if wide else self._product.new_empty(shape, dtype=self.softmax_dtype)
 
     def chunks(self) -> list[slice]:
-        """Slices of at most ``chunk_size`` tokens that cover all tokens in order."""
+        """Return slices of at most ``chunk_size`` tokens that cover all tokens in order."""
         tokens = self.hidden.shape[0]
         return [slice(i, min(i + self.chunk_size, tokens)) for i in range(0, tokens, self.chunk_size)]
 
     def scaled_logits(self, rows: slice) -> Tensor:
-        """Logits of these tokens over their temperature, [rows, V], in the softmax dtype; valid until the next call."""
+        """Return logits over temperature of these tokens, [rows, V], in the softmax dtype, until the next call."""
         tokens = rows.stop - rows.start
         product, logits = self._product[:tokens], self._logits[:tokens]
         torch.mm(self.hidden[rows], self.weight.t(), out=product)

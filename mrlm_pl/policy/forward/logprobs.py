@@ -1,6 +1,6 @@
 """Log-probabilities of the sampled tokens under a policy: the forward pass of every learner in this package.
 
-Three ways lead to the same numbers; `forward_path` says which and why, `forward_passes` goes them.
+Three paths lead to the same numbers; `forward_path` chooses one, `forward_passes` plans its passes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class TokenOutputs(NamedTuple):
-    """A forward pass's values of every action token, each [B, T] float32 and 0 elsewhere; None: not requested."""
+    """Numbers of every action token, each [B, T] float32 and 0 elsewhere; None: not requested."""
 
     logp: Tensor
     entropy: Tensor | None
@@ -43,12 +43,11 @@ class TokenOutputs(NamedTuple):
 def token_logprobs(
     model: nn.Module, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[NoisyRowOptions]
 ) -> Tensor:
-    """Log-probability of every action token given the tokens before it, [B, T] float32; exactly 0 elsewhere.
+    """Return the log-probability of every action token given the tokens before it, [B, T] float32; exactly 0 elsewhere.
 
     ``out[b, t] = log softmax(logits / temperature)[token t | tokens < t]`` where ``action_mask[b, t]``. Differentiable
-    in the model's parameters. The model computes as in evaluation mode, whatever mode it is in: without dropout, and
-    without any other noise of training, such as that of a router. While it runs, no other thread may call the same
-    module.
+    in the model's parameters. The model computes in evaluation mode: without dropout, and without other noise of
+    training, such as that of a router. While it runs, no other thread may call the same module.
 
     Args:
         model: a causal language model of transformers, or its PEFT wrapper.
@@ -74,15 +73,15 @@ def token_outputs(
     value_head: nn.Module | None = None,
     **options: Unpack[NoisyRowOptions],
 ) -> TokenOutputs:
-    """`token_logprobs` with, from the same forward pass, the entropies and the values of the action tokens.
+    """Return `token_logprobs`, and entropies and values of the action tokens, from the same forward pass.
 
     The entropy, in nats, is that of the whole vocabulary at the given temperature. The value of a token is
-    ``value_head`` of the last hidden state before it: the expected return from the state in which it was chosen. All
-    three are differentiable. The other arguments and the errors are those of `token_logprobs`.
+    ``value_head`` of the last hidden state before it: the expected return from the state before it. All three are
+    differentiable. The other arguments and the errors are those of `token_logprobs`.
 
     Args:
-        with_entropy: whether the entropies are wanted.
-        value_head: module that turns hidden states [n, hidden size] into values [n]; None: no values.
+        with_entropy: whether to compute the entropies.
+        value_head: maps hidden states [n, hidden size] to values [n]; None: no values.
     """
     wanted = Wanted(True, with_entropy, value_head)
     found = list(_evaluate(model, wanted, token_ids, lengths, action_mask, **options).unbind())
@@ -99,7 +98,7 @@ def token_values(
     action_mask: Tensor,
     **options: Unpack[NoisyRowOptions],
 ) -> Tensor:
-    """The values of `token_outputs` alone, [B, T] float32: the language-model head is left out where it can be."""
+    """Return the values of `token_outputs` alone, [B, T] float32, without the language-model head if possible."""
     return _evaluate(model, Wanted(False, False, value_head), token_ids, lengths, action_mask, **options)[0]
 
 
@@ -119,7 +118,7 @@ def _evaluate(
     path = forward_path(model)
     log_path(type(base_model(model)).__name__, path)
     if not planned:
-        # forward passes all the same: every rank of a sharded model must take part in them, and in their gradient
+        # every rank of a sharded model takes part in all forward passes, and in their gradient
         passes = passes_on_all_ranks(model, 1)
         idle = torch.stack([_idle_pass(model, wanted, torch.is_grad_enabled() and passes > 1) for _ in range(passes)])
         return torch.zeros(wanted.rows, B, T, device=token_ids.device) + 0.0 * idle.sum()
@@ -128,7 +127,7 @@ def _evaluate(
     passes = passes_on_all_ranks(model, len(planned))
     recompute = torch.is_grad_enabled() and passes > 1
     if torch.is_grad_enabled() and passes == 1 and max_tokens is not None and not is_sharded(model):
-        # the ranks of a sharded model must compute again alike, whatever each of them holds
+        # the ranks of a sharded model must recompute alike
         recompute = not hold(planned[0].inputs.input_ids.numel(), max_tokens)
     results = []
     for number, (inputs, chosen) in enumerate(planned):
@@ -144,7 +143,7 @@ def _evaluate(
 
 
 def _idle_pass(model: nn.Module, wanted: Wanted, recompute: bool) -> Tensor:
-    """Return a number (0-dim) that depends on all weights, from the shortest row that there is."""
+    """Return a number (0-dim) that depends on all weights, from the shortest possible row."""
     device = next(model.parameters()).device
     mask = torch.tensor([[False, True]])
     plan = RowPlan(torch.zeros(1, 2, dtype=torch.int64), mask, None)
@@ -159,10 +158,9 @@ _HELD: ContextVar[list[int] | None] = ContextVar("held_tokens", default=None)
 
 @contextmanager
 def bounded_together() -> Iterator[None]:
-    """Within the context the passes of all models count together towards their bounds.
+    """Count the passes of all models within the context together towards their bounds.
 
-    A team's policies and critics make one forward pass each and then share a backward pass: without this the memory
-    would be that of all passes.
+    A team's policies and critics make one forward pass each and share a backward pass, with the memory of all passes.
     """
     token = _HELD.set([0])
     try:
@@ -172,7 +170,9 @@ def bounded_together() -> Iterator[None]:
 
 
 def hold(tokens: int, most: int) -> bool:
-    """Whether a pass of so many tokens may be held; it then counts. The first may be, as may all outside the context.
+    """Return whether a pass of this many tokens may be held, and count it; the first always may.
+
+    Outside of the context all passes may be held.
 
     >>> with bounded_together():
     ...     print(hold(700, 1000), hold(400, 1000), hold(300, 1000))

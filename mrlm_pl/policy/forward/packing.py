@@ -1,4 +1,4 @@
-"""The layout of a batch's rows for the model: packed, with what they have in common once, or padded; in chunks.
+"""The layout of a batch's rows for the model: packed, with common beginnings once, or padded; in micro-batches.
 
 All arithmetic here is on the host: the layout decides shapes, so it must be known before a kernel starts.
 """
@@ -17,11 +17,11 @@ from mrlm_pl.policy.forward.row_tree import RowTree, Segment
 
 @dataclass(frozen=True)
 class Segments:
-    """The pieces of a packed row, level by level; each continues a chain of pieces of earlier levels.
+    """The segments of a packed row, level by level; each continues a chain of segments of earlier levels.
 
     Attributes:
-        lengths: by level, the length of each piece. The last level holds what rows compute by themselves.
-        ancestors: by level, for each piece and each earlier level the number of the piece in its chain, -1 for none.
+        lengths: by level, the length of each segment. The last level holds the rows' own tokens.
+        ancestors: by level, for each segment and each earlier level the number of the segment in its chain, or -1.
     """
 
     lengths: tuple[tuple[int, ...], ...]
@@ -30,7 +30,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class ForwardInputs:
-    """Model inputs for some of the rows, and where their action tokens are.
+    """Model inputs for some of the rows, and the places of their action tokens.
 
     ``input_ids`` and ``position_ids`` are [b, t] ([1, N] when packed). Action token i has the id ``targets[i]``, is
     predicted by the hidden state ``predictors[i]`` of the flattened [b * t], and stands at ``destinations[i]`` of the
@@ -54,16 +54,15 @@ class ForwardInputs:
 
 
 class RowPlan:
-    """Which tokens of each row the model must see, and which of them it can share with other rows.
+    """The tokens of each row that the model must see, and those that rows share.
 
-    A row is fed up to the token before its last action token: later tokens predict nothing that is asked for. Rows
-    without any action token are not fed at all. Rows with the same label compute what they begin with in common once,
-    whether it is an action of theirs or not.
+    A row is fed up to the token before its last action token: later tokens predict no action. Rows without action
+    tokens are not fed. Rows with the same label compute their common beginning once, including actions in it.
 
     Args:
         token_ids: [B, T] int64, rows padded on the right.
         action_mask: [B, T] bool; column 0 is False.
-        prefix_groups: [B] labels, or None when no row shares its prefix.
+        prefix_groups: [B] labels, or None if no row shares its prefix.
     """
 
     def __init__(self, token_ids: Tensor, action_mask: Tensor, prefix_groups: Tensor | None) -> None:
@@ -74,7 +73,7 @@ class RowPlan:
         self._labels = prefix_groups
 
     def sides(self, boundary: int | None) -> list[RowPlan]:
-        """Plans for the actions with at most, and with more than, ``boundary`` tokens before them; those with actions.
+        """Return plans for the actions with at most, and with more than, ``boundary`` tokens before them, unless empty.
 
         Within a plan no row, or every row, is fed more than ``boundary`` tokens. None: all in one plan.
         """
@@ -90,7 +89,7 @@ class RowPlan:
         return [self._pack(tree, leaves, device) for leaves in tree.chunks(max_tokens)]
 
     def padded_chunks(self, max_tokens: int | None) -> list[list[int]]:
-        """Row indices per chunk, longest rows first, each chunk at most ``max_tokens`` with padding or a single row."""
+        """Return row indices per chunk, longest rows first: at most ``max_tokens`` with padding, or a single row."""
         rows = [row for row, fed in enumerate(self.fed_lengths) if fed]
         rows.sort(key=lambda row: -self.fed_lengths[row])
         if max_tokens is None:
@@ -104,7 +103,7 @@ class RowPlan:
         return chunks
 
     def _pack(self, tree: RowTree, leaves: range, device: torch.device) -> ForwardInputs:
-        """One packed row: the shared segments of these leaves, level by level, then what each computes by itself."""
+        """Return one packed row: the shared segments of these leaves, level by level, then each leaf's own tokens."""
         shared, own = tree.segments(leaves)
         levels = [*shared, own]
         pieces = [piece for level in levels for piece in level]
@@ -129,7 +128,7 @@ class RowPlan:
         )
 
     def pad(self, rows: Sequence[int], device: torch.device) -> ForwardInputs:
-        """These rows padded on the right to the longest fed length among them; the padding repeats token 0."""
+        """Return these rows padded on the right, with token 0, to their longest fed length."""
         row_index = torch.tensor(rows)
         fed = torch.tensor([self.fed_lengths[row] for row in rows])
         width = int(fed.max())
@@ -160,9 +159,9 @@ def _places(levels: Sequence[Sequence[Segment]], stop: Tensor, shift: Tensor, le
     """Return the places in the packed row [n] of the tokens at these positions [n] of the n-th leaves.
 
     Args:
-        levels: the pieces of the packed row; the last ones are those of the leaves.
-        stop: [pieces] where each ends.
-        shift: [pieces] what is added to a position within it.
+        levels: the segments of the packed row; the last level is that of the leaves.
+        stop: [segments] end of each.
+        shift: [segments] offset from a position in it to the packed row.
     """
     first = [0]
     for level in levels:

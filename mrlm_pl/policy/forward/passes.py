@@ -1,6 +1,6 @@
-"""Forward passes that give log-probabilities: planned in one place, made in the same process or in another.
+"""Forward passes for log-probabilities: planned in one place, run in the same process or in another.
 
-What a pass is given says all about its rows, so that a copy of the model elsewhere computes the same numbers.
+A pass holds all about its rows, so that a copy of the model elsewhere computes the same numbers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class RowOptions(TypedDict, total=False):
 
     Attributes:
         temperature: the sampler's temperature: a number, one per row [B], or one per token [B, T]; 1 by default.
-        prefix_groups: [B] labels; rows with the same label compute what any of them begin with in common once. It never
-            changes the values, only the work.
-        max_tokens: most tokens in one forward pass; its rows, with what they share counted for each, have at most
-            ``row_tree.MOST_READ`` times as many. Needing several, they run one after the other and, when gradients
-            are wanted, each is computed again in the backward pass, so that memory is that of one pass. So is one that
-            is too much beside others that wait for the same backward pass (`held_passes`). The ranks of a sharded model
-            make equally many passes, some of them idle.
+        prefix_groups: [B] labels; rows with the same label compute common beginnings once. They change the work, never
+            the values.
+        max_tokens: most tokens of one forward pass; its rows, with shared tokens counted for each, have at most
+            ``row_tree.MOST_READ`` times as many. Several passes run one after the other and, for gradients, each is
+            recomputed in the backward pass, so that memory is that of one pass. So is a pass that exceeds the bound
+            beside others of the same backward pass (`bounded_together`). The ranks of a sharded model make equally many
+            passes, some of them idle.
     """
 
     temperature: float | Tensor
@@ -42,8 +42,8 @@ class NoisyRowOptions(RowOptions, total=False):
     """:class:`RowOptions` of a forward pass that may have noise.
 
     Attributes:
-        noise_seed: leave the model in the mode that it is in, with the dropout and the other noise of training, which
-            follow from this seed and the pass; None: no noise.
+        noise_seed: keep the model's mode, with the dropout and the other noise of training, which depend on this seed
+            and the pass; None: no noise.
     """
 
     noise_seed: int | None
@@ -53,7 +53,7 @@ class ForwardPass(NamedTuple):
     """One forward pass over some rows of a batch.
 
     Attributes:
-        inputs: what the model is given, and where in the batch what it says about each action token belongs.
+        inputs: of the model, with the places of its action tokens in the batch.
         temperature: of each action token [n], of all [], or None where it is 1.
     """
 
@@ -76,11 +76,11 @@ def forward_passes(
     prefix_groups: Tensor | None = None,
     max_tokens: int | None = None,
 ) -> list[ForwardPass]:
-    """The passes in which `token_logprobs` computes these rows without gradient, for `pass_logprobs` in any process.
+    """Return the passes of `token_logprobs` for these rows without gradient, for `pass_logprobs` in any process.
 
     Args:
-        model: as the one that makes the passes; its weights are not read. The other arguments and the errors are those
-            of `token_logprobs`.
+        model: of the architecture that runs the passes; its weights are not read. The other arguments and the errors
+            are those of `token_logprobs`.
     """
     check_arguments(token_ids, lengths, action_mask, prefix_groups, max_tokens)
     temperatures = flat_temperature(temperature, token_ids.shape[0], token_ids.shape[1], token_ids.device)
@@ -94,28 +94,30 @@ def forward_passes(
 
 
 def pass_logprobs(model: nn.Module, planned: ForwardPass) -> Tensor:
-    """Log-probability [n] of each action token of one of the `forward_passes`, which is on the model's device."""
+    """Return the log-probability [n] of each action token of one of the `forward_passes`, on the model's device."""
     return forward_along(forward_path(model))(model, *planned, Wanted(True, False, None), None)[0]
 
 
 class Wanted(NamedTuple):
+    """The requested numbers of a forward pass."""
+
     log_probs: bool
     entropy: bool
     value_head: nn.Module | None
 
     @property
     def rows(self) -> int:
-        """Number of things that are wanted."""
+        """Number of requested quantities."""
         return int(self.log_probs) + int(self.entropy) + int(self.value_head is not None)
 
     def values(self, hidden: Tensor) -> Tensor:
-        """Values [n] in at least float32."""
+        """Return values [n] in at least float32."""
         assert self.value_head is not None
         values = self.value_head(hidden)
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def stack(self, log_probs: Tensor, entropy: Tensor | None, hidden: Callable[[], Tensor]) -> Tensor:
-        """Return all that is wanted about n tokens as rows [1 to 3, n]."""
+        """Return the requested quantities of n tokens as rows [1 to 3, n]."""
         rows = [log_probs] if entropy is None else [log_probs, entropy]
         if self.value_head is not None:
             rows.append(self.values(hidden()).to(log_probs.dtype))
@@ -149,7 +151,7 @@ def row_chunks(
 
 @contextmanager
 def _noise(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Within the context random numbers follow from ``seed``; None leaves the generators alone."""
+    """Draw random numbers from ``seed`` within the context; None leaves the generators unchanged."""
     if seed is None:
         yield
         return
@@ -194,7 +196,7 @@ def _chunked_logits(
 
 @contextmanager
 def _replaced_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Within the context calling ``module`` runs its hooks and ``forward``."""
+    """Replace the ``forward`` of a module within the context; its hooks still run."""
     vars(module)["forward"] = forward
     try:
         yield
@@ -205,7 +207,7 @@ def _replaced_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) ->
 def _model_logits(
     model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: Wanted, seed: int | None
 ) -> Tensor:
-    """Return the requested values of n tokens, [1 to 3, n], from the logits that the model computes itself."""
+    """Return the requested values of n tokens, [1 to 3, n], from the model's own logits."""
     width = inputs.input_ids.shape[1]
     base = base_model(model)
     first = int((inputs.predictors % width).min())
@@ -236,7 +238,7 @@ def _model_logits(
 
 
 def flat_temperature(temperature: float | Tensor, B: int, T: int, device: torch.device) -> Tensor | None:
-    """Temperatures [B * T], or a 0-dimensional one for all tokens, or None when there is nothing to divide by."""
+    """Return temperatures [B * T], or a 0-dimensional one for all tokens, or None for 1."""
     if not isinstance(temperature, Tensor):
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}, but must be positive")
@@ -254,7 +256,7 @@ def flat_temperature(temperature: float | Tensor, B: int, T: int, device: torch.
 def check_arguments(
     token_ids: Tensor, lengths: Tensor, action_mask: Tensor, prefix_groups: Tensor | None, max_tokens: int | None
 ) -> None:
-    """Raise ValueError when the batch contradicts itself."""
+    """Raise ValueError for an inconsistent batch."""
     if token_ids.dim() != 2 or 0 in token_ids.shape:
         raise ValueError(f"token_ids has shape {tuple(token_ids.shape)}, but must be [B, T] with at least one token")
     B, T = token_ids.shape

@@ -1,7 +1,7 @@
-"""Which tokens rows have in common from their beginning on, and where to cut them into chunks.
+"""The common beginnings of rows, and their division into chunks.
 
-The rows of a label are the leaves of a tree: what several of them begin with is one segment, computed once. The tree
-is held as an order of its leaves, and for each leaf how many tokens it shares with the one before.
+The rows of a label are the leaves of a tree: a common beginning is one segment, computed once. The tree is an order of
+its leaves, and for each leaf the number of tokens that it shares with the leaf before.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 LEAST_SAVING = 32
-"""Tokens that a shared segment must save: each makes the attention's batches smaller and more ragged."""
+"""Fewest tokens that a shared segment saves: each makes the attention's batches smaller and more ragged."""
 CHUNK_COST = 32
-"""Cost of a chunk, in tokens: rows stay together only if that saves more than the additional chunks cost."""
+"""Cost of a chunk, in tokens: rows stay together if that saves more than further chunks cost."""
 
 MOST_READ = 8
-"""How many times its bound a chunk may have in tokens of its rows. Each row reads its whole beginning: its keys and
-values are copied for it, and so are the states that predict its actions, whoever has computed them."""
+"""Most tokens of a chunk's rows, in multiples of its bound. Each row reads its whole beginning: shared keys and values,
+and the states that predict its actions, are copied for it."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class RowTree:
-    """The rows that must be fed, as the leaves of trees of shared tokens.
+    """The rows to feed, as the leaves of trees of shared tokens.
 
     Attributes:
-        rows: of each leaf, the rows it stands for: its own, and those that are contained in its beginning.
+        rows: of each leaf, its own row and the rows that are its beginnings.
         fed: number of tokens of each leaf.
-        shared: how many of them are computed once with the leaf before.
+        shared: number of tokens of each leaf that are computed with the leaf before.
     """
 
     rows: list[list[int]]
@@ -53,10 +53,10 @@ class RowTree:
 
     @classmethod
     def of(cls, token_ids: Tensor, fed_lengths: Sequence[int], labels: Tensor | None) -> RowTree:
-        """Return the tree of rows [B, T] of which the first ``fed_lengths`` tokens count; rows with 0 are left out.
+        """Return the tree of the first ``fed_lengths`` tokens of rows [B, T]; rows with 0 are left out.
 
-        Rows share nothing unless ``labels`` [B] says that they have the same label. Labels stay in the order of their
-        longest rows: neighbours of similar length waste the least padding inside the attention.
+        Rows with the same label in ``labels`` [B] share tokens. Labels are in the order of their longest rows: adjacent
+        rows of similar length need the least padding inside the attention.
         """
         active = [row for row, fed in enumerate(fed_lengths) if fed]
         if labels is None:
@@ -78,7 +78,7 @@ class RowTree:
         return tree
 
     def _keep_worthwhile(self) -> None:
-        """Share less where a segment would save too little: those who share it begin earlier."""
+        """Share less where a segment would save too little."""
         whole = list(self.shared)
         due = [(0, len(whole), 0)] if whole else []
         while due:
@@ -94,12 +94,12 @@ class RowTree:
             due += [(a, b, common) for a, b in itertools.pairwise([first, *branches, last])]
 
     def chunks(self, max_tokens: int | None) -> list[range]:
-        """Leaves per chunk, each chunk at most ``max_tokens`` tokens or a single leaf.
+        """Return the leaves per chunk: at most ``max_tokens`` tokens, or a single leaf.
 
-        Nor do the rows of a chunk have more than ``MOST_READ`` times as many tokens, what they share counted for each.
+        The rows of a chunk, with shared tokens counted for each, have at most ``MOST_READ`` times as many.
 
-        Leaves are parted where it costs least: what they shared with the one before is computed again. Of the ways
-        that cost the same, the largest chunk is smallest in the one that is taken.
+        Leaves are separated where it costs least: tokens shared with the leaf before are computed again. Of equal costs
+        the division with the smallest largest chunk is taken.
         """
         leaves = len(self.fed)
         ends = list(itertools.accumulate((f - s for f, s in zip(self.fed, self.shared, strict=True)), initial=0))
@@ -123,13 +123,13 @@ class RowTree:
     def _parted(
         self, ends: Sequence[int], read: Sequence[int], max_tokens: int, most_read: int
     ) -> tuple[int, list[range]]:
-        """Return the cheapest chunks within bounds, and what they cost in tokens that are computed again.
+        """Return the cost of the cheapest chunks within bounds, in tokens that are computed again, and the chunks.
 
         Args:
-            ends: for each leaf, and the end, how many tokens the leaves before it compute in one chunk.
-            read: likewise, how many tokens the rows of the leaves before it have.
-            max_tokens: bound of what a chunk computes.
-            most_read: bound of what its rows have.
+            ends: for each leaf, and the end, the number of tokens that the leaves before it compute in one chunk.
+            read: likewise, the number of tokens of their rows.
+            max_tokens: most tokens that a chunk computes.
+            most_read: most tokens of its rows.
         """
         leaves = len(self.fed)
         best, begin = [0], [0]
@@ -155,7 +155,7 @@ class RowTree:
         return best[leaves], found[::-1]
 
     def segments(self, leaves: range) -> tuple[list[list[Segment]], list[Segment]]:
-        """Return the shared segments of some consecutive leaves, by level, and what each leaf computes by itself."""
+        """Return the shared segments of some consecutive leaves, by level, and each leaf's own segment."""
         levels: list[list[Segment]] = []
         own = []
         due: list[tuple[int, int, int, tuple[int, ...]]] = [(leaves.start, leaves.stop, 0, ())]
@@ -178,7 +178,7 @@ class RowTree:
 def _sorted(
     token_ids: Tensor, fed_lengths: Sequence[int], labels: Sequence[int], rows: list[int]
 ) -> tuple[list[int], list[int]]:
-    """Rows such that those with most in common are neighbours, and how much each has in common with the one before.
+    """Return rows in an order in which common beginnings are adjacent, and the tokens shared with the row before.
 
     A row that is the beginning of others follows them.
     """

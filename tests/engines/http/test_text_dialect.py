@@ -104,7 +104,7 @@ def test_what_the_server_is_asked(codec: TextCodec, asked: SampleRequest) -> Non
         ("", 1, "stop", True, True),
         ("1234", 4, "length", False, True),
         ("123", 4, "length", True, False),  # a special token somewhere: at the end, most likely
-        ("12", 4, "stop", True, False),  # one token more than can be told
+        ("12", 4, "stop", True, False),  # one more token than its text has
     ],
 )
 def test_the_tokens_of_a_reply(

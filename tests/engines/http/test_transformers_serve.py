@@ -115,7 +115,7 @@ def test_trained_weights_are_what_the_server_generates_with(url: str, tmp_path: 
         own.load("main", policy.network, version)
         served.load("main", policy.network, version)
         expected, found = asyncio.run(own.sample(asked)), asyncio.run(served.sample(asked))
-        # Hidden special tokens are not part of the text, so that such replies cannot be told exactly.
+        # Hidden special tokens are not part of the text, so that such replies are not exact.
         same = [one.token_ids == other.token_ids for one, other in zip(found, expected, strict=True)]
         assert sum(same) >= len(same) - served.stats.re_encoded
         assert {sample.version for sample in found} == {version}

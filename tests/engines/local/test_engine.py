@@ -237,11 +237,11 @@ def test_load_takes_over_changed_weights(name: str, dtype: torch.dtype | None, m
 def test_loading_again_reuses_the_fused_memory_and_copies_nothing_that_fits() -> None:
     model = build("qwen3")
     weights = DecoderWeights(model, torch.float32)
-    fused = [layer.qkv.data_ptr() for layer in weights.layers]
+    fused = [layer.qkv[0].data_ptr() for layer in weights.layers]
     weights.read()
-    assert [layer.qkv.data_ptr() for layer in weights.layers] == fused
-    assert weights.head.data_ptr() == model.lm_head.weight.data_ptr()
-    assert weights.layers[1].down.data_ptr() == model.model.layers[1].mlp.down_proj.weight.data_ptr()
+    assert [layer.qkv[0].data_ptr() for layer in weights.layers] == fused
+    assert weights.head[0].data_ptr() == model.lm_head.weight.data_ptr()
+    assert weights.layers[1].down[0].data_ptr() == model.model.layers[1].mlp.down_proj.weight.data_ptr()
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])

@@ -1,4 +1,4 @@
-"""The session cache: what is reused, what is dropped, and the bound on its bytes."""
+"""The session cache: reused and dropped sessions, and the bound on its bytes."""
 
 from __future__ import annotations
 

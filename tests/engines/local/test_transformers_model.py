@@ -21,7 +21,7 @@ from tests.support.model_families import measure, tiny_model
 
 MakeEngine = Callable[..., InProcessEngine]
 EXACT = 1e-4
-"""Log-probabilities in single precision; what the checks below found was off by .05 to 3."""
+"""Log-probabilities in single precision; the faults that the checks below found were .05 to 3."""
 
 
 @pytest.mark.parametrize(

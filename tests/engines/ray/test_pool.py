@@ -53,7 +53,7 @@ def changed(model: PreTrainedModel, seed: int) -> None:
 
 
 def expected(model: PreTrainedModel, requests: Sequence[Any], version: int) -> list[Sample]:
-    """What an engine of this process samples, for one request after the other."""
+    """Samples of an engine of this process, for one request after the other."""
     engine = InProcessEngine()
     engine.load("p", model, version)
     try:
@@ -209,7 +209,7 @@ def test_two_policies_and_another_model_under_the_same_name(make_pool: MakePool)
 
 
 class SlowEngine(InProcessEngine):
-    """Waits before it generates, until it may go on."""
+    """Waits before it generates."""
 
     started, go_on = threading.Event(), threading.Event()
 
@@ -296,7 +296,7 @@ def test_a_worker_that_dies_is_replaced_and_its_requests_are_sent_again(make_poo
             cluster.actors[1].kill()
 
     cluster.actors[1].before = die
-    changed(model, 5)  # the learner goes on; what was loaded counts
+    changed(model, 5)  # the learner continues; the loaded weights count
     assert_same(run(pool, *requests), wanted)
     assert len(cluster.actors) == 3
     assert pool.replaced == 1

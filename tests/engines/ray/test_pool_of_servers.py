@@ -81,7 +81,7 @@ def changed(model: Any, seed: int) -> None:
 
 
 def expected(model: Any, requests: Any, version: int) -> list[Sample]:
-    """What an engine of this process samples."""
+    """Samples of an engine of this process."""
     engine = InProcessEngine()
     engine.load("p", model, version)
     try:
@@ -192,7 +192,7 @@ def test_a_worker_in_the_place_of_another_gives_the_same_servers_the_weights(
     model = build("llama")
     pool.load("p", model, 1)
     wanted = expected(model, GREEDY, 1)
-    changed(model, 1)  # the learner goes on; what was loaded counts
+    changed(model, 1)  # the learner continues; the loaded weights count
 
     def die(method: str) -> None:
         if method == "sample":

@@ -1,4 +1,4 @@
-"""The pool under Ray itself: real worker processes, real kills, and what is left of them."""
+"""The pool under Ray itself: real worker processes, real kills, and remaining processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def alive(pid: int) -> bool:
 
 
 def eventually(holds: Callable[[], Any], seconds: float) -> Any:
-    """What ``holds`` gives as soon as it is true."""
+    """Wait until ``holds`` returns a true value; return it."""
     deadline = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < deadline, f"not within {seconds} s"

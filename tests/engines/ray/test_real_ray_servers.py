@@ -41,7 +41,7 @@ def serve() -> Iterator[Callable[..., list[FakeVllm]]]:
 
 
 def folders(server: FakeVllm) -> list[str]:
-    """Where a server was told to read weights, one after the other."""
+    """Folders from which a server loaded weights, in order."""
     return [body["kwargs"]["weights_path"] for body in server.asked("/collective_rpc")]
 
 
@@ -96,4 +96,4 @@ def test_a_run_hands_every_version_to_the_servers(serve: Any, tmp_path: Path) ->
         if "mismatch_max_ratio" in name and value
     ]
     assert len(ratios) == 3
-    assert max(ratios) < 1.001, "what was sampled is of the weights that learn from it"
+    assert max(ratios) < 1.001, "samples are of the weights that train on them"

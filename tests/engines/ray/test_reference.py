@@ -58,13 +58,13 @@ def table(rows: int = 12, width: int = 30, temperature: float = 1.0) -> PolicyBa
 
 
 def initial(policy: Policy, rows: PolicyBatch) -> torch.Tensor:
-    """What a learner that holds the reference computes."""
+    """Log-probabilities of a learner that holds the reference."""
     policy.load(reference=True)
     return policy.reference_logprobs(**rows.inputs())
 
 
 def moved(policy: Policy) -> None:
-    """Train a little, so to speak."""
+    """Change the trained weights."""
     with torch.no_grad():
         for weight in policy.model.parameters():
             if weight.requires_grad:
@@ -98,7 +98,7 @@ def test_the_numbers_are_the_learners_bit_for_bit(
     reference, cluster = make_reference(1 if max_tokens is None else 3)
     rows, policy = table(temperature=0.7), make_policy(max_forward_tokens=max_tokens)
     policy.load()
-    moved(policy)  # as after a resume: the policy is not what it was
+    moved(policy)  # as after a resume: the policy has changed
     found = reference.logprobs(policy, rows)
     assert policy.reference is None
     assert torch.equal(found, initial(make_policy(max_forward_tokens=max_tokens), rows))
@@ -290,7 +290,7 @@ def given(cluster: FakeCluster) -> list[list[str]]:
 
 
 class NotedCluster(FakeCluster):
-    """Remembers which GPUs its workers are told to see, as Ray's workers would have them."""
+    """Remembers the visible GPUs of its workers, as under Ray."""
 
     def actor(self, cls: type, bundle: int, arguments: Any, calls: int, resources: Any) -> FakeActor:
         actor = super().actor(cls, bundle, arguments, calls, resources)

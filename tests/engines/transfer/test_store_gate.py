@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import psutil
 import pytest
@@ -43,7 +45,7 @@ def test_others_do_not(gate: StoreGate) -> None:
     with pytest.raises(RuntimeError, match="closed before the secret was proved"):
         reached_store(HOST, gate.port, "wrong", 5.0)
     with pytest.raises(dist.DistError):
-        dist.TCPStore(HOST, gate.port, is_master=False, timeout=store_gate.timedelta(seconds=1))
+        dist.TCPStore(HOST, gate.port, is_master=False, timeout=timedelta(seconds=1))
     assert gate.store.num_keys() <= 1, "a store counts a key of its own"
 
 
@@ -71,7 +73,7 @@ def test_a_false_gate_is_not_believed() -> None:
         here, _ = false.accept()
         other.close()
         here.close()
-        store_gate.threading.Thread(target=_answer_anything, args=(false,), daemon=True).start()
+        threading.Thread(target=_answer_anything, args=(false,), daemon=True).start()
         with pytest.raises(RuntimeError, match="is not the sender of the weights"):
             reached_store(HOST, false.getsockname()[1], "right", 5.0)
 
@@ -114,7 +116,7 @@ def test_a_stranger_who_sends_byte_by_byte_is_closed_in_time(gate: StoreGate, mo
                 continue
             except ConnectionResetError:
                 break
-        assert sent < 40, "the gate waits for each byte anew"
+        assert sent < 40, "the gate has a deadline for each byte"
 
 
 def test_a_sender_listens_on_its_own_address_alone() -> None:
@@ -124,7 +126,7 @@ def test_a_sender_listens_on_its_own_address_alone() -> None:
     invitation = sender.invite(1)
     assert invitation.secret not in repr(invitation)
     with pytest.raises(dist.DistError):
-        dist.TCPStore(HOST, invitation.port, is_master=False, timeout=store_gate.timedelta(seconds=1))
+        dist.TCPStore(HOST, invitation.port, is_master=False, timeout=timedelta(seconds=1))
     sender.close()
     sender.close()
     with pytest.raises(ConfigurationError, match=r"cannot be offered at '192\.0\.2\.1'"):

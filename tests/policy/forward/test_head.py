@@ -111,7 +111,7 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits() -> None:
     assert seen.elements == chunk * V
 
 
-def test_autocast_multiplies_in_bf16_and_normalises_in_fp32() -> None:
+def test_autocast_multiplies_in_bf16_and_normalizes_in_fp32() -> None:
     hidden, weight, _, targets, _ = head(64, 32, 50, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         log_probs, _ = chunked_log_probs(hidden, weight, targets)
