@@ -134,9 +134,6 @@ class WorkerGroup:
         """Return the workers' answer to the last switch to weights of a model; None before the first."""
         return self._served[model].answer if model in self._served else None
 
-    def __contains__(self, model: str) -> bool:
-        return model in self._served  # all workers have its weights
-
     def _take(self, served: _Served, weights: PreTrainedModel) -> None:
         tensors = {name: whole(tensor) for name, tensor in all_tensors(weights).items()}
         served.snapshot.take(tensors, passing=is_split(weights))
@@ -294,11 +291,7 @@ class WorkerGroup:
             self.workers = [self._started(place, actor) for place, actor in enumerate(actors)]
             check_claims({worker.name: worker.about["claims"] for worker in self.workers})
         except BaseException as error:
-            cluster, self.cluster, self.workers = self.cluster, None, []
-            sender, self._sender = self._sender, None
-            if sender is not None:
-                sender.close()
-            cluster.close()
+            self._end()
             if isinstance(error, WorkerLostError):
                 raise EngineError(f"{error}; check the load of its machine, or raise deadlines.start") from error
             raise
@@ -371,19 +364,17 @@ class WorkerGroup:
                 new = self._started(lost.place, actor)
                 beside = [worker for worker in self.workers if worker.place != new.place]
                 check_claims({worker.name: worker.about["claims"] for worker in (*beside, new)})
-                failed = [self._update(model, [new]) for model in self._served]
-            except WorkerLostError as error:
+                for model in self._served:
+                    for failure in self._update(model, [new]).values():
+                        raise WorkerLostError(failure)
+            except BaseException as error:
                 self.cluster.kill(actor)  # a late worker keeps its reserved resources
+                if not isinstance(error, WorkerLostError):
+                    raise
                 lost, reason = new, str(error)
-                continue
-            except BaseException:
-                self.cluster.kill(actor)
-                raise
-            reasons = [text for item in failed for text in item.values()]
-            if not reasons:
+            else:
                 self.workers[lost.place] = new
                 return
-            lost, reason = new, reasons[0]
 
     def _replace_if_current(self, lost: Worker, reason: str) -> None:
         with self.updating:
@@ -396,13 +387,16 @@ class WorkerGroup:
         with self.updating:
             self.closed = True
             workers, self.workers = self.workers, []
-            if self.cluster is None:
-                return
-            self.cluster.end([worker.actor for worker in workers], _CLOSE_SECONDS)
+            if self.cluster is not None:
+                self.cluster.end([worker.actor for worker in workers], _CLOSE_SECONDS)
+                self._end()
+
+    def _end(self) -> None:
+        cluster, self.cluster, self.workers = self.cluster, None, []
+        self._served.clear()
+        if self._sender is not None:
             self._sender.close()
-            self.cluster.close()
-            self._served.clear()
-            self.cluster = None
+        cluster.close()
 
 
 class OfWorkers:
