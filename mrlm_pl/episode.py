@@ -250,7 +250,7 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """Whether an infrastructure error ended the episode."""
+        """Return True if an infrastructure error ended the episode."""
         return self.error is not None
 
     def rows(self) -> Sequence[Trajectory]:
@@ -488,5 +488,5 @@ def turn_trees(episodes: Sequence[Episode]) -> dict[str, TurnTree]:
 
 
 def branches(episode: Episode) -> bool:
-    """Whether an episode is a path of a turn tree."""
+    """Return True if an episode is a path of a turn tree."""
     return any(turn.node for row in episode.rows() for turn in row.turns)

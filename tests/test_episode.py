@@ -93,7 +93,7 @@ def test_a_missing_field_is_named_and_a_newer_one_ignored() -> None:
     episode = Episode("id", Task("e", "train", 1), "g", 3, 4, {}, "end")
     data = json.loads(episode.to_json())
     assert data["schema"] == 1
-    data["colour"] = data["task"]["colour"] = 1
+    data["newer"] = data["task"]["newer"] = 1
     assert Episode.from_dict(data) == episode
     del data["group"]
     with pytest.raises(ValueError, match="'id': Object missing required field `group`"):

@@ -1,4 +1,4 @@
-"""Names of models and mappings of settings instead of instances, and errors that name the setting."""
+"""Names of models and mappings of settings in place of instances, and messages for wrong ones."""
 
 from __future__ import annotations
 

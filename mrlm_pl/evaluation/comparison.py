@@ -1,4 +1,4 @@
-"""Two evaluations of the same tasks: what one gains over the other, task by task."""
+"""The improvement of one evaluation over another, task by task."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mrlm_pl.evaluation.intervals import mean_interval
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one evaluation gains over another, over the tasks that both have.
+    """The improvement of one evaluation over another, on the tasks that both have.
 
     Args:
         gain: mean over the tasks of the one's result less the other's.
         ci95: its paired 95 % interval, within [-1, 1]; tasks that pose the same problem are one cluster.
         tasks: how many tasks both have.
         own: the one's mean over these tasks.
-        own_measure: what it is: ``accuracy``, or ``majority@N`` of an evaluation with N samples of each task.
+        own_measure: ``accuracy``, or ``majority@N`` of an evaluation with N samples of each task.
         own_decisions: decisions for each task: what its results cost.
         other: the other's mean, and so on.
         other_measure: see ``own_measure``.
@@ -42,10 +42,10 @@ class Comparison:
 
 
 def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
-    """The gain of a report over another one; both as JSON-like data, as ``mrlm eval --output`` writes them.
+    """Return the improvement of a report over another one; both as ``mrlm eval --output`` writes them.
 
     Raises:
-        ConfigurationError: they have no task in common, or one of them says nothing of success.
+        ConfigurationError: they have no task in common, or one of them has no accuracy.
     """
     own, theirs = _by_task(report), _by_task(other)
     common = [key for key in own if key in theirs]
@@ -115,14 +115,14 @@ def _by_task(report: Mapping[str, Any]) -> dict[_Key, Mapping[str, Any]]:
 
 
 def _results(tasks: Mapping[_Key, Mapping[str, Any]], report: Mapping[str, Any]) -> tuple[str, dict[_Key, float]]:
-    """What a report says of each task, and what that is: the majority where every task has one, else the accuracy."""
+    """Return a report's measure and its value for each task: the majority if every task has one, else the accuracy."""
     if all(item["majority"] is not None for item in tasks.values()):
         samples = sorted({item["episodes"] for item in tasks.values()})
         named = str(samples[0]) if len(samples) == 1 else f"{samples[0]}-{samples[-1]}"
         return f"majority@{named}", {key: float(item["majority"]) for key, item in tasks.items()}
     if any(item["accuracy"] is None for item in tasks.values()):
         raise ConfigurationError(
-            f"the evaluation of {report['environment']!r} says of no or not all tasks whether they were solved; "
+            f"the evaluation of {report['environment']!r} has no accuracy for some of its tasks; "
             "only evaluations with an accuracy are compared"
         )
     return "accuracy", {key: float(item["accuracy"]) for key, item in tasks.items()}

@@ -125,7 +125,7 @@ def t_quantile(degrees: int) -> float:
 
 
 def _t_inside(bound: float, degrees: int) -> float:
-    """Probability that Student's t lies within ``-bound`` and ``bound``."""
+    """Return the probability that Student's t lies within ``-bound`` and ``bound``."""
     angle = math.atan(bound / math.sqrt(degrees))
     odd, sine, cosine = degrees % 2, math.sin(angle), math.cos(angle)
     term, total = (cosine if odd else 1.0), 0.0

@@ -47,7 +47,7 @@ class EvaluationReport:
 
     Args:
         environment: name of the environment.
-        model: what was evaluated.
+        model: its name.
         split: split of the tasks.
         seed: of the tasks' order and of the sampling.
         requested: episodes that were asked for; a split with fewer tasks gives fewer.
@@ -57,7 +57,7 @@ class EvaluationReport:
         ci95: 95 % interval of ``mean_reward`` by Student's t, with tasks (not their repeated samples) as the unit;
             infinite where no spread is known: a single task, or equal rewards everywhere.
         accuracy: share of episodes that the environment called a success, or None if it says nothing of success. An
-            episode that a limit cut short before it was judged is none.
+            episode that a limit truncated before it was judged counts as a failure.
         accuracy_ci95: its 95 % interval, clustered by problem; see :func:`mrlm_pl.evaluation.intervals.share_interval`.
         None
             likewise.
@@ -75,7 +75,7 @@ class EvaluationReport:
         agents: what each agent earned and did, in the order in which they act.
         policies: what each policy earned and did, in all of its seats.
         tasks: each task's key, what tells its problem from others, episodes, share of successes and majority.
-        transcripts: what was said, episode after episode.
+        transcripts: the messages, episode after episode.
     """
 
     environment: str
@@ -103,7 +103,7 @@ class EvaluationReport:
     transcripts: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON-like data; it holds no time and no path, so that equal runs give equal files.
+        """Return the report as JSON-like data; it holds no time and no path, so that equal runs give equal files.
 
         The bounds of an interval that no spread is known for (a single task, equal rewards) are None, and so is the
         mean of no episode: JSON has no infinity and no NaN.
@@ -161,12 +161,12 @@ def summarize(
     requested: int | None = None,
     majority: Majority | None = None,
 ) -> EvaluationReport:
-    """The report of episodes that were played.
+    """Return the report of episodes that were played.
 
     Args:
         episodes: those of a task one after another.
         environment: name of the environment.
-        model: what was evaluated.
+        model: its name.
         split: split of the tasks.
         seed: of the tasks' choice and of the sampling.
         requested: episodes that were asked for; None is as many as there are.
@@ -240,31 +240,31 @@ def played_episodes(report: EvaluationReport) -> str:
 
 
 def judged_successes(episodes: Sequence[Episode]) -> list[bool]:
-    """Whether each episode succeeded, of the environments that judge.
+    """Return whether each episode succeeded, for environments that judge.
 
-    An episode that a limit cut short before its environment could judge it is a failure.
+    An episode that a limit truncated before its environment could judge it is a failure.
     """
     judging = judging_environments(episodes)
     return [bool(episode.success) for episode in episodes if episode.task.environment in judging]
 
 
 def judging_environments(episodes: Sequence[Episode]) -> set[str]:
-    """Names of the environments that said of at least one episode whether it succeeded."""
+    """Return the names of the environments that judged at least one episode."""
     return {episode.task.environment for episode in episodes if episode.success is not None}
 
 
 def problem_of(task: Task) -> str:
-    """Text that is equal for tasks which pose the same problem: a generator may draw one several times."""
+    """Return text that is equal for tasks which pose the same problem: a generator may draw one several times."""
     return f"{task.environment} {json.dumps(task.data, sort_keys=True, default=repr)}" if task.data else task.key
 
 
 def problem_digest(task: Task) -> str:
-    """A short text that is equal for tasks which pose the same problem."""
+    """Return a short text that is equal for tasks which pose the same problem."""
     return f"{derive_seed('problem', problem_of(task)):016x}"
 
 
 def measured_metrics(groups: Sequence[Sequence[Episode]]) -> dict[str, Measured]:
-    """The metrics of episodes, given in groups of one problem each."""
+    """Return the metrics of episodes, given in groups of one problem each."""
     names = dict.fromkeys(name for group in groups for episode in group for name in episode.metrics)
     return {
         name: _measured(groups, name, f"{name}_of" if f"{name}_of" in names else None)
@@ -307,7 +307,7 @@ def _sizes(by_task: Mapping[str, Sequence[Episode]]) -> list[int]:
 
 
 def _majority_at_k(by_task: Mapping[str, Sequence[Episode]], majority: Majority) -> dict[str, float]:
-    """The mean over the tasks of the share of right majorities, of as many samples at a time as there are."""
+    """Return the mean over tasks of the share of right majorities, for each number of samples."""
     found: dict[str, float] = {}
     for k in _sizes(by_task):
         if k == 1:
@@ -337,7 +337,7 @@ def _task_result(group: Sequence[Episode], majority: Majority | None) -> dict[st
 
 
 def _reply(episode: Episode) -> str:
-    """What the one agent of an episode said last; nothing where it did not speak."""
+    """Return the last reply of the only agent of an episode; empty without one."""
     said = [message.content for row in episode.rows() for message in row.messages if message.role == "assistant"]
     return said[-1] if said else ""
 

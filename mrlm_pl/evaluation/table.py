@@ -48,7 +48,7 @@ def report_table(report: EvaluationReport, sampling: Sampling, settings: str | N
 
 
 def _parts(kind: str, report: EvaluationReport) -> str:
-    """A table of what each agent, or each policy, earned and did; agents stand in the order in which they act."""
+    """Return a table of the agents, in the order in which they act, or of the policies."""
     parts = report.agents if kind == "agent" else report.policies
     seats = report.seats.items()
     rows = [(kind, "policy" if kind == "agent" else "agents", *_PART_COLUMNS)]
@@ -79,7 +79,7 @@ def _shown(value: float, digits: int) -> str:
 
 
 def _measured(measured: Measured, episodes: int) -> str:
-    """The value; with the number of cases where it is not that of the episodes."""
+    """Return the value, with the number of cases where it differs from that of the episodes."""
     if measured.value is None:
         return "-  of 0"
     return f"{measured.value:.4f}{interval_text(measured.ci95)}" + (

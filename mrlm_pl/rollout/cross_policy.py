@@ -46,7 +46,7 @@ class CrossPolicy:
             )
 
     def drawn(self, seed: int, agent: str, step: int, *branch: int | str) -> int | None:
-        """Number of the snapshot that samples a decision, or None where the current weights do.
+        """Return the number of the snapshot that samples a decision; None: the current weights.
 
         Args:
             seed: of the episode.

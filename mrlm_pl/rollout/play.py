@@ -16,7 +16,7 @@ from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name, snapshot_name
 
 @dataclass(frozen=True)
 class Seat:
-    """Who decides for an agent, and how.
+    """The policy that decides for an agent, and its sampling.
 
     Args:
         policy: name of the weights.
@@ -99,7 +99,7 @@ class Play:
 
     @property
     def over(self) -> bool:
-        """Whether it ended, for whatever reason."""
+        """Return True if it has ended, for any reason."""
         return bool(self.stop_reason) or self.error is not None
 
     def observe(self, observations: Observations, seats: Mapping[str, Seat]) -> None:

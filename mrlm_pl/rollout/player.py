@@ -105,11 +105,11 @@ class EpisodePlayer:
         self.moves = 0
 
     def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
-        """:meth:`play` on an event loop of the player's own, while the calling thread computes for the engine."""
+        """Run :meth:`play` on the player's event loop, while the calling thread computes for the engine."""
         return self.run_blocking(lambda: self.play(specs))
 
     def run_blocking(self, play: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of a coroutine on the player's loop, while the calling thread computes for the engine."""
+        """Return the result of a coroutine on the player's loop, while the calling thread computes for the engine."""
         if self._loop is None:
             self._loop = EventLoopThread()
         loop, started = self._loop, list[Future[T]]()
@@ -171,7 +171,7 @@ class EpisodePlayer:
     # The parts of a play, also for those who put them together in another way.
 
     def start(self, spec: EpisodeSpec, attempt: int) -> Play:
-        """A play with an environment of its own, before its reset."""
+        """Return a play with an environment of its own, before its reset."""
         name = spec.task.environment
         if name not in self.environments:
             raise ConfigurationError(f"task {spec.task.key!r} is of an environment that this run does not have")
@@ -238,13 +238,13 @@ class EpisodePlayer:
                 play.error = _describe(error, play, "reset")
 
     def now_waiting(self, plays: Sequence[Play], what: str) -> None:
-        """Note what plays wait for from now on: all that came before has been done."""
+        """Record what plays wait for; everything before it is done."""
         self.moves += len(plays)
         for play in plays:
             play.waits_for, play.waits_since = what, time.monotonic()
 
     def still_playing(self, plays: Sequence[Play]) -> list[Play]:
-        """The plays that wait for decisions; those that have reached a limit are cut."""
+        """Return the plays that wait for decisions; truncate those that have reached a limit."""
         for play in plays:
             if play.over:
                 continue

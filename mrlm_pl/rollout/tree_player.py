@@ -55,7 +55,7 @@ class Branching:
         one_of(("all", "best"), "", expand=self.expand)
 
     def joint_actions(self, agents: int, branches: int) -> list[tuple[int, ...]]:
-        """The joint actions of a state: for each, the number of every agent's decision.
+        """Return the joint actions of a state: for each, the number of every agent's decision.
 
         >>> Branching("align").joint_actions(2, 2)
         [(0, 0), (1, 1)]
@@ -111,15 +111,15 @@ class TreePlayer:
         self.player, self.tree, self.branches = player, tree, branches
 
     def branches_of(self, play: Play) -> int:
-        """Decisions that each agent is asked for in each state of a play."""
+        """Return the number of decisions of each agent in each state of a play."""
         return self.branches if isinstance(self.branches, int) else self.branches[play.spec.task.environment]
 
     def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
-        """:meth:`play`, while the calling thread computes for the engine; see :meth:`EpisodePlayer.play_blocking`."""
+        """Run :meth:`play`, while the calling thread computes for the engine."""
         return self.player.run_blocking(lambda: self.play(specs))
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
-        """For each spec the episodes of its tree, one for each path; paths that fail for good have ``error`` set.
+        """Return for each spec the episodes of its tree, one for each path; paths that fail for good have ``error`` set.
 
         Raises:
             ConfigurationError: a level has more joint actions than fit into memory.
@@ -177,7 +177,7 @@ class TreePlayer:
             )
 
     async def _branch(self, nodes: Sequence[Play]) -> list[list[_Branch]]:
-        """The joint actions of each node, decided and not yet judged."""
+        """Return the joint actions of each node, decided and not yet judged."""
         owners = [(node, agent) for node in nodes for agent in node.order.due]
         if not owners:
             return []
@@ -280,7 +280,7 @@ class TreePlayer:
 
 
 def _child(node: Play, name: str, decided: Mapping[str, Decision], seconds: float, environment: Environment) -> Play:
-    """The play of a joint action, decided and not yet judged."""
+    """Return the play of a joint action, decided and not yet judged."""
     child = node.fork(name, environment)
     child.generate_seconds += seconds
     for agent, decision in decided.items():

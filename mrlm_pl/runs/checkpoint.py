@@ -102,7 +102,7 @@ class LastCheckpoint(ModelCheckpoint):
             self._save_checkpoint(trainer, self.format_checkpoint_name({}))
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: what the base class keeps tells which of several files is the best."""
+        """Return no state: that of the base class compares several files."""
         return {}
 
 

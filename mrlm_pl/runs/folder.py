@@ -1,4 +1,4 @@
-"""Decides where a run writes: one folder for each run, never mixed with another run, the same for all its processes."""
+"""The folder of a run: one for each run, the same for all its processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN_VARIABLE = "MRLM_RUN_FOLDER"
 
 TENSORBOARD = "tensorboard"
 RUN_ENTRIES = ("config.yaml", "checkpoints", "episodes", "metrics.csv", "policies", TENSORBOARD)
-"""What a run writes; a folder that has one of these holds a run."""
+"""Files and folders of a run; a folder that has one of these holds a run."""
 
 LAST_CHECKPOINT = Path("checkpoints") / "last.ckpt"
 _AGREEMENT_DEADLINE = timedelta(seconds=120)
@@ -35,7 +35,7 @@ _REMOTE = re.compile(r"^\w+:")
 
 @dataclass(frozen=True)
 class FolderRequest:
-    """What the user said about the folder.
+    """The user's options on the folder.
 
     Args:
         stage: ``fit``, or the loop that runs without training.
@@ -55,7 +55,7 @@ class FolderRequest:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run writes.
+    """The folder of a run.
 
     Args:
         path: the folder.
@@ -69,7 +69,7 @@ class RunFolder:
 
 
 def agree_on_run_folder(request: FolderRequest) -> RunFolder:
-    """The folder that all processes of this run use; decided and created by the first one.
+    """Return the folder that all processes of this run use; decided and created by the first one.
 
     Processes that the first one starts read an environment variable; those of ``torchrun`` read its store. Other
     launchers give the processes no way to talk before the run, so there the folder must not hold a run yet.
@@ -96,9 +96,9 @@ def scratch_folder(request: FolderRequest) -> RunFolder:
 
 
 def discard_if_empty(folder: RunFolder) -> None:
-    """Remove the folder of a run that did not begin, and take back what was told to processes started from here.
+    """Remove the folder of a run that did not begin, and clear the environment variable for child processes.
 
-    Nothing was written into such a folder, or only what a logger opens before the data and the models are looked at.
+    Nothing was written into such a folder, or only the files that a logger opens at once.
     """
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         os.environ.pop(RUN_VARIABLE, None)
@@ -109,17 +109,17 @@ def discard_if_empty(folder: RunFolder) -> None:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a run has written into the folder."""
+    """Return True if a run has written into the folder."""
     return any((folder / entry).exists() for entry in RUN_ENTRIES)
 
 
 def is_first_process() -> bool:
-    """Whether this is the only process of a run, or the one that talks to the user."""
+    """Return True in the only process of a run, or in the one that prints."""
     return (_external_rank() or 0) == 0 and int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
 def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder:
-    """The folder, created when ``first``; ``numbered`` allows ``NAME-2`` and so on."""
+    """Return the folder, created when ``first``; ``numbered`` allows ``NAME-2`` and so on."""
     base = Path(request.root) if request.root else Path("runs") / request.stem
     checkpoint = _checkpoint(request, base)
     owner = run_of(checkpoint)
@@ -159,7 +159,7 @@ def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | No
 
 
 def _set_aside(folder: Path) -> None:
-    """Move what a run without a checkpoint has left out of the way of the one that starts again in its folder."""
+    """Move the files of a run without a checkpoint aside, for the run that starts again in its folder."""
     number = 1
     while (aside := folder / f"without-checkpoint-{number}").exists():
         number += 1
@@ -176,14 +176,12 @@ def _set_aside(folder: Path) -> None:
 
 
 def _checkpoint(request: FolderRequest, base: Path) -> str | None:
-    """Path of the checkpoint to start from, after a look at whether it is whole."""
+    """Return the path of the checkpoint to start from, after a check that it is complete."""
     path = _named_checkpoint(request, base)
     if path in (None, *_NOT_A_PATH):
         return path
     if Path(path).exists() and not _is_whole(Path(path)):
-        raise ConfigurationError(
-            f"ckpt_path: {path!r} is no whole checkpoint: it was cut short, or is something else; name another"
-        )
+        raise ConfigurationError(f"ckpt_path: {path!r} is not a complete checkpoint; name another")
     return path
 
 
@@ -194,7 +192,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint of a run; the one before if a kill came while a sharded one was put in its place."""
+    """Return the last checkpoint of a run; the one before if a kill came while a sharded one was put in its place."""
     last = folder / LAST_CHECKPOINT
     return next((path for path in (last, former_checkpoint(last)) if path.exists()), None)
 
@@ -228,14 +226,14 @@ def _candidates(request: FolderRequest, base: Path) -> list[Path]:
 
 
 def run_of(checkpoint: str | None) -> Path | None:
-    """The run folder that a checkpoint lies in."""
+    """Return the run folder of a checkpoint, or None."""
     if checkpoint is None or Path(checkpoint).parent.name != LAST_CHECKPOINT.parent.name:
         return None
     return Path(checkpoint).parent.parent
 
 
 def _claim(folder: Path, *, named: bool) -> bool:
-    """Whether the folder is free and now ours. Making it is what claims it, so two runs never get the same one."""
+    """Claim the folder by making it, so that two runs never get the same one; return False if another has it."""
     if named and folder.is_dir() and not holds_run(folder):
         return True  # the user made it for this run
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +246,7 @@ def _claim(folder: Path, *, named: bool) -> bool:
 
 
 def _external_rank() -> int | None:
-    """This process's rank when something outside has started several, else None."""
+    """Return this process's rank under an outside launcher of several, else None."""
     for size, rank in (("WORLD_SIZE", "RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
         if rank in os.environ and int(os.environ.get(size, "1")) > 1:
             return int(os.environ[rank])
@@ -256,7 +254,7 @@ def _external_rank() -> int | None:
 
 
 def _agree_in_group(request: FolderRequest) -> RunFolder:
-    """The folder that rank 0 decides on, through the process group."""
+    """Return the folder that rank 0 decides on, through the process group."""
     found: list[Any] = [None]
     if distributed.get_rank() == 0:
         try:
@@ -270,7 +268,7 @@ def _agree_in_group(request: FolderRequest) -> RunFolder:
 
 
 def _agree_by_store(request: FolderRequest, rank: int) -> RunFolder:
-    """The folder that rank 0 decides on, through the key-value store of ``torchrun``."""
+    """Return the folder that rank 0 decides on, through the key-value store of ``torchrun``."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = distributed.TCPStore(address, port, is_master=False, timeout=_AGREEMENT_DEADLINE)
     key = f"{RUN_VARIABLE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -23,12 +23,12 @@ class Interruption:
 
     @property
     def name(self) -> str:
-        """What a user calls the signal."""
+        """Return the user's name of the signal."""
         return _NAMES[signal.Signals(self.received or signal.SIGTERM)]
 
     @property
     def status(self) -> int:
-        """Exit status by which a shell reports a process that the signal has ended."""
+        """Return the exit status by which a shell reports a process that the signal has ended."""
         return 128 + (self.received or signal.SIGTERM)
 
 

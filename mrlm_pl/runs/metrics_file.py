@@ -43,7 +43,7 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: ``RUN/config.yaml`` holds all of them."""
+        """Ignore hyperparameters; ``RUN/config.yaml`` holds all of them."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -71,7 +71,7 @@ class MetricsFile(Logger):
     def _earlier_rows(self, step: int) -> list[dict[str, str]]:
         if not self.path.exists():
             return []
-        # A row that a kill has cut short lacks its step or its last columns.
+        # A row that a kill has truncated lacks its step or its last columns.
         rows = [row for row in self._read() if (row.get("step") or "").isdigit() and None not in row.values()]
         rows = [row for row in rows if int(row["step"]) < step]
         self._columns = list(rows[0]) if rows else []
@@ -85,6 +85,6 @@ class MetricsFile(Logger):
 
 
 def default_loggers(folder: str) -> list[Logger]:
-    """TensorBoard in ``RUN/tensorboard`` and ``RUN/metrics.csv``."""
+    """Return loggers for TensorBoard in ``RUN/tensorboard`` and for ``RUN/metrics.csv``."""
     tensorboard = TensorBoardLogger(folder, name=TENSORBOARD, version="", default_hp_metric=False)
     return [tensorboard, MetricsFile(folder)]

@@ -1,4 +1,4 @@
-"""Finds the classes that commands may name: our own, those of plugin packages, and the short names of environments.
+"""The classes that commands may name: our own, those of plugin packages, and the short names of environments.
 
 A plugin is any installed distribution with an entry point in the group ``mrlm_pl.plugins`` that names a package. The
 classes in its ``__all__``, or without one all public classes that it defines, can be named on the command line without
@@ -39,7 +39,7 @@ SCORERS = ("mrlm_pl.reward_models", "mrlm_pl.serving.verifiers")
 
 
 def load_package(name: str) -> ModuleType:
-    """The package of that name, with all lazy exports of its ``__all__`` imported."""
+    """Return the package of that name, with all lazy exports of its ``__all__`` imported."""
     package = importlib.import_module(name)
     for export in getattr(package, "__all__", ()):
         getattr(package, export)
@@ -47,14 +47,14 @@ def load_package(name: str) -> ModuleType:
 
 
 def use_working_folder() -> None:
-    """Let modules of the working folder be imported, after all others."""
+    """Make modules of the working folder importable, after all others."""
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)
 
 
 def dotted_path(name: str) -> str:
-    """A class in a file, ``./folder/my_file.py:MyClass``, as an import path; any other name as it is.
+    """Return the import path of a class in a file, ``./folder/my_file.py:MyClass``; any other name as it is.
 
     Raises:
         ConfigurationError: there is no such file, or its name is that of another module.
@@ -76,7 +76,7 @@ def dotted_path(name: str) -> str:
 
 
 def imported(name: str) -> Any:
-    """The class or function at an import path.
+    """Return the class or function at an import path.
 
     Raises:
         ImportError: there is none; the message has the nearest, or the place where importing its module failed.
@@ -108,13 +108,13 @@ def _import_fault(module: str, error: Exception) -> str:
 
 
 def plugin_entry_points() -> list[EntryPoint]:
-    """The installed plugins, those of environments first, else by name."""
+    """Return the installed plugins, those of environments first, else by name."""
     found = entry_points(group=GROUP)
     return sorted(found, key=lambda item: (not item.name.startswith(ENVIRONMENTS), item.name, item.value))
 
 
 def load_plugins() -> list[ModuleType]:
-    """The packages of all installed plugins.
+    """Import the packages of all installed plugins.
 
     Raises:
         ConfigurationError: a plugin cannot be imported; the message names the distribution that brought it.
@@ -125,7 +125,7 @@ def load_plugins() -> list[ModuleType]:
 
 
 def subclasses(base: type) -> Iterator[type]:
-    """All classes below ``base`` that have been imported, each once, the nearest first."""
+    """Yield all classes below ``base`` that have been imported, each once, the nearest first."""
     seen: set[type] = set()
     waiting: list[type] = list(base.__subclasses__())
     while waiting:
@@ -137,7 +137,7 @@ def subclasses(base: type) -> Iterator[type]:
 
 
 def environments_by_name() -> dict[str, type[Environment]]:
-    """The environments that imported plugins export, by their short name.
+    """Return the environments that imported plugins export, by their short name.
 
     Raises:
         ConfigurationError: two classes have the same short name.
@@ -177,7 +177,7 @@ def import_environment(name: str) -> None:
 
 
 def find_environment(name: str) -> type[Environment]:
-    """The environment class of a short name, a class name or a path.
+    """Return the environment class of a short name, a class name or a path.
 
     Raises:
         ConfigurationError: there is none; the message has the nearest.
@@ -217,7 +217,7 @@ def environment_from(config: Mapping[str, Any]) -> Environment:
     parser.add_subclass_arguments(Environment, "environment", required=True)
     try:
         return parser.instantiate(parser.parse_object({"environment": dict(config)})).environment
-    except (ArgumentError, ValueError) as error:  # the library hides what the class raised
+    except (ArgumentError, ValueError) as error:  # the library hides the error of the class
         if isinstance(error.__cause__, MRLMError):
             raise error.__cause__ from error
         raise ConfigurationError(f"environment {config['class_path']}: {error}") from error
@@ -238,7 +238,7 @@ def class_path(cls: type) -> str:
 
 
 def _exported_classes() -> Iterator[type]:
-    """The classes that imported plugin packages export: of ``__all__``, else all public ones that they define."""
+    """Yield the classes that imported plugin packages export: of ``__all__``, else all public ones that they define."""
     for entry_point in plugin_entry_points():
         package = sys.modules.get(entry_point.value)
         if package is None:

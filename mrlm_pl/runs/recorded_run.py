@@ -1,4 +1,4 @@
-"""What a run folder says of its run: policies, seats, sampling and environments, by its latest configuration."""
+"""A run as its folder records it: policies, seats, sampling and environments of its latest configuration."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class RecordedEnvironment:
 
     @property
     def class_name(self) -> str:
-        """Name of its class without the path."""
+        """Return the name of its class without the path."""
         return str(self.config["class_path"]).rpartition(".")[2]
 
     def risk(self, folder: Path) -> str | None:
-        """Say how its configuration would run a program on this machine, or None.
+        """Return the way its configuration would run a program on this machine, or None.
 
         Found are commands, programs in the run folder, and a sandbox without confinement. Others are not: a class may
         do with its arguments as it likes.
@@ -83,7 +83,7 @@ class RecordedRun:
     task_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def policy_of(self, agent: str) -> str:
-        """Name of the policy that decides for an agent.
+        """Return the name of the policy that decides for an agent.
 
         Raises:
             ConfigurationError: several policies could.
@@ -138,13 +138,13 @@ class RecordedRun:
         return found[0] if found else None
 
     def turn_limit(self, environment: str) -> int | None:
-        """Decisions after which the run truncated episodes of an environment, by its name in the run."""
+        """Return the decisions after which the run truncated episodes of an environment, by its name in the run."""
         own = self.task_settings.get(environment) or {}
         return own.get("max_turns") or self.max_turns
 
 
 def read_run(name: str) -> RecordedRun:
-    """Return what a run folder, a model folder or a hub id holds; no weights are read.
+    """Return the run or model of a run folder, a model folder or a hub id; no weights are read.
 
     Raises:
         ConfigurationError: there is no such folder, the run has not written its policies yet, or its configuration
@@ -184,7 +184,7 @@ def read_run(name: str) -> RecordedRun:
 
 
 def latest_configuration(folder: Path) -> Path | None:
-    """``config.yaml`` of a run folder, or of a continued run the last ``config-N.yaml``; None without one.
+    """Return ``config.yaml`` of a run folder, or of a continued run the last ``config-N.yaml``; None without one.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -209,7 +209,7 @@ def recorded_settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _settings(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Arguments of a run's algorithm and data module; empty without a configuration."""
+    """Return the arguments of a run's algorithm and data module; empty without a configuration."""
     try:
         config = (yaml.safe_load(path.read_text(encoding="utf-8")) if path else None) or {}
     except (OSError, yaml.YAMLError) as error:
@@ -218,7 +218,7 @@ def _settings(path: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
-    """A value and all that it holds, as far as these are mappings."""
+    """Yield the mappings in a value, itself included."""
     if isinstance(value, Mapping):
         yield value
         value = list(value.values())
@@ -228,7 +228,7 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_inside(class_path: str, folder: Path) -> bool:
-    """Whether a class, as a dotted path or ``FILE.py:CLASS``, comes from a file or package in a folder."""
+    """Return True if a class, as a dotted path or ``FILE.py:CLASS``, comes from a file or package in a folder."""
     file, separator, _ = class_path.rpartition(":")
     place = Path(file).expanduser() if separator else Path(*class_path.split(".")[:-1]).with_suffix(".py")
     return any(

@@ -132,7 +132,7 @@ class Trainer(lightning.pytorch.Trainer):
         self._without_folder = [item for item in given if isinstance(item, ModelCheckpoint) and item.dirpath is None]
 
     def _completed(self, options: dict[str, Any], bare: bool) -> dict[str, Any]:
-        """The options that differ from those that were given."""
+        """Return the options that differ from the given ones."""
         completed: dict[str, Any] = {}
         if self._own_loggers:
             completed["logger"] = False

@@ -73,7 +73,7 @@ def test_an_agent_that_never_acts_has_a_part() -> None:
 
 
 def test_components_are_those_that_training_logs() -> None:
-    """Where turns have named components and others have none, `reward` is the whole."""
+    """`reward` is the whole if only some turns have named components."""
     mixed = episode(
         2, "end", False, trajectory("con", "main", (0, 3, {"style": 0.5}, "stop"), (1, 2, {"reward": 2.0}, "stop"))
     )

@@ -1,4 +1,4 @@
-"""Turns that stale snapshots sample: how many, of which weights, and what is learnt from them."""
+"""Turns that stale snapshots sample: their share, their weights and their part in the loss."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def fitted(trainer: Any, algorithm: Any, data: Any, **options: Any) -> list[Epis
 
 
 class Words(Sums):
-    """Pays for whatever is said."""
+    """Rewards any reply."""
 
     name = "words"
 
@@ -227,7 +227,7 @@ def test_an_engine_is_given_a_snapshot_when_it_is_replaced(model_folder: Path, e
 def test_stale_turns_have_the_log_probabilities_of_their_snapshot(
     lora: LoRA | None, model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
-    """Whoever decides, keys and values that an earlier turn of the session left are those of the same weights."""
+    """Cached keys and values of an earlier turn are those of the same weights."""
     weights = Weights()
     algorithm, data = make(model_folder, echo(turns=4), lora=lora, iterations=4)
     episodes = fitted(quiet_trainer(callbacks=[weights]), algorithm, data)
@@ -261,11 +261,11 @@ def test_adapters_share_the_base_of_the_policy(model_folder: Path, echo: Any, qu
     assert shared == [True]
 
 
-# What is learnt from them.
+# Their part in the loss.
 
 
 class Noted(GRPO):
-    """Keeps what the loss of an update is made of."""
+    """Keeps the inputs of an update's loss."""
 
     def token_losses(self, logp: Any, old_logp: Any, rows: Any) -> Any:
         self.noted.append((logp.detach().clone(), old_logp.clone(), rows))
@@ -325,7 +325,7 @@ def test_a_loss_without_a_ratio_takes_a_correction(
     episodes = fitted(quiet_trainer(), *found)
     greedy = [episode for episode in episodes if episode.id.endswith("greedy")]
     assert len(greedy) == (2 if algorithm is ReMax else 0)
-    assert not any(stale_turns(episode) for episode in greedy), "they say what the current weights earn"
+    assert not any(stale_turns(episode) for episode in greedy), "they measure the current weights"
 
 
 @pytest.mark.parametrize("algorithm", [GRPO, PPO])
@@ -485,7 +485,7 @@ def test_stale_turns_are_apart_from_the_lag(model_folder: Path, echo: Any, quiet
     assert {t.version for e, _, t in turns_of(again) if t.policy != "main"} <= {0, 4}
 
 
-# What is refused.
+# Refused options.
 
 
 @pytest.mark.parametrize(

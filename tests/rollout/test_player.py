@@ -38,7 +38,7 @@ class ScriptedEngine(Engine):
 
 
 class Relay(Environment):
-    """``a`` speaks, then ``b`` hears it and speaks; ``b``'s word pays both of them."""
+    """``a`` speaks, then ``b`` hears it and speaks; ``b``'s word rewards both of them."""
 
     name = "relay"
     agents = ("a", "b")
@@ -92,7 +92,7 @@ def test_all_waiting_episodes_are_sampled_in_one_call(echo: Any) -> None:
     assert all(len(episode.trajectories["agent"][0].turns) == 3 for episode in episodes)
 
 
-def test_an_episode_does_not_depend_on_its_neighbours(echo: Any) -> None:
+def test_an_episode_does_not_depend_on_its_neighbors(echo: Any) -> None:
     together, _ = play(echo(turns=2), specs=4)
     alone = play(echo(turns=2), specs=1)[0][0]
     assert alone.trajectories == together[0].trajectories

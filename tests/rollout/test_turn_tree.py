@@ -53,7 +53,7 @@ class Sums(Environment):
 
 
 class Flaky(Sums):
-    """Its first steps fail, whoever asks."""
+    """Its first steps fail, in any episode."""
 
     name = "flaky"
 
@@ -165,7 +165,7 @@ def test_a_tree_in_a_file_has_the_tokens_of_each_decision_once_and_loses_nothing
     assert [("paths" in record, record["schema"]) for record in records] == [(True, 1), (True, 1), (False, 1)]
     assert len(records[0]["decisions"]) == len(TurnTree.of(first).decisions)
     assert list(read_episodes(tmp_path)) == [*first, *second, alone]
-    newer = {**records[0], "colour": 1, "paths": [{**path, "colour": 1} for path in records[0]["paths"]]}
+    newer = {**records[0], "newer": 1, "paths": [{**path, "newer": 1} for path in records[0]["paths"]]}
     assert list(episodes_of(newer)) == first
     for fault in ({"decisions": {}}, {"paths": 3}):
         with pytest.raises(ValueError, match="turn tree"):
@@ -291,7 +291,7 @@ def test_an_environment_that_does_not_repeat_itself_is_refused() -> None:
 
 
 class Brittle(Sums):
-    """Its tools cannot be told at the first try, after the step was judged."""
+    """Its tools fail at the first try, after the step was judged."""
 
     name = "brittle"
 

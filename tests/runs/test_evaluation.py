@@ -1,4 +1,4 @@
-"""`evaluate` and `collect` from Python: what a model and an environment may be."""
+"""`evaluate` and `collect` from Python: kinds of models and environments."""
 
 from __future__ import annotations
 

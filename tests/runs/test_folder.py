@@ -1,4 +1,4 @@
-"""Where a run writes, decided without a trainer."""
+"""The folder of a run, decided without a trainer."""
 
 import json
 import os
@@ -15,7 +15,7 @@ def request(**changes) -> FolderRequest:
 
 
 def hold_run(folder: str, *, checkpoint: bool = True) -> Path:
-    """Write what a run leaves; gives its checkpoint."""
+    """Write the files of a run; return its checkpoint."""
     path = Path(folder, "checkpoints", "last.ckpt")
     path.parent.mkdir(parents=True)
     if checkpoint:
@@ -101,7 +101,7 @@ def test_train_refuses_continues_or_starts():
 
 def test_processes_started_by_the_first_one_follow_it(monkeypatch):
     folder = agree_on_run_folder(request())
-    hold_run(folder.path)  # the first process goes on while the others start
+    hold_run(folder.path)  # the first process writes while the others start
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert agree_on_run_folder(request()) == folder
     monkeypatch.setenv("LOCAL_RANK", "0")
@@ -172,7 +172,7 @@ def test_sharded_checkpoint_must_have_all_its_tables_and_leaves_the_former_one_u
 
 
 def test_processes_that_exchange_tensors_already_agree_in_their_group(monkeypatch):
-    """As in the second run of a script: what the launcher told them is of the first."""
+    """As in the second run of a script: the launcher's variable is of the first."""
     from torch import distributed
 
     sent, rank = [], [0]

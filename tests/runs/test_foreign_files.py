@@ -60,7 +60,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def changed(folder: Path, change: Callable[[Any], Any]) -> None:
-    """Write the metadata anew, changed."""
+    """Write the metadata again, changed."""
     file = folder / ".metadata"
     metadata = pickle.loads(file.read_bytes())
     file.write_bytes(pickle.dumps(change(metadata) or metadata))

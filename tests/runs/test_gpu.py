@@ -1,4 +1,4 @@
-"""What needs an accelerator: the engine, the learner and the strategies on it. Run with ``pytest -m gpu``."""
+"""Engine, learner and strategies on an accelerator. Run with ``pytest -m gpu``."""
 
 from __future__ import annotations
 

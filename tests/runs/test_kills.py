@@ -80,17 +80,17 @@ class Mover(Algorithm):
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Nothing is measured."""
+        """Measure no gradient norm."""
 
     on_before_optimizer_step = LightningModule.on_before_optimizer_step
     on_validation_epoch_end = LightningModule.on_validation_epoch_end
     configure_gradient_clipping = LightningModule.configure_gradient_clipping
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Nothing beside the weight."""
+        """Keep the weight alone."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Nothing beside the weight."""
+        """Keep the weight alone."""
 
     def on_train_end(self) -> None:
         folder = Path(self.trainer.default_root_dir) / "policies" / "main"
@@ -202,7 +202,7 @@ class Case:
         self.folder = below / "run"
 
     def run(self, look: Callable[[str], None] | None = None) -> tuple[Outcome, Served]:
-        """Run, or go on from the last checkpoint of the folder, to the end."""
+        """Run, or continue from the last checkpoint of the folder, to the end."""
         algorithm, data = self.parts(self.model, self.below)
         served = Served()
         trainer = Trainer(
@@ -230,7 +230,7 @@ class Case:
 
     def _files(self) -> tuple[str, ...]:
         paths = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.name != "metrics.csv")
-        # What a run without a checkpoint has left is kept aside.
+        # The files of a run without a checkpoint are kept aside.
         return tuple(sorted(path for path in paths if not path.startswith("without-checkpoint-")))
 
     def _steps(self) -> Counter[int]:
@@ -263,7 +263,7 @@ def written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def clock_that_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the checkpoints of an update be the same bytes, so that states of the disk are told apart by what matters."""
+    """Let the checkpoints of an update be the same bytes, so that states of the disk differ only where it matters."""
     monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
@@ -274,7 +274,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def differences(whole: tuple[Outcome, Served], found: tuple[Outcome, Served]) -> list[str]:
-    """What a run that was resumed has otherwise than one that was left alone."""
+    """The differences of a resumed run from an uninterrupted one."""
     (expected, all_served), (outcome, served) = whole, found
     wrong = [
         name

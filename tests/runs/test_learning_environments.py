@@ -45,7 +45,7 @@ class ScriptedEngine(Engine):
 
 
 def calling(context: str, careful: bool) -> str:
-    """Call the calculator, then say what it said; or answer 0 at once."""
+    """Call the calculator, then repeat its result; or answer 0 at once."""
     said = re.search(r"<\|tool\|>(.*?)<\|end\|>", context)
     if said:
         return f"<answer>{said.group(1)}</answer>"

@@ -1,4 +1,4 @@
-"""Precision plugins: fp32 masters under bf16 computation, and what is refused."""
+"""Precision plugins: fp32 masters under bf16 computation, and refused combinations."""
 
 from __future__ import annotations
 

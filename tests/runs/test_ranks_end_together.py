@@ -1,4 +1,4 @@
-"""SIGTERM to a run of two processes: both end after the same update, with a checkpoint from which they go on."""
+"""SIGTERM to a run of two processes: both end after the same update, with a checkpoint to resume from."""
 
 from __future__ import annotations
 

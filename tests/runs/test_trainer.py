@@ -1,4 +1,4 @@
-"""A script has what the command has: a run folder, durable checkpoints, metrics, an orderly end."""
+"""A script has a run folder, durable checkpoints, metrics and an orderly end, like the command."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ class ScoredAnswer(NamedTuple):
 
 
 class AnswerDataModule(FixedDataModule):
-    """Answers that are right or wrong, shuffled anew in each epoch.
+    """Answers that are right or wrong, shuffled in each epoch.
 
     A data row is ``{"question": text, "answer": text, "correct": true or false}``, as ``mrlm balance`` writes them;
     ``correct`` may also be a number in [0, 1], how likely the answer is right. An episode of ``mrlm collect`` does as
-    well, but what is collected is seldom balanced: a model would learn which questions are easy.
+    well, but collected answers are seldom balanced: a model would learn which questions are easy.
 
     Args:
         train: file (JSONL, JSON, parquet, also gzipped), folder of episodes, or hub name.
@@ -99,7 +99,7 @@ def _check_kinds(answers: Sequence[Answer], source: str) -> None:
     """Validate that there are right and wrong answers.
 
     Raises:
-        DataError: there is one kind only: nothing could be told apart, and no curve be measured.
+        DataError: there is one kind only: there is nothing to separate and no curve to measure.
     """
     right = sum(answer.correct > 0.5 for answer in answers)
     wrong = sum(answer.correct < 0.5 for answer in answers)

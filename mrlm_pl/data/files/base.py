@@ -30,7 +30,7 @@ DataSplit = Literal["train", "validation", "test"]
 class FixedDataModule(LightningDataModule, ABC):
     """Base of the data modules over files: a subclass reads examples, tokenizes them and makes tensors of them.
 
-    The position in an epoch counts examples, so a run may go on with another batch size or number of ranks.
+    The position in an epoch counts examples, so a run may continue with another batch size or number of ranks.
 
     Args:
         train: file (JSONL, JSON, parquet, also gzipped), a run's folder of episodes, or hub name.
@@ -52,7 +52,7 @@ class FixedDataModule(LightningDataModule, ABC):
     """Those that train on the examples."""
 
     unit: ClassVar[str]
-    """What an example is, for messages."""
+    """Name of an example, for messages."""
 
     form: ClassVar[str] = ""
     """The fields of a data row, for messages."""
@@ -242,7 +242,7 @@ class EpochStream:
             yield self._share(due.pop(0), totals, self.accumulation * self.ranks)
 
     def _pieces(self) -> int:
-        """How many batches the trainer takes until its next update; an epoch's end cuts accumulation short."""
+        """Return the number of batches until the next update; the end of an epoch ends an accumulation early."""
         trainer: Any = self.data.trainer
         taken = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         return int(min(self.accumulation - taken % self.accumulation, max(trainer.num_training_batches - taken, 1)))

@@ -162,7 +162,7 @@ def played_rows(row: Trajectory, chat: ChatFormat, policy: str) -> list[Trajecto
     """Return the rows of a recorded row for a learner; its turns are actions.
 
     The sampled ids are kept when the learner's tokenizer and chat template give them for this conversation. Otherwise
-    another model played, and the conversation is rendered anew. A truncated turn has no end token either way.
+    another model played, and the conversation is rendered again. A truncated turn has no end token either way.
     """
     first = _first_act(row)
     if first is None:
@@ -185,7 +185,7 @@ def _first_act(row: Trajectory) -> int | None:
 
 
 def _fits(row: Trajectory, first: int, chat: ChatFormat) -> bool:
-    """Whether the learner's tokenizer and template would have written this row around the same sampled tokens."""
+    """Return True if the learner's tokenizer and template would write this row around the same sampled tokens."""
     if not first or max(row.token_ids) >= len(chat.tokenizer):
         return False
     prompt, rest = row.token_ids[: row.turns[0].start], row.token_ids[row.turns[0].start :]
@@ -211,7 +211,7 @@ def _fits(row: Trajectory, first: int, chat: ChatFormat) -> bool:
 
 
 def _ends_alike(prompt: Sequence[int], given: Sequence[Message], chat: ChatFormat) -> bool:
-    """Whether a prompt is as the learner would write it from its last message on: descriptions of tools come before."""
+    """Return True if the learner would write a prompt like this from its last message on: tools stand before it."""
     text = chat.tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
     rendered = chat.render(given, generation_prompt=True)
     last = rendered[rendered.rfind(given[-1].content.strip()) :]

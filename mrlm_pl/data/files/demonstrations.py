@@ -23,7 +23,7 @@ from mrlm_pl.policy import ChatFormat
 
 
 class TrajectoryDataModule(FixedDataModule):
-    """Rows of demonstrations, shuffled anew in each epoch.
+    """Rows of demonstrations, shuffled in each epoch.
 
     A data row is one of
 

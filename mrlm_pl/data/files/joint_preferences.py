@@ -20,7 +20,7 @@ class JointPair(NamedTuple):
 
 
 class JointPreferenceDataModule(PreferenceDataModule):
-    """Pairs of joint actions for the same task, shuffled anew in each epoch.
+    """Pairs of joint actions for the same task, shuffled in each epoch.
 
     A data row is one of
 

@@ -40,7 +40,7 @@ class PlayedPair(NamedTuple):
 
 
 class RowPair(NamedTuple):
-    """The token rows of what was preferred and of what was not; several where several agents acted."""
+    """The token rows of the preferred and of the rejected answer; several where several agents acted."""
 
     chosen: tuple[Trajectory, ...]
     rejected: tuple[Trajectory, ...]
@@ -51,7 +51,7 @@ class RowPair(NamedTuple):
 
 
 class PreferenceDataModule(FixedDataModule):
-    """Pairs of answers to the same prompt, shuffled anew in each epoch.
+    """Pairs of answers to the same prompt, shuffled in each epoch.
 
     A data row is one of
 
@@ -133,7 +133,7 @@ class PreferenceDataModule(FixedDataModule):
             self._starts[split], self._digests[split] = row_starts(pairs), _digest(pairs)
 
     def uses_reference(self) -> bool:
-        """Whether the loss compares with the reference."""
+        """Return True if the loss compares with the reference."""
         algorithm = self.algorithm()
         return isinstance(algorithm, DPO) and not algorithm.reference_free
 
@@ -241,7 +241,7 @@ def row_starts(pairs: Sequence[RowPair]) -> list[int]:
 def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[dict[str, Any]]:
     """Rows ``{prompt, chosen, rejected}`` of messages: the best against the worst episode of each group.
 
-    See :func:`played_pairs` for what is left out.
+    See :func:`played_pairs` for the groups that are left out.
 
     Args:
         episodes: of any number of groups.
@@ -317,7 +317,7 @@ def pair_rows(
     for answer, rows in zip(PlayedPair._fields, made, strict=True):
         if len(rows) != 1 or not rows[0].num_actions:
             raise DataError(
-                f"{where}: the {answer!r} answer makes {len(rows)} rows, as the chat template rewrites what was said; "
+                f"{where}: the {answer!r} answer makes {len(rows)} rows, as the template rewrites earlier messages; "
                 "give pairs that differ in their last turn only"
             )
     return made[0][0], made[1][0]

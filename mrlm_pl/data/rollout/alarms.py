@@ -1,4 +1,4 @@
-"""Warnings for a run without a learning signal, and for one that learns to please its verifier."""
+"""Warnings: no learning signal, and a policy that exploits its verifier."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class VerifierWatch:
 
 
 def have_parted(before: Measured, after: Measured) -> bool:
-    """Whether the score has risen and the accuracy has fallen, beyond chance.
+    """Return True if the score has risen and the accuracy has fallen, beyond chance.
 
     >>> have_parted((24, 100, 7, 100), (72, 100, 0, 100)), have_parted((24, 100, 7, 100), (72, 100, 7, 100))
     (True, False)
@@ -152,7 +152,7 @@ def have_parted(before: Measured, after: Measured) -> bool:
 
 
 def _change(before: Measured, after: Measured) -> tuple[float, float]:
-    """The difference of two means of values in [0, 1], and its standard error."""
+    """Return the difference of two means of values in [0, 1], and its standard error."""
     shares = [(total / count, count) for total, count in (before, after)]
     error = math.sqrt(sum(max(share * (1 - share), 0.0) / count for share, count in shares))
     return shares[1][0] - shares[0][0], error

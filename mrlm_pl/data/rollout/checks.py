@@ -217,7 +217,7 @@ def check_logprobs(learner: RolloutLearner, sampling: Sampling, overlaps: bool, 
             )
         if learner.reads_sampler_logprobs(sampling):
             raise ConfigurationError(
-                f"policy {name!r} is trained, and data.engine gives no log-probabilities of what it samples; set "
+                f"policy {name!r} is trained, and data.engine gives no log-probabilities of its samples; set "
                 f"model.recompute_old_logp to true, so that {type(learner).__name__} takes them from the learner "
                 "(without a correction, which weighs the sampler's), use another dialect, or `trained: false`"
             )

@@ -125,7 +125,7 @@ class Collection:
 
     @property
     def on_policy(self) -> bool:
-        """Whether the weights that sample are those that train first."""
+        """Return True if the weights that sample are those that train first."""
         return not self.max_lag and self.players.stale is None
 
     def collect(self, iteration: int, iterations: int) -> tuple[dict[str, PolicyBatch], dict[str, float]]:

@@ -89,14 +89,14 @@ class EpisodeBatch:
 
     Args:
         episodes: of any environments.
-        by_task: whether the numbers are also told of each environment.
+        by_task: whether the numbers are also logged for each environment.
     """
 
     def __init__(self, episodes: Sequence[Episode], by_task: bool = False) -> None:
         self.episodes, self.by_task = list(episodes), by_task
 
     def to(self, *args: Any, **kwargs: Any) -> EpisodeBatch:
-        """Itself: records live on no device."""
+        """Return itself: records live on no device."""
         return self
 
     def means(self) -> dict[str, tuple[float, float]]:
@@ -117,7 +117,7 @@ class EpisodeBatch:
         return means
 
     def counts(self) -> dict[str, int]:
-        """``failed_episodes``, by name."""
+        """Return the number of ``failed_episodes``, by name."""
         return {"failed_episodes": sum(episode.failed for episode in self.episodes)}
 
 

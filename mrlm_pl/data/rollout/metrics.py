@@ -29,7 +29,7 @@ def _added(first: _Sums, second: _Sums) -> _Sums:
 
 
 def success_counts(episodes: Sequence[Episode]) -> dict[str, tuple[float, float]]:
-    """(successes, episodes) of each environment that was played; (0, 0) of one that says nothing of success.
+    """Return (successes, episodes) of each environment that was played; (0, 0) of one that does not judge.
 
     Paths of a turn tree count as :func:`mrlm_pl.rollout.turn_tree.path_weights` says; what failed is no outcome.
     """
@@ -153,7 +153,7 @@ class CollectionSums:
         return cls(means, sums, components=components, played=counts, returns=returns)
 
     def plus(self, other: CollectionSums) -> CollectionSums:
-        """The sums of both."""
+        """Return the sums of both."""
         means, successes = _added(self.means, other.means), _added(self.successes, other.successes)
         sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {*self.sums, *other.sums}}
         components = {
@@ -164,7 +164,7 @@ class CollectionSums:
         return CollectionSums(means, sums, successes, components, played, self.returns | other.returns)
 
     def metrics(self) -> dict[str, float]:
-        """The numbers to log."""
+        """Return the numbers to log."""
         found = {
             prefix + name: mean for prefix, parts in self.components.items() for name, mean in parts.means().items()
         }

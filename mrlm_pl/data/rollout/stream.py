@@ -75,7 +75,7 @@ class TrainingStream:
 
     @property
     def cut(self) -> Cut:
-        """How a rollout is divided into Lightning batches."""
+        """Return the division of a rollout into Lightning batches."""
         return Cut(self.passes, self.minibatches, int(self.collection.trainer.accumulate_grad_batches))
 
     def __len__(self) -> int:

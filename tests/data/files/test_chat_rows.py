@@ -1,4 +1,4 @@
-"""Token rows of played episodes: whose tokens they are, and what a learner is shown of them."""
+"""Token rows of played episodes: the origin of their tokens, and a learner's view of them."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_folder_of_episodes_is_read_without_the_failed_ones(tmp_path: Path) ->
 
 def test_episodes_below_a_reward_are_left_out(tmp_path: Path) -> None:
     write_episodes(tmp_path / "e.jsonl.gz", [episode(play(["four"])), episode(play(["four", "five"]))])
-    # One turn pays 1, two pay 2.
+    # A reward of 1 for each turn.
     assert len(TrajectoryDataModule(str(tmp_path / "e.jsonl.gz"), filter_reward=2.0)._examples["train"]) == 1
     with pytest.raises(DataError, match=r"no episode has a reward of 2\.5 or more"):
         TrajectoryDataModule(str(tmp_path / "e.jsonl.gz"), filter_reward=2.5)

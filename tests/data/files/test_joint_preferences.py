@@ -77,7 +77,7 @@ def test_every_agent_is_shown_its_part_in_the_form_of_its_own_model(
 
 
 def episode(number: int, group: str, plays: dict[str, tuple[float, list[str]]], error: str | None = None) -> Episode:
-    """Every agent answers with these texts, and is paid at the end."""
+    """Every agent answers with these texts, and is rewarded at the end."""
     trajectories = {}
     for agent, (reward, texts) in plays.items():
         conversation, turns = Conversation(ChatFormat(TOKENIZER)), []

@@ -351,7 +351,7 @@ def test_failed_environments_are_closed(model_folder: Path, echo: Any, quiet_tra
 def test_updates_without_any_gradient_pass_also_with_adapters(
     model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
-    """All rewards are equal, so nothing is learnt; the adapter stays as it was."""
+    """All rewards are equal, so the adapter stays as it was."""
     algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3, lora=LoRA(rank=2))})
     data = RolloutDataModule(echo(reward=0.5), groups=2, group_size=2, iterations=2, sampling=Sampling(max_tokens=4))
     trainer = quiet_trainer(max_epochs=0)

@@ -72,7 +72,7 @@ def test_a_run_of_four_iterations_is_warned_of_once() -> None:
 def test_other_runs_are_not() -> None:
     assert told([means(0.2 + 0.1 * n, 0.1 + 0.1 * n) for n in range(8)]) == [], "both rise"
     assert told([means(0.5, 0.5 - 0.05 * n) for n in range(8)]) == [], "the verifier does not reward what gets worse"
-    assert told([means(0.2 + 0.1 * n, None) for n in range(8)]) == [], "nothing says what is right"
+    assert told([means(0.2 + 0.1 * n, None) for n in range(8)]) == [], "there are no labels"
     assert told([means(0.2, 0.5, 4), means(0.2, 0.5, 4), means(0.5, 0.25, 4), means(0.5, 0.25, 4)]) == [], "too few"
 
 

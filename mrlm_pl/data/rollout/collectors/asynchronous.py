@@ -34,12 +34,12 @@ _POLL_SECONDS = 1.0
 _TOLD = 5
 """Episodes that a message about waiting names at most."""
 
-_ADVICE = "an async environment must await what it waits for; or raise data.async_options.patience"
+_ADVICE = "an async environment must await its I/O; or raise data.async_options.patience"
 
 
 @dataclass(frozen=True)
 class AsyncOptions:
-    """How episodes are played while the learner updates.
+    """Settings of playing while the learner updates.
 
     Args:
         episodes: played at the same time at most; a turn tree counts as one. None: as many as ``max_lag`` lets begin.
@@ -105,11 +105,11 @@ class Lags:
         return iteration - sampled_in
 
     def largest(self, iteration: int, episodes: Sequence[Episode]) -> int:
-        """The largest lag of a token of these episodes when an iteration learns from them; 0 without tokens."""
+        """Return the largest lag of a token of these episodes in the iteration that trains on them; 0 without tokens."""
         return max(self._counts(iteration, episodes), default=0)
 
     def metrics(self, iteration: int, episodes: Sequence[Episode]) -> dict[str, tuple[float, float]]:
-        """(sum, count) of the mean lag, of each lag's share of the tokens, and of the turns with several versions."""
+        """Return (sum, count) of the mean lag, of each lag's share of the tokens, and of turns with several versions."""
         counts = self._counts(iteration, episodes)
         total = float(sum(counts.values()))
         turns = list(self._turns(episodes))
@@ -315,7 +315,7 @@ class AsyncCollector(Collector):
     # On the event loop.
 
     async def play(self, player: EpisodePlayer | TreePlayer, specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
-        """Return what a player makes of these, each played by itself when a slot is free."""
+        """Return the results of a player, each spec played by itself when a slot is free."""
 
         async def alone(spec: EpisodeSpec) -> Sequence[Any]:
             async with self._slots:

@@ -158,7 +158,7 @@ class GroupDraft:
 
     @property
     def left_out(self) -> bool:
-        """Whether the group is left out: for a failed episode, or because too few remain."""
+        """Return True if the group is left out: for a failed episode, or because too few remain."""
         if self.plan.failed_members == "drop" and self._failed:
             return True
         return len(self.episodes) - len(self._failed) < self.plan.smallest_group

@@ -86,7 +86,7 @@ class StaleSnapshots:
                     self._loaded[name] = slot.version
 
     def metrics(self, episodes: Sequence[Episode], version: int) -> dict[str, tuple[float, float]]:
-        """(sum, count) of the share of stale turns, and of how many optimizer steps old their snapshots are.
+        """Return (sum, count) of the share of stale turns, and of the age of their snapshots in optimizer steps.
 
         Args:
             episodes: of a collection.
@@ -101,7 +101,7 @@ class StaleSnapshots:
         return found
 
     def state(self) -> dict[str, Any] | None:
-        """All snapshots with their weights, for the checkpoint; None before there are any."""
+        """Return all snapshots with their weights, for the checkpoint; None before there are any."""
         if not self._slots:
             return self._restored
         slots = {name: [slot.state() for slot in slots] for name, slots in self._slots.items()}

@@ -59,7 +59,7 @@ class Collector:
         self.trees = None if tree is None else TreePlayer(self.training, tree, self.plan.group_sizes)
 
     async def play(self, player: EpisodePlayer | TreePlayer, specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
-        """Return what a player makes of these: an episode each, or the paths of a turn tree each."""
+        """Return the results of a player: an episode for each spec, or the paths of its turn tree."""
         return await player.play(specs)
 
     async def play_due(self, drafts: Sequence[GroupDraft]) -> None:

@@ -81,7 +81,7 @@ class RunTasks:
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one environment."""
+        """Return True if there is more than one environment."""
         return len(self.environments) > 1
 
     def group_sizes(self, size: int) -> dict[str, int]:

@@ -51,7 +51,7 @@ class TaskStream:
         return self.attempt(position, 0, 1)
 
     def attempt(self, position: int, number: int, attempts: int) -> Task:
-        """One of the ``attempts`` tasks of a position, all of its source; no two positions or numbers share one.
+        """Return one of the ``attempts`` tasks of a position, all of its source; each is of one position and number.
 
         The sources keep their shares, whichever of the tasks are used.
 
@@ -71,7 +71,7 @@ class TaskStream:
         return task if task.environment == name else replace(task, environment=name)
 
     def picked(self, position: int) -> tuple[str, int]:
-        """The source of a position, and how many positions before it have the same; not of a forgotten position."""
+        """Return the source of a position, not yet forgotten, and the number of earlier positions of that source."""
         while self._decided <= position:
             self._pick()
         return self._picks[position]
@@ -167,7 +167,7 @@ class PlannedStream(TaskStream):
 
 
 def apportioned(wanted: Mapping[str, float], seats: int) -> dict[str, int]:
-    """Whole numbers next to the wanted ones, none below 0, that sum to ``seats``: largest remainders first.
+    """Return whole numbers next to the wanted ones, 0 or above, that sum to ``seats``: largest remainders first.
 
     Args:
         wanted: numbers that sum to ``seats``.
@@ -221,7 +221,7 @@ class SuccessRateCurriculum:
         between(0, 1, owner, floor=self.floor, rate=self.rate, start=self.start)
 
     def shares(self, base: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:
-        """The share of each environment; they sum to 1.
+        """Return the share of each environment; they sum to 1.
 
         Args:
             base: by ``data.weights``, summing to 1.
@@ -234,7 +234,7 @@ class SuccessRateCurriculum:
         return {name: self.floor * share + (1 - self.floor) * pull[name] / total for name, share in base.items()}
 
     def updated(self, rates: Mapping[str, float], found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-        """The success rates after an iteration.
+        """Return the success rates after an iteration.
 
         Args:
             rates: before.

@@ -1,4 +1,4 @@
-"""kill -9 of a run that plays while it updates: what was complete is learnt from, as it was."""
+"""kill -9 of a run that plays while it updates: complete groups train unchanged."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_complete_groups_survive_the_kill_of_the_learner(tmp_path: Path) -> None
 
     episodes = list(read_episodes(folder / "episodes"))
     assert len(episodes) == ITERATIONS * 16
-    assert kept, "a kill found groups that were complete and not yet learnt from"
+    assert kept, "a kill found groups that were complete and had not trained"
     assert {item.id: item for item in episodes if item.id in kept} == kept
     lags = [
         item.iteration - span.version

@@ -65,7 +65,7 @@ class Metrics(Callback):
 
 
 def lags_of(episodes: list[Episode], updates: int = 1) -> dict[int, int]:
-    """The largest lag by iteration, when every iteration makes so many updates."""
+    """The largest lag by iteration, for a number of updates in each iteration."""
     found: dict[int, int] = {}
     for episode in episodes:
         for row in episode.rows():
@@ -167,7 +167,7 @@ def test_complete_groups_are_in_the_checkpoint_and_learnt_from_after_a_resume(
     trainer = quiet_trainer()
     trainer.fit(algorithm, data, ckpt_path=tmp_path / "step=2.ckpt")
     again = {episode.id: episode for episode in read_episodes(folder)}
-    # Two iterations are learnt from, and the two after them were begun with the weights of the first two.
+    # Two iterations have trained, and the two after them were begun with the weights of the first two.
     assert {episode.iteration for episode in again.values()} == {2, 3, 4}
     for episode in again.values():
         if episode.iteration in (2, 3):
@@ -222,7 +222,7 @@ def test_a_learner_that_waits_in_vain_says_for_what(model_folder: Path, quiet_tr
     with pytest.raises(RolloutError, match=r"waits for its environment's step for \d+ s.*async_options.patience"):
         quiet_trainer().fit(algorithm, data)
     assert time.monotonic() - started < 60
-    assert data.collection.collector is None, "nothing goes on behind a run that has ended"
+    assert data.collection.collector is None, "nothing continues behind a run that has ended"
 
 
 def test_an_error_that_ends_the_run_is_raised_at_once(model_folder: Path, quiet_trainer: Any) -> None:

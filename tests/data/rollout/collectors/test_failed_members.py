@@ -1,4 +1,4 @@
-"""Groups some of whose episodes fail for good: what is learnt from, what is counted, and that nothing is kept open."""
+"""Groups with episodes that fail for good: those that train, the counts, and that no environment stays open."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Flaky(EchoEnvironment):
 
 
 class FlakyLater(Flaky):
-    """The same without blocking anybody, which episodes under way are cut short in."""
+    """The same with awaited steps, in which running episodes are cancelled."""
 
     async def reset(self, task: Task) -> Observations:  # type: ignore[override]
         await asyncio.sleep(0.001)
@@ -125,7 +125,7 @@ def test_what_is_left_of_a_group_is_learnt_from(
         here = {name: found for name, found in good.items() if name.startswith(f"{iteration}-")}
         assert seen["rollout/dropped_groups"] == sum(len(found) < 2 for found in here.values())
         assert seen["rollout/failed_episodes"] == sum(4 - len(found) for found in here.values())
-    assert Flaky.most <= 16 * (1 + (mode == "async")), "what an episode has ended with is used again"
+    assert Flaky.most <= 16 * (1 + (mode == "async")), "environments of finished episodes are used again"
     assert Flaky.open == 0 < Flaky.most
 
 
@@ -262,7 +262,7 @@ def test_turn_trees_with_failing_paths_keep_nothing_open(
     if rule == "drop":
         assert sum(seen["rollout/dropped_groups"] for seen in metrics.seen) == len(broken)
     # Four trees of at most nine paths are played at a time, and those of two iterations with a lag of one.
-    assert Flaky.most <= 36 * (1 + (mode == "async")), "what an episode has ended with is used again"
+    assert Flaky.most <= 36 * (1 + (mode == "async")), "environments of finished episodes are used again"
     assert Flaky.open == 0 < Flaky.most
 
 

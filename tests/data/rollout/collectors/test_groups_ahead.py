@@ -1,4 +1,4 @@
-"""What the ranks of a run take out of a checkpoint of its rollouts."""
+"""Groups of a checkpoint, divided over the ranks of a run."""
 
 from __future__ import annotations
 

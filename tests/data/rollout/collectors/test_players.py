@@ -1,4 +1,4 @@
-"""Who is closed with the players of a run."""
+"""The engines that are closed with the players of a run."""
 
 from __future__ import annotations
 

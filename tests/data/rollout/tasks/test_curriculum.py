@@ -77,7 +77,7 @@ def test_what_is_neither_always_nor_never_solved_is_played_more(model_folder: Pa
         r = seen["rollout/fitting/success_rate"]
         pull = [p * (1 - p), r * (1 - r), q * (1 - q)]
         assert seen["rollout/fitting/weight"] == pytest.approx(0.3 / 3 + 0.7 * pull[1] / sum(pull), rel=1e-4)
-    # Counts against the sum of the shares so far.
+    # Counts against the sum of the shares up to there.
     owed = {"easy": 2.0, "fitting": 2.0, "hard": 2.0}
     counts: Counter[str] = Counter(played[0])
     for iteration in range(1, 4):
@@ -107,7 +107,7 @@ def test_admitted_groups_are_played_as_they_were_planned(
     trainer = quiet_trainer(callbacks=[WaitForAll(), keep], enable_checkpointing=True)
     trainer.fit(algorithm, data)
     first = environments_of(trainer)
-    # Decided when the first iteration begins, with what is known then: nothing.
+    # Decided when the first iteration begins, without any result.
     assert first[0] == first[1] == first[2] == {"easy": 2, "fitting": 2, "hard": 2}
     assert first[3]["fitting"] > 2
     for path in (Path(trainer.default_root_dir) / "episodes").iterdir():

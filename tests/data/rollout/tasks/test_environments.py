@@ -50,7 +50,7 @@ def test_each_environment_has_its_group_size_and_turn_limit(mode: str, model_fol
         turns = {len(episode.rows()[0].turns) for episode in found}
         assert turns == ({2} if found[0].task.environment == "long" else {1})
         if found[0].task.environment == "long":
-            assert {episode.stop_reason for episode in found} == {"turn_limit"}, "it would have gone on to a third"
+            assert {episode.stop_reason for episode in found} == {"turn_limit"}, "a third is beyond the limit"
     for seen in metrics.seen:
         assert (seen["rollout/short/groups"], seen["rollout/long/groups"]) == (3, 1)
 
@@ -149,7 +149,7 @@ def test_a_run_of_two_environments_is_resumed_as_it_was(model_folder: Path, quie
         quiet_trainer().fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
 
 
-# What is refused.
+# Refused options.
 
 
 def test_an_unknown_environment_gets_the_nearest_name(echo: Any) -> None:
