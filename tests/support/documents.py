@@ -118,16 +118,14 @@ def stopped_before_work() -> Iterator[None]:
 
     Commands of the trainer stop before their classes are built, all others when their parser returns.
     """
-    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+    from lightning.pytorch.cli import LightningCLI
 
-    from mrlm_pl.cli.parsing.parser import ShortErrors
+    from mrlm_pl.cli.parsing.parser import CommandParser
 
-    short, plain = ShortErrors.parse_args, argparse.ArgumentParser.parse_args
+    short, plain = CommandParser.parse_args, argparse.ArgumentParser.parse_args
 
     def parse_short(self: Any, *args: Any, **kwargs: Any) -> Any:
-        parsed = short(self, *args, **kwargs)
-        if isinstance(self, LightningArgumentParser):
-            return parsed
+        short(self, *args, **kwargs)
         raise WorkBegins
 
     def parse_plain(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +133,7 @@ def stopped_before_work() -> Iterator[None]:
         raise WorkBegins
 
     with (
-        mock.patch.object(ShortErrors, "parse_args", parse_short),
+        mock.patch.object(CommandParser, "parse_args", parse_short),
         mock.patch.object(argparse.ArgumentParser, "parse_args", parse_plain),
         mock.patch.object(LightningCLI, "instantiate_classes", side_effect=WorkBegins),
     ):

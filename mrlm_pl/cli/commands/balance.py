@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or a file is there already.
         DataError: a row cannot be read, or nothing can be balanced.
     """
-    options = balance_parser().parse_args(list(arguments))
+    options = balance_parser().read(arguments, {})
     output, report = Path(options.output), Path(options.report) if options.report else None
     pairs = Path(options.pairs) if options.pairs else None
     wanted = [path for path in (output, pairs) if path is not None]

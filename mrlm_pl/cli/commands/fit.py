@@ -17,9 +17,8 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from mrlm_pl.cli.parsing.config_files import option_values
+from mrlm_pl.cli.parsing.config_files import config_files, option_values
 from mrlm_pl.cli.parsing.parser import ShortErrors
-from mrlm_pl.cli.parsing.policy_options import declare_policies
 from mrlm_pl.cli.parsing.run_configuration import SaveConfig
 from mrlm_pl.errors import ConfigurationError, nearest
 from mrlm_pl.learner.algorithm import Algorithm
@@ -28,7 +27,6 @@ from mrlm_pl.runs.console import silence_noise
 from mrlm_pl.runs.plugins import load_package, load_plugins
 from mrlm_pl.runs.recorded_run import latest_configuration
 
-FSDP_CLASS = "mrlm_pl.trainer.fsdp.FSDP"
 OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines", "mrlm_pl.serving")
 """Packages of this one whose classes may be named without their path."""
 
@@ -53,7 +51,7 @@ class RunCommand(LightningCLI):
     """
 
     def __init__(self, stage: str, arguments: Sequence[str]) -> None:
-        self.stage = stage
+        self.stage, self.arguments = stage, arguments
         super().__init__(
             Algorithm,
             LightningDataModule,
@@ -65,7 +63,7 @@ class RunCommand(LightningCLI):
             parser_class=RunParser,
             subclass_mode_model=True,
             subclass_mode_data=True,
-            args=[stage, *declare_policies(own_strategies(arguments))],
+            args=list(arguments),
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
@@ -109,7 +107,8 @@ class RunCommand(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; unlike the base class without a warning when the process has arguments too."""
-        self.config = parser.parse_args(args)
+        bases = {"model": Algorithm, "data": LightningDataModule, "trainer": Trainer}
+        self.config = parser.read(args, bases, [self.stage])  # type: ignore[attr-defined] # a RunParser
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: the base class would replace the configured model by the one that the checkpoint was made with."""
@@ -132,8 +131,8 @@ class RunCommand(LightningCLI):
             trainer: Any = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError, TypeError) as error:
             raise ConfigurationError(f"trainer: {error}") from error
-        files = [path for path in self.config[self.stage].get("config") or [] if path is not None]
-        trainer.name = Path(str(files[0])).stem if files else None
+        files = config_files(self.arguments)
+        trainer.name = files[0].stem if files else None
         return trainer
 
 
@@ -159,22 +158,6 @@ def check_strategy(trainer: Namespace) -> None:
         near = nearest(value, known)
         hint = f"did you mean {near!r}? Known" if near else "known"
         raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}; {hint} are: {', '.join(known)}")
-
-
-def own_strategies(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with the class in place of ``fsdp`` where options for it follow: a name takes none.
-
-    >>> own_strategies(["--trainer.strategy", "fsdp", "--trainer.strategy.tensor_parallel_size", "2"])[1]
-    'mrlm_pl.trainer.fsdp.FSDP'
-    """
-    if not arguments or not any(argument.startswith("--trainer.strategy.") for argument in arguments):
-        return list(arguments)
-    classes = {"--trainer.strategy=fsdp": f"--trainer.strategy={FSDP_CLASS}", "fsdp": FSDP_CLASS}
-    before = ["", *arguments[:-1]]
-    return [
-        classes.get(argument, argument) if argument != "fsdp" or previous == "--trainer.strategy" else argument
-        for previous, argument in zip(before, arguments, strict=True)
-    ]
 
 
 def run_stage(stage: str, arguments: Sequence[str]) -> int:

@@ -12,12 +12,12 @@ import secrets
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from jsonargparse import ActionConfigFile
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from mrlm_pl.cli.parsing.environment_option import environment_parser, read
@@ -37,7 +37,6 @@ from mrlm_pl.serving.transport.security import Identity, read_token
 from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
 
 logger = logging.getLogger(__name__)
-_parsing = threading.Lock()  # parsing short names changes the parser library for a while
 
 YOUNG_OBJECTS, YOUNG_COLLECTIONS = 20_000, 20
 """Garbage is looked for so rarely that what a step makes is gone by then: else it is taken for lasting, and all the
@@ -51,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, the settings of an environment, or the port is taken.
     """
     named = any(re.match(r"--(environment\b|config)", word) for word in arguments)
-    options = read(serve_parser(), arguments) if named else serve_parser().parse_args(list(arguments))
+    options = read(serve_parser(), arguments) if named else serve_parser().read(arguments, {})
     logging.basicConfig(level=logging.INFO, format="mrlm: %(message)s", stream=sys.stderr)
     identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
     endpoint = Endpoint(options.host, int(options.port), read_token(options.token_file), identity)
@@ -258,10 +257,11 @@ def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings
                 "belong into the file of the server's --settings"
             )
         arguments = json.dumps({"class_path": class_path(cls), "init_args": {**settings, **overrides}})
-        with _parsing:
-            parser = CommandParser(prog="mrlm serve", allow_abbrev=False)
-            parser.add_subclass_arguments(Environment, "environment", required=True)
-            return parser.instantiate(parser.parse_args(["--environment", arguments])).environment
+        parser = CommandParser(prog="mrlm serve", allow_abbrev=False)
+        parser.add_argument("--config", action=ActionConfigFile)
+        parser.add_subclass_arguments(Environment, "environment", required=True)
+        config = parser.read(["--environment", arguments], {"environment": Environment})
+        return parser.instantiate(config).environment
 
     return make
 

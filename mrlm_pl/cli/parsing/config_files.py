@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -11,8 +11,8 @@ from mrlm_pl.errors import ConfigurationError, nearest
 
 _OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")
-_NAMED = ("policies", "critics", "agent_critics", "seats", "task_settings", "weights")
-"""Settings whose keys are names that the user chooses."""
+NAMED = ("policies", "critics", "agent_critics", "seats", "settings", "task_settings", "weights")
+"""Settings whose keys are names that the user chooses; a later file replaces them as a whole."""
 
 
 def with_underscores(arguments: Sequence[str]) -> list[str]:
@@ -27,7 +27,7 @@ def with_underscores(arguments: Sequence[str]) -> list[str]:
 def _with_underscores(word: str) -> str:
     option, equals, value = word[2:].partition("=")
     parts = option.split(".")
-    kept = [number > 0 and parts[number - 1] in _NAMED for number in range(len(parts))]
+    kept = [number > 0 and parts[number - 1] in NAMED for number in range(len(parts))]
     spelled = (part if keep else part.replace("-", "_") for part, keep in zip(parts, kept, strict=True))
     return f"--{'.'.join(spelled)}{equals}{value}"
 
@@ -101,6 +101,35 @@ def place_of_key(name: str, files: Sequence[Path]) -> str:
         if lines:
             return f"{file}, line {lines[-1]}"
     return ""
+
+
+class MistakeError(ConfigurationError):
+    """A mistake at a key of the configuration."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(f"{key}: {text}")
+        self.key = key
+
+    def in_files(self, words: Sequence[str]) -> ConfigurationError:
+        """Return the error with the file and line of the key, unless an option gives it."""
+        return ConfigurationError(f"{self}{file_of_key(self.key, words)}")
+
+
+def file_of_key(key: str, words: Sequence[str]) -> str:
+    """Return `` (FILE, line N)`` of a key in the configuration files of a command; empty if an option gives the key."""
+    if any(word.replace(".init_args", "").startswith(f"--{key}") for word in words):
+        return ""
+    found = place_of_key(key, config_files(words))
+    return f" ({found})" if found else ""
+
+
+def unknown_key(owner: str, key: str, known: Collection[str]) -> str:
+    """Return the message for a key that a class does not have."""
+    if not known:
+        return f"{owner} has no {key!r} (it has no settings)"
+    near = nearest(key, known)
+    hint = f"did you mean {near!r}? It" if near else "it"
+    return f"{owner} has no {key!r}; {hint} accepts: {', '.join(known)}"
 
 
 def _composed(file: Path) -> yaml.Node | None:

@@ -9,15 +9,21 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from mrlm_pl.cli.parsing.config_files import check_exist, check_files, config_files, option_values, place_of_key
-from mrlm_pl.errors import ConfigurationError, nearest
+from mrlm_pl.cli.parsing.config_files import (
+    MistakeError,
+    check_exist,
+    check_files,
+    config_files,
+    option_values,
+    unknown_key,
+)
+from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, EARLIER, merged
+from mrlm_pl.errors import nearest
 from mrlm_pl.runs.plugins import plugin_entry_points
 
 PACKAGE = Path(__file__).parents[2]
@@ -27,25 +33,27 @@ BASES = (PACKAGE / "learner", PACKAGE / "data")
 
 KINDS = {"model": "algorithm", "data": "data module"}
 OWN_PLUGINS = ("mrlm_environments", "mrlm_callbacks")
+OWN_PACKAGES = ("mrlm_pl.", "mrlm_environments.")
 POLICY = PACKAGE / "policy" / "policy.py"
 LEARNER = PACKAGE / "learner"
-NESTED = {
-    "clip": ("Clip", PACKAGE / "losses" / "clip.py", 2),
-    "correction": ("Correction", PACKAGE / "losses" / "corrections.py", 2),
-    "kl": ("KL", LEARNER / "kl.py", 2),
-    "optimization": ("Optimization", LEARNER / "optimization.py", 2),
-    "policies": ("Policy", POLICY, 3),
-    "sampling": ("Sampling", PACKAGE / "engines" / "base.py", 2),
-    "validation_sampling": ("Sampling", PACKAGE / "engines" / "base.py", 2),
+SETTINGS = {
+    "clip": ("Clip", PACKAGE / "losses" / "clip.py"),
+    "correction": ("Correction", PACKAGE / "losses" / "corrections.py"),
+    "kl": ("KL", LEARNER / "kl.py"),
+    "optimization": ("Optimization", LEARNER / "optimization.py"),
+    "policies": ("Policy", POLICY),
+    "sampling": ("Sampling", PACKAGE / "engines" / "base.py"),
+    "validation_sampling": ("Sampling", PACKAGE / "engines" / "base.py"),
 }
-"""Settings that hold settings: their class, its file and how many parts its keys have, these settings' own included."""
+"""Class and file of arguments that hold settings; ``policies`` holds them by name."""
+
 TRAINER = "pytorch/trainer/trainer.py"
-_Given = tuple[tuple[str, ...], Any]
-_STRUCTURE = ("class_path", "init_args", "dict_kwargs")
+OWN_TRAINER = ("output", "resume")
+"""Arguments that our trainer adds to Lightning's."""
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Refuse a name that no class has, and a key that its class does not have.
+    """Refuse the name of a class, or a key, that does not exist.
 
     Raises:
         ConfigurationError: file, line and key, with the nearest.
@@ -53,21 +61,25 @@ def check(arguments: Sequence[str]) -> None:
     if any("help" in argument or argument == "-h" for argument in arguments):
         return
     check_exist(arguments)
-    files = config_files(arguments)
-    check_files(files)
-    in_files, options = list(_of_files(files)), list(_of_options(arguments))
-    _check_trainer([key for key, _ in options], "--")
-    _check_trainer([key for key, _ in in_files], "", files)
-    for group, folder in FOLDERS.items():
-        known = [name for name in _exported(PACKAGE / folder) if name[0].isupper() and name != "Algorithm"]
-        unexported = [
-            name for key, name in [*in_files, *options] if key == (group,) and _file_of(PACKAGE / folder, str(name))
-        ]
-        _check_names((group,), KINDS[group], [*known, *unexported], options)
-        _check_names((group,), KINDS[group], [*known, *unexported], in_files, files)
-        _check_class((group,), PACKAGE / folder, {}, options, in_files, files)
-    _check_policies(options, in_files)
-    _check_environment(options, in_files, files)
+    check_files(config_files(arguments))
+    config, _ = merged(arguments, ("trainer", *FOLDERS))
+    try:
+        found = importlib.util.find_spec("lightning")
+        if found is not None and found.submodule_search_locations:
+            known = parameters(Path(found.submodule_search_locations[0]) / TRAINER, "Trainer")
+            _check_keys(config.get("trainer"), "Trainer", known and (*known, *OWN_TRAINER), "trainer")
+        for group, name in FOLDERS.items():
+            folder = PACKAGE / name
+            exported = [name for name in _exported(folder) if name[0].isupper() and name != "Algorithm"]
+            _check_class(config.get(group), group, KINDS[group], folder, exported)
+        _check_policies(arguments, config)
+        data = config.get("data")
+        environments, (short, names) = _environments_folder(), _environment_names()
+        if environments is not None and isinstance(data, Mapping):
+            environment = (data.get(ARGUMENTS) or data).get("environment")
+            _check_class(environment, "data.environment", "environment", environments, names, short)
+    except MistakeError as mistake:
+        raise mistake.in_files(arguments) from mistake
 
 
 def check_environment_names(arguments: Sequence[str]) -> None:
@@ -86,36 +98,64 @@ def check_environment_names(arguments: Sequence[str]) -> None:
         *(value for option, value in pairs if option == "--environment"),
         *(name.strip() for option, value in pairs if option == "--environments" for name in value.split(",")),
     ]
-    _, known = _environment_names()
-    _check_names(("environment",), "environment", known, [(("environment",), name) for name in named])
+    for name in named:
+        _check_name(name, "environment", "environment", _environment_names()[1])
 
 
-def _check_policies(options: Sequence[_Given], in_files: Sequence[_Given]) -> None:
-    """Refuse an option for a policy whose name looks like that of a configured one, and that no seat names."""
-    known = {key[2] for key, _ in in_files if key[:2] == ("model", "policies") and len(key) > 2}
-    seated = {str(value) for key, value in (*in_files, *options) if key[:2] == ("model", "seats")}
-    for name in [key[2] for key, _ in options if key[:2] == ("model", "policies") and len(key) > 2]:
+def _check_policies(arguments: Sequence[str], config: Mapping[str, Any]) -> None:
+    """Refuse an option for a policy that no file or seat names, if a configured one has a similar name."""
+    options = re.compile(r"--model\.(?:init_args\.)?policies\.([^.=]+)")
+    given = [match.group(1) for argument in arguments if (match := options.match(argument))]
+    words = [word for pair in option_values(arguments) if pair[0] == "--config" for word in ("--config", pair[1])]
+    model = merged(words, ())[0].get("model")
+    known = dict((model.get(ARGUMENTS) or {}).get("policies") or {}) if isinstance(model, Mapping) else {}
+    for name in given:
         near = nearest(name, known) if name not in known else None
-        if near and not any(name in item for item in seated):
-            raise ConfigurationError(
-                f"model.policies.{name}: there is no policy {name!r}; did you mean {near!r}? A new policy needs a "
-                "seat: name it in `--model.seats` too"
+        if near and name not in str(config["model"].get(ARGUMENTS, {}).get("seats")):
+            raise MistakeError(
+                f"model.policies.{name}",
+                f"there is no policy {name!r}; did you mean {near!r}? A new policy needs a seat: name it in "
+                "`--model.seats` too",
             )
 
 
-def _check_names(
-    place: tuple[str, ...], kind: str, known: Sequence[str], given: Sequence[_Given], files: Sequence[Path] = ()
+def _check_name(name: Any, key: str, kind: str, known: Sequence[str]) -> None:
+    """Refuse the misspelled name of a class of ours; any other name is left to the parser."""
+    if not isinstance(name, str) or not name.isidentifier() or name in known:
+        return
+    near = nearest(name, known)
+    if near and all(item.value in OWN_PLUGINS for item in plugin_entry_points()):
+        raise MistakeError(key, f"there is no {kind} {name!r}; did you mean {near!r}?")
+
+
+def _check_class(
+    value: Any, key: str, kind: str, folder: Path, names: Sequence[str], short: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse the name of a class that is misspelled; what is like none of ours is left to the parser."""
-    for key, name in given:
-        if key != place or not isinstance(name, str) or not name.isidentifier() or name in known:
-            continue
-        near = nearest(name, known)
-        if near and all(item.value in OWN_PLUGINS for item in plugin_entry_points()):
-            path = ".".join(place)
-            raise ConfigurationError(
-                f"{path}: there is no {kind} {name!r}; did you mean {near!r}?{_place(place, files)}"
-            )
+    """Refuse a class that does not exist, and keys that it does not have; ``short`` has class names by short names."""
+    named = value.get(CLASS) if isinstance(value, Mapping) else value
+    if not isinstance(named, str):
+        return
+    name = (short or {}).get(named, named).rpartition(".")[2]
+    file = _file_of(folder, name)
+    if file is None:
+        _check_name(named, key, kind, names)
+    if file is None or not isinstance(value, Mapping) or ("." in named and not named.startswith(OWN_PACKAGES)):
+        return
+    arguments = value.get(ARGUMENTS) or {}
+    own = {name: item for name, item in arguments.items() if name not in value.get(EARLIER, {})}
+    _check_keys(own, name, parameters(file, name), key)
+    for argument, (cls, source) in SETTINGS.items() if short is None else ():
+        settings, known = own.get(argument), parameters(source, cls)
+        inner = settings.items() if argument == "policies" and isinstance(settings, Mapping) else [("", settings)]
+        for named, item in inner:
+            _check_keys(item, cls, known, f"{key}.{argument}{named and '.'}{named}")
+
+
+def _check_keys(value: Any, owner: str, known: Sequence[str] | None, key: str) -> None:
+    value = value.get(ARGUMENTS, value) if isinstance(value, Mapping) else {}  # a model's name may stand for a policy
+    for name in value if known else ():
+        if name not in (*(known or ()), CLASS):
+            raise MistakeError(f"{key}.{name}", unknown_key(owner, name, known or ()))
 
 
 def _exported(folder: Path) -> list[str]:
@@ -149,75 +189,9 @@ def _environment_names() -> tuple[dict[str, str], list[str]]:
     return short, [*short, *_exported(folder), "RemoteEnvironment"]
 
 
-def _check_environment(options: Sequence[_Given], in_files: Sequence[_Given], files: Sequence[Path]) -> None:
-    """Refuse an environment that does not exist, and a key that it does not have."""
-    folder = _environments_folder()
-    if folder is None:
-        return
-    place, (short, known) = ("data", "environment"), _environment_names()
-    _check_names(place, "environment", known, options)
-    _check_names(place, "environment", known, in_files, files)
-    _check_class(place, folder, short, options, in_files, files)
-
-
 def _short_names(cls: ast.ClassDef) -> list[str]:
     values = [item.value for item in cls.body if isinstance(item, ast.Assign) and _assigns(item, "name")]
     return [str(value.value) for value in values if isinstance(value, ast.Constant)]
-
-
-def _check_trainer(keys: Sequence[tuple[str, ...]], dashes: str, files: Sequence[Path] = ()) -> None:
-    found = importlib.util.find_spec("lightning")
-    if found is None or not found.submodule_search_locations:
-        return
-    known = parameters(Path(found.submodule_search_locations[0]) / TRAINER, "Trainer")
-    for key in keys:
-        if known and key[0] == "trainer" and len(key) > 1 and key[1] not in known:
-            near = nearest(key[1], known)
-            hint = f"did you mean '{dashes}trainer.{near}'?" if near else f"a trainer has: {', '.join(known)}"
-            kind = "option" if dashes else "key"
-            raise ConfigurationError(f"there is no {kind} '{dashes}trainer.{key[1]}'; {hint}{_place(key, files)}")
-
-
-def _check_class(
-    place: tuple[str, ...],
-    folder: Path,
-    short: Mapping[str, str],
-    options: Sequence[_Given],
-    in_files: Sequence[_Given],
-    files: Sequence[Path],
-) -> None:
-    """Refuse a key that the class at ``place`` does not have; ``short`` has class names by their short names."""
-    # A class that an option names takes the keys of options; those of a file may belong to the class named there.
-    given = options if any(key == place for key, _ in options) else [*in_files, *options]
-    classes = {str(value) for key, value in given if key == place and isinstance(value, str)}
-    if len(classes) != 1:
-        return
-    named = classes.pop()
-    if "." in named and named.partition(".")[0] not in ("mrlm_pl", OWN_PLUGINS[0]):
-        return
-    name = short.get(named, named).rpartition(".")[2]
-    file = _file_of(folder, name)
-    known = parameters(file, name) if file else None
-    path = ".".join(place)
-    for key in [key[len(place) :] for key, _ in given if key[: len(place)] == place and len(key) > len(place)]:
-        if known and key[0] not in known:
-            raise ConfigurationError(_unknown(f"{path}.{key[0]}", name, key[0], known) + _place((*place, *key), files))
-        inner, inner_file, depth = NESTED.get(key[0] if len(place) == 1 else "", ("", POLICY, 0))
-        fields = parameters(inner_file, inner) if len(key) == depth else None
-        if fields and key[-1] not in fields:
-            text = _unknown(".".join((*place, *key)), inner, key[-1], fields)
-            raise ConfigurationError(text + _place((*place, *key), files))
-
-
-def _unknown(place: str, name: str, key: str, known: Sequence[str]) -> str:
-    near = nearest(key, known)
-    hint = f"did you mean {near!r}? It" if near else "it"
-    return f"{place}: {name} has no {key!r}; {hint} accepts: {', '.join(known)}"
-
-
-def _place(key: Sequence[str], files: Sequence[Path]) -> str:
-    found = place_of_key(".".join(key), files)
-    return f" ({found})" if found else ""
 
 
 def parameters(file: Path, name: str) -> tuple[str, ...] | None:
@@ -267,39 +241,3 @@ def _file_of(folder: Path, name: str) -> Path | None:
     definition = re.compile(rf"^class {name}\b", re.MULTILINE)
     files = sorted(folder.rglob("*.py"))
     return next((file for file in files if definition.search(file.read_text(encoding="utf-8"))), None)
-
-
-def _of_files(files: Sequence[Path]) -> Iterator[_Given]:
-    for file in files:
-        content = yaml.safe_load(file.read_text())
-        for group in ("trainer", *FOLDERS):
-            yield from _flattened((group,), content.get(group))
-
-
-def _flattened(path: tuple[str, ...], value: Any) -> Iterator[_Given]:
-    """Keys as options have them, with their values; a class's own key has its name."""
-    if not isinstance(value, Mapping):
-        yield path, value
-        return
-    if "class_path" in value:
-        yield path, value["class_path"]
-        value = value.get("init_args") or {}
-    elif set(value) == {"init_args"}:
-        value = value["init_args"] or {}
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if len(path) == 1 or (path[1] in (*NESTED, "environment") and len(path) == 2):
-                yield from _flattened((*path, str(key)), inner)
-            else:
-                yield (*path, str(key)), inner
-
-
-def _of_options(arguments: Sequence[str]) -> Iterator[_Given]:
-    for number, argument in enumerate(arguments):
-        if not argument.startswith("--"):
-            continue
-        option, equals, value = argument[2:].partition("=")
-        parts = tuple(part for part in option.rstrip("+").split(".") if part not in _STRUCTURE)
-        if parts and parts[0] in ("trainer", *FOLDERS):
-            value = value if equals else next(iter(arguments[number + 1 :]), "")
-            yield parts, value

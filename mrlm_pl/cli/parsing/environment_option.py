@@ -72,7 +72,7 @@ def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
         import_environment(name)
     if any(option in ("--config", f"{_OPTION}.help") for option, _ in option_values(arguments)):
         import_environment("*")
-    return parser.parse_args(list(arguments))
+    return parser.read(arguments, {"environment": Environment})
 
 
 def read_with_run(parser: CommandParser, arguments: Sequence[str]) -> RunOptions:

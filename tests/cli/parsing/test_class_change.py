@@ -27,7 +27,11 @@ def fit(mrlm):
 
 CHANGES = {
     "algorithm": (("--model", "GRPO"), "model.gamma: GRPO has no 'gamma'", "0.9 for MAGRPO"),
-    "data": (("--data", "TrajectoryDataModule"), "data.environment: TrajectoryDataModule has no 'environment'", "Math"),
+    "data": (
+        ("--data", "TrajectoryDataModule"),
+        "data.environment: TrajectoryDataModule has no 'environment'",
+        "set to math for",
+    ),
     "environment": (
         ("--data.environment", "parrot"),
         "data.environment.kinds: ParrotEnvironment has no 'kinds'",

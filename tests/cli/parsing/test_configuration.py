@@ -63,7 +63,7 @@ def test_short_names_in_lists_and_inside_environments(parsed):
     assert second["init_args"]["environment"] == "parrot"  # a text stays a text
 
 
-@pytest.mark.parametrize("model", ["builtin:tiny", "Qwen/Qwen2.5-0.5B", "./runs/x"])
+@pytest.mark.parametrize("model", ["builtin:tiny", "Qwen/Qwen2.5-0.5B", "./runs/x", "gpt2"])
 def test_a_policy_may_be_its_model_alone(mrlm, model):
     Path("run.yaml").write_text(f"model: {{class_path: GRPO, init_args: {{policies: {{main: '{model}', b: {{}}}}}}}}\n")
     data = ("--data", "RolloutDataModule", "--data.environment", "parrot")
@@ -130,8 +130,8 @@ def test_data_help_is_plain_and_names_only_options_that_work(mrlm):
 
 
 MISTAKES = {
-    "option": (("--trainer.max_epoch", "3"), ("'--trainer.max_epoch'", "'--trainer.max_epochs'")),
-    "abbreviation": (("--trainer.max_ep", "3"), ("'--trainer.max_ep'",)),
+    "option": (("--trainer.max_epoch", "3"), ("trainer.max_epoch", "'max_epochs'")),
+    "abbreviation": (("--trainer.max_ep", "3"), ("trainer.max_ep:", "'max_epochs'")),
     "model class": (("--model", "ToyAlgoritm"), ("model", "'ToyAlgoritm'", "'ToyAlgorithm'")),
     "model key": (("--model.rat", "1"), ("model.rat", "ToyAlgorithm", "'rate'")),
     "model value": (("--model.rate", "fast"), ("model.rate", "float", "fast")),
@@ -204,7 +204,7 @@ def test_mistake_on_the_command_line(mrlm, config, mistake):
 
 FILES = {
     "group": ("trainr: {max_epochs: 3}\n", ("trainr", "'trainer'")),
-    "trainer key": ("trainer: {max_epoch: 3}\n", ("trainer.max_epoch", "'trainer.max_epochs'")),
+    "trainer key": ("trainer: {max_epoch: 3}\n", ("trainer.max_epoch", "'max_epochs'")),
     "model key": ("model: {class_path: ToyAlgorithm, init_args: {rat: 3}}\n", ("model.rat", "'rate'")),
     "nested key": (
         "data: {class_path: ToyData, init_args: {environment: {class_path: parrot, init_args: {hard: 3}}}}\n",

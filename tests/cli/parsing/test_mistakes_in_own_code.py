@@ -174,10 +174,6 @@ FILES = {
         "(wrong.yaml, line 6)",
     ),
     "algorithm key": ("model:\n  class_path: GRPO\n  init_args:\n    advantagee: 3\n", "(wrong.yaml, line 4)"),
-    "policy as text": (
-        "model:\n  class_path: GRPO\n  init_args:\n    policies:\n      main: gpt2\n",
-        "write `{model: gpt2}` for 'gpt2' (wrong.yaml, line 4)",
-    ),
     "number for settings": (
         "model:\n  class_path: GRPO\n  init_args:\n    correction: 1.0e9\n",
         "model.correction: expected settings of Correction (kind, level, cap, low, high), but the value is 1000000000",

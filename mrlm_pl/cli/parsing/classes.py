@@ -1,0 +1,296 @@
+"""Names of classes and keys of settings in a configuration, checked against the signatures of the classes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+from mrlm_pl.cli.parsing.config_files import MistakeError, unknown_key
+from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, DROPPED, EARLIER, leaves
+from mrlm_pl.environment import Environment
+from mrlm_pl.errors import nearest, nearest_path, place_of
+from mrlm_pl.runs.plugins import class_path, dotted_path, environments_by_name, imported, subclasses
+
+MOST_NAMES = 20
+"""A message with the nearest name lists all names only up to this number."""
+
+FSDP = "mrlm_pl.trainer.fsdp.FSDP"
+_OWN_PACKAGES = ("mrlm_pl.", "mrlm_environments.", "mrlm_callbacks.")
+_KINDS = {
+    "Environment": "environment",
+    "Algorithm": "algorithm",
+    "LightningDataModule": "data module",
+    "Callback": "callback",
+    "Logger": "logger",
+}
+
+
+def resolved(value: Any, annotation: Any, key: str) -> Any:
+    """Return a value with the import paths of its classes, after a check of the names in it.
+
+    Args:
+        value: as :func:`~mrlm_pl.cli.parsing.configuration.merged` gives it.
+        annotation: the type of the parameter.
+        key: of the value, for messages.
+
+    Raises:
+        MistakeError: a class or a setting does not exist.
+    """
+    members = _members(annotation)
+    classes = [item for item in members if isinstance(item, type) and _root(item) not in _NO_SETTINGS]
+    settings = next((cls for cls in classes if is_dataclass(cls) or getattr(cls, "__final__", False)), None)
+    bases = [cls for cls in classes if cls is not settings]
+    if isinstance(value, list):
+        return [resolved(item, _inner(members, mapping=False), key) for item in value]
+    named = isinstance(value, Mapping) and CLASS in value
+    if settings is not None and settings.__name__ == "Policy" and (named or isinstance(value, str)):
+        value = {"model": value[CLASS], **value.get(ARGUMENTS, {})} if named else {"model": value}
+    elif bases and (named or isinstance(value, str)):
+        return _with_class(value if named else {CLASS: value}, bases, members, key)
+    if isinstance(value, Mapping):
+        inner = _inner(members, mapping=True)
+        if inner is not Any:
+            return {name: resolved(item, inner, f"{key}.{name}") for name, item in value.items()}
+        if bases:
+            name = next(iter(value.get(ARGUMENTS) or value))
+            raise MistakeError(
+                f"{key}.{name}", f"no {bases[0].__name__} is named that has {name!r}; name its class first"
+            )
+        return value if settings is None else checked(value, settings, key)
+    if settings is not None and not bases and value is not None and not _is_plain(value, members):
+        names = ", ".join(parameters(settings))
+        raise MistakeError(key, f"expected settings of {settings.__name__} ({names}), but the value is {value!r}")
+    return value
+
+
+def checked(arguments: Mapping[str, Any], cls: type, key: str) -> dict[str, Any]:
+    """Return the arguments of a class, each of them :func:`resolved`.
+
+    Raises:
+        MistakeError: the class has no such argument.
+    """
+    known, found = parameters(cls), dict[str, Any]()
+    for name, value in arguments.items():
+        if name not in known:
+            raise MistakeError(f"{key}.{name}", unknown_key(cls.__name__, name, known))
+        if known[name] is inspect.Parameter.empty and isinstance(value, Mapping):
+            inner, _ = next(leaves(value, f"{key}.{name}"))
+            raise MistakeError(
+                inner,
+                f"the parameter {name!r} of {cls.__name__} has no type hint, so its settings are unknown; annotate it, "
+                f"as in `{name}: dict[str, Policy] | None = None`{place_of(cls)}",
+            )
+        found[name] = resolved(value, known[name], f"{key}.{name}")
+    return found
+
+
+def unfit(value: Any, annotation: Any, key: str) -> MistakeError | None:
+    """Return the first value in a :func:`resolved` one that its parameter does not take, or None."""
+    members = _members(annotation)
+    named = isinstance(value, Mapping) and CLASS in value
+    settings = next((item for item in members if isinstance(item, type) and _root(item) not in _NO_SETTINGS), None)
+    if isinstance(value, list) and (inner := _inner(members, mapping=False)) is not Any:
+        faults = [unfit(item, inner, key) for item in value]
+    elif isinstance(value, Mapping) and (inner := _inner(members, mapping=True)) is not Any:
+        faults = [unfit(item, inner, f"{key}.{name}") for name, item in value.items()]
+    elif isinstance(value, Mapping) and settings is not None:
+        cls = imported(value[CLASS]) if named else settings
+        arguments = (value.get(ARGUMENTS) or {}) if named else value
+        known = parameters(cls)
+        faults = [unfit(item, known[name], f"{key}.{name}") for name, item in arguments.items() if name in known]
+        missing = [name for name in _required(cls) if name not in arguments]
+        if missing and not any(faults):
+            return MistakeError(
+                key, f"{cls.__name__} needs {', '.join(missing)}; give it as `--{key}.{missing[0]} VALUE`"
+            )
+    else:
+        faults = [_value_fault(value, annotation, key)]
+    return next(filter(None, faults), None)
+
+
+def _required(cls: type) -> list[str]:
+    own = inspect.signature(cls).parameters.values()
+    return [item.name for item in own if item.default is item.empty and item.kind is not item.VAR_KEYWORD]
+
+
+def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
+    """Return the fault of a plain value: the types and the choices that the parameter has."""
+    parser = ArgumentParser(exit_on_error=False)
+    if annotation in (Any, inspect.Parameter.empty):
+        return None
+    try:
+        parser.add_argument("--value", type=annotation)
+        parser.parse_object({"value": value})
+    except ArgumentError as error:
+        members = [member for member in _members(annotation) if member is not type(None)]
+        choices = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
+        kinds = [getattr(member, "__name__", str(member)) for member in members if get_origin(member) is not Literal]
+        if len(members) == 1 and getattr(annotation, "__module__", "") == "jsonargparse.typing":
+            reason = str(error).strip().rpartition("\n")[2].partition(": ")[2]  # after the type's name
+            near: object = nearest_path(Path(str(value))) if kinds[0].startswith("Path") else None
+        else:
+            wanted = " or ".join([*kinds, *([f"one of {', '.join(map(repr, choices))}"] if choices else [])])
+            reason, near = f"expected {wanted}, but the value is {value}", nearest(str(value), map(str, choices))
+        return MistakeError(key, reason + (f"; did you mean {str(near)!r}?" if near else ""))
+    return None
+
+
+@cache
+def parameters(cls: type) -> dict[str, Any]:
+    """Return the annotations of the arguments of a class, by name, those that it passes to its bases included."""
+    hints: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if "__init__" in vars(base):
+            own = inspect.signature(base.__init__).parameters  # type: ignore[misc]
+            hints |= {**dict.fromkeys(own, inspect.Parameter.empty), **get_type_hints(base.__init__)}  # type: ignore[misc]
+    names = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
+    return {name: hints[name] for name in names}
+
+
+def named_class(name: str, bases: Sequence[type], key: str) -> Any:
+    """Return the class of a short name, a class name or a path; None for an unknown name.
+
+    Raises:
+        MistakeError: a path leads to no usable class, or a name to several.
+    """
+    path = dotted_path(name)
+    if "." in path:
+        try:
+            found = imported(path)
+        except ImportError as error:
+            raise MistakeError(key, f"{error} (the value is {name!r})") from error
+        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+            lacking = ", ".join(missing)
+            raise MistakeError(key, f"{path} does not define {lacking}; add what is missing{place_of(found)}")
+        return found
+    if any(issubclass(base, Environment) for base in bases) and name in (short := environments_by_name()):
+        return short[name]
+    usable = {class_path(cls): cls for base in bases for cls in _usable(base) if cls.__name__ == name}
+    if len(usable) > 1:
+        raise MistakeError(key, f"several classes are named {name!r}; give the path of one: {', '.join(usable)}")
+    return next(iter(usable.values()), None)
+
+
+def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequence[Any], key: str) -> Any:
+    name, arguments = str(value[CLASS]), dict(value.get(ARGUMENTS) or {})
+    cls: Any = None
+    try:
+        cls = named_class(FSDP if name == "fsdp" and arguments else name, bases, key)
+    except MistakeError:
+        if arguments or not _is_plain(name, members):
+            raise
+    if cls is None and _is_plain(name, members) and not arguments:
+        return name
+    if cls is None:
+        raise MistakeError(key, _unknown_name(name, bases))
+    left: list[str] = []
+    for argument, earlier in value.get(EARLIER, {}).items():
+        old = named_class(earlier, bases, key)
+        if argument not in arguments or old is cls or _fits(arguments[argument], argument, cls, key):
+            continue
+        given = arguments.pop(argument)
+        if given == _defaults(old).get(argument):
+            left.append(argument)
+        elif not value.get(DROPPED):
+            raise MistakeError(f"{key}.{argument}", _lost(argument, given, old, cls, key))
+    if left:
+        names = ", ".join(left)
+        print(f"mrlm: {cls.__name__} does not take {names}, left at {old.__name__}'s defaults", file=sys.stderr)
+    others = {name: item for name, item in value.items() if name not in (EARLIER, DROPPED, ARGUMENTS)}
+    inner = {ARGUMENTS: checked(arguments, cls, key)} if arguments and isinstance(cls, type) else {}
+    return {**others, CLASS: class_path(cls) if isinstance(cls, type) else name, **inner}
+
+
+def _fits(value: Any, argument: str, cls: type, key: str) -> bool:
+    """Return whether a class takes a value for an argument."""
+    known = parameters(cls)
+    if argument not in known:
+        return False
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, skip=set(known) - {argument}, fail_untyped=False)
+    try:
+        parser.parse_object({argument: checked({argument: value}, cls, key)[argument]})
+    except (ArgumentError, MistakeError):
+        return False
+    return True
+
+
+@cache
+def _defaults(cls: type) -> dict[str, Any]:
+    """Return the defaults of a class as a configuration file has them."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, fail_untyped=False)
+    return json.loads(json.dumps(parser.get_defaults().as_dict(), default=str))
+
+
+def _lost(argument: str, given: Any, old: type, new: type, key: str) -> str:
+    known = parameters(new)
+    shown = given[CLASS] if isinstance(given, Mapping) and CLASS in given else repr(given)
+    if argument in known:
+        fault = f"{new.__name__} does not accept {shown}, which was set for {old.__name__}"
+    else:
+        fault = f"{unknown_key(new.__name__, argument, known)}; it was set to {shown} for {old.__name__}"
+    path = class_path(new)
+    named = new.__name__ if path.startswith(_OWN_PACKAGES) else path  # other classes are found by their path alone
+    return (
+        f"{fault}; remove it, or drop what {new.__name__} does not take of {old.__name__}'s settings with "
+        f"`--{key} '{{class_path: {named}, init_args: {{}}}}'`"
+    )
+
+
+def _unknown_name(name: str, bases: Sequence[type]) -> str:
+    base = bases[0]
+    classes = [cls.__name__ for cls in _usable(base)]
+    known = sorted(environments_by_name() if issubclass(base, Environment) else classes, key=str.lower)
+    near = nearest(name, [*known, *classes])
+    meant = f"did you mean {near!r}?" if near else ""
+    if not near or len(known) <= MOST_NAMES:
+        meant = f"{meant} {'Known' if near else 'known'} are: {', '.join(known)}".strip()
+    return f"there is no {_KINDS.get(base.__name__, base.__name__)} {name!r}; {meant}"
+
+
+def _usable(base: type) -> list[type]:
+    """Return the concrete public classes below a base that have been imported, and the base itself."""
+    return [
+        cls
+        for cls in (base, *subclasses(base))
+        if not inspect.isabstract(cls) and not cls.__name__.startswith("_") and "<locals>" not in cls.__qualname__
+    ]
+
+
+def _members(annotation: Any) -> list[Any]:
+    """Return the types of a union, or the type itself."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [member for item in get_args(annotation) for member in _members(item)]
+    return [annotation]
+
+
+def _inner(members: Sequence[Any], mapping: bool) -> Any:
+    """Return the type of the values of a mapping, else of the items of a list; ``Any`` without such a type."""
+    for member in members:
+        origin = get_origin(member)
+        if isinstance(origin, type) and issubclass(origin, Iterable) and issubclass(origin, Mapping) == mapping:
+            return get_args(member)[-1]
+    return Any
+
+
+def _is_plain(value: Any, members: Sequence[Any]) -> bool:
+    """Return whether a value may be one of the plain types of a parameter, rather than a class or settings."""
+    texts = any(member is str or get_origin(member) is Literal for member in members)
+    return texts or (bool in members and str(value).lower() in ("true", "false"))
+
+
+def _root(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
+
+
+_NO_SETTINGS = sys.stdlib_module_names

@@ -1,0 +1,122 @@
+"""The files and options of a command, merged into one configuration of plain data.
+
+A class is a mapping with ``class_path`` and ``init_args``. Where a later file or option names another class, the
+arguments of the earlier one stay, marked with the class that they were given for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mrlm_pl.cli.parsing.config_files import NAMED
+from mrlm_pl.errors import ConfigurationError
+
+CLASS, ARGUMENTS = "class_path", "init_args"
+EARLIER = "earlier"
+"""Key of a class's mapping: the earlier class of each argument that was given for one."""
+
+DROPPED = "dropped"
+"""Key of a class's mapping: it was named with ``init_args: {}``, which drops unfit arguments of an earlier class."""
+
+
+def merged(
+    arguments: Sequence[str], groups: Collection[str], load: Callable[[str], Any] = yaml.safe_load
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the configuration of all files and of the options that belong to groups, and the other words.
+
+    >>> merged(["--model", "GRPO", "--model.clip.low=0.1", "-n", "3"], ["model"])
+    ({'model': {'class_path': 'GRPO', 'init_args': {'clip': {'low': '0.1'}}}}, ['-n', '3'])
+
+    Args:
+        arguments: words of the command line.
+        groups: first parts of the options' names.
+        load: reads YAML.
+
+    Raises:
+        ConfigurationError: an option has no value.
+    """
+    config: dict[str, Any] = {}
+    others: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        option, equals, value = word.partition("=")
+        parts = [part for part in option[2:].rstrip("+").split(".") if part != ARGUMENTS]
+        ours = option == "--config" or (parts[0] in groups and parts[-1] != "help")
+        if not (ours and option.startswith("--")):
+            others.append(word)
+            continue
+        value = value if equals else next(words, "--")
+        if not equals and value.startswith("--"):
+            raise ConfigurationError(f"there is no value for {option}; give one, as in `{option} VALUE`")
+        if option != "--config":
+            config = _assigned(config, parts, _loaded(value, load), option.endswith("+"))
+        elif isinstance(found := load(_text(value)), dict):
+            config = _merged(config, found)
+    return config, others
+
+
+def _text(value: str) -> str:
+    """Return the content of a file, or a configuration that is written on the command line."""
+    return Path(value).read_text(encoding="utf-8") if "\n" not in value and Path(value).is_file() else value
+
+
+def _loaded(value: str, load: Callable[[str], Any]) -> Any:
+    """Return a value; plain ones stay text, because the parser knows their types."""
+    return load(value) if value[:1] in ("{", "[") or value in ("null", "") else value
+
+
+def _merged(old: Any, new: Any, name: str = "") -> Any:
+    """Return a value over an earlier one."""
+    if not isinstance(old, Mapping):
+        is_class = isinstance(old, str) and isinstance(new, Mapping) and (CLASS in new or ARGUMENTS in new)
+        return _merged({CLASS: old}, new) if is_class else new
+    if CLASS in old and isinstance(new, str):
+        new = {CLASS: new}
+    if not isinstance(new, Mapping) or name in NAMED:
+        return new
+    if CLASS in old and CLASS in new and old[CLASS] != new[CLASS]:
+        given = old.get(ARGUMENTS) or {}
+        old = {**old, EARLIER: {**dict.fromkeys(given, old[CLASS]), **old.get(EARLIER, {})}}
+        new = {**new, DROPPED: new.get(ARGUMENTS) == {}}
+    if EARLIER in old:
+        kept = {key: cls for key, cls in old[EARLIER].items() if key not in (new.get(ARGUMENTS) or {})}
+        old = {**old, EARLIER: kept}
+    return {**old, **{key: _merged(old.get(key), value, key) for key, value in new.items()}}
+
+
+def _assigned(node: Any, parts: Sequence[str], value: Any, append: bool) -> Any:
+    """Return a configuration with a value at a path, in the last item of each list on the way."""
+    if not parts and append:
+        before = node if isinstance(node, list) else [] if node is None else [node]
+        return [*before, *(value if isinstance(value, list) else [value])]
+    if not parts:
+        return _merged(node, value)
+    if isinstance(node, list) and node:
+        return [*node[:-1], _assigned(node[-1], parts, value, append)]
+    node = {CLASS: node} if isinstance(node, str) else node or {}
+    first, *rest = parts
+    if first == CLASS:
+        return _merged(node, {CLASS: value})
+    if CLASS in node or ARGUMENTS in node:
+        inner = node.get(ARGUMENTS) or {}
+        given = {first: _assigned(inner.get(first), rest, value, append)}
+        kept = {key: cls for key, cls in node.get(EARLIER, {}).items() if key != first}
+        return {**node, ARGUMENTS: {**inner, **given}, **({EARLIER: kept} if EARLIER in node else {})}
+    return {**node, first: _assigned(node.get(first), rest, value, append)}
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the plain values in a configuration with their keys, as options have them.
+
+    >>> dict(leaves({"data": {"class_path": "A", "init_args": {"n": 1}}}))
+    {'data.class_path': 'A', 'data.n': 1}
+    """
+    if not isinstance(value, Mapping) or not value:
+        yield key, value
+        return
+    for name, item in value.items():
+        yield from leaves(item, key if name == ARGUMENTS else f"{key}.{name}".lstrip("."))
