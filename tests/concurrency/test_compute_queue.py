@@ -17,7 +17,7 @@ def queue() -> ComputeQueue:
 
 
 def feed(queue: ComputeQueue, work: list[Callable[[], object]]) -> Future[str]:
-    """A future that another thread fulfils once the functions that it submits have run."""
+    """Return a future that another thread fulfils once the functions that it submits have run."""
     waited: Future[str] = Future()
 
     def submit() -> None:

@@ -90,7 +90,7 @@ GENERIC = ("gpt2", "mistral-sliding", "dynamic-rope", "mamba")
 
 
 def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A random model with every parameter, norms and biases too, away from its trivial initial value."""
+    """Return a random model with every parameter, norms and biases too, away from its trivial initial value."""
     settings = {**CONFIGS[name], **changes}
     config = AutoConfig.for_model(settings.pop("model_type", name), **settings)
     generator = torch.Generator().manual_seed(seed)
@@ -102,12 +102,12 @@ def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
 
 
 def run(engine: InProcessEngine, *requests: SampleRequest) -> list[Sample]:
-    """The engine's samples for the requests."""
+    """Return the engine's samples for the requests."""
     return asyncio.run(engine.sample(requests))
 
 
 def request(token_ids: Sequence[int], seed: int = 0, **changes: Any) -> SampleRequest:
-    """A request for policy ``p``; settings of :class:`Sampling` and of the request by name."""
+    """Return a request for policy ``p``; settings of :class:`Sampling` and of the request by name."""
     sampling = {name: changes.pop(name) for name in ("temperature", "top_p", "top_k", "max_tokens") if name in changes}
     return SampleRequest(tuple(token_ids), changes.pop("policy", "p"), seed, Sampling(**sampling), **changes)
 

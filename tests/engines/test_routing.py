@@ -99,7 +99,7 @@ HOOKS = {name for name in vars(Engine) if not name.startswith("_")}
 
 
 def overriding(kind: type) -> set[str]:
-    """The hooks of an engine that the class does not leave to :class:`Engine`."""
+    """Return the hooks of an engine that the class does not leave to :class:`Engine`."""
     return {name for name in HOOKS if getattr(kind, name) is not getattr(Engine, name)}
 
 

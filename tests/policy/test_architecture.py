@@ -20,7 +20,7 @@ IDS = torch.tensor([[1, 5, 9, 2]])
 
 
 def filled(architecture: Architecture, tensors: dict[str, torch.Tensor]) -> Any:
-    """A model of the architecture with these tensors, and with no others."""
+    """Return a model of the architecture with these tensors, and with no others."""
     built = architecture.build(torch.device("cpu"))
     targets = all_tensors(built)
     assert targets.keys() == tensors.keys()

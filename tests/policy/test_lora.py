@@ -98,7 +98,7 @@ def test_policies_with_adapters_share_one_base_and_differ(model_folder: Path) ->
 
 def test_four_policies_with_adapters_have_the_memory_of_one_base(model_folder: Path) -> None:
     def stored(algorithm: GRPO) -> int:
-        """Bytes behind all weights, each counted once."""
+        """Return bytes behind all weights, each counted once."""
         storages = {weight.untyped_storage().data_ptr(): weight.untyped_storage() for weight in algorithm.parameters()}
         return sum(storage.nbytes() for storage in storages.values())
 

@@ -103,7 +103,7 @@ def test_shipped_folder_is_small_and_what_the_recipe_builds() -> None:
 
 
 def _replies(model: torch.nn.Module, questions: list[str], sampled: bool) -> list[str]:
-    """The model's replies as text, special tokens included, padding removed."""
+    """Return the model's replies as text, special tokens included, padding removed."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_path(), padding_side="left")
     chats = [[{"role": "user", "content": question}] for question in questions]
     inputs = tokenizer.apply_chat_template(

@@ -29,7 +29,7 @@ CALLS = "{% for c in m.tool_calls or [] %}{% set f = c.function %}"
 
 
 def template(call: str, opening: str = "", closing: str = "") -> str:
-    """A template that writes each call as ``call`` says, with ``f`` for the function, between two texts."""
+    """Return a template that writes each call as ``call`` says, with ``f`` for the function, between two texts."""
     calls = "{% if m.tool_calls %}" + opening + CALLS + call + "{% endfor %}" + closing + "{% endif %}"
     return HEAD + SAID + calls + "<|end|>" + TAIL
 

@@ -104,7 +104,7 @@ def _invert(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _draw_full(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`draw` from the whole softmax by one cumulative sum over the vocabulary; cheapest for small ones."""
+    """Draw from the whole softmax by one cumulative sum, which is cheapest for small vocabularies."""
     peak = logits.amax(-1, keepdim=True)
     cumulative = (logits - peak).exp_().contiguous().cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
@@ -113,7 +113,7 @@ def _draw_full(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _draw_blocks(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`draw` from the whole softmax in two levels: a block of the vocabulary, then a token inside it.
+    """Draw from the whole softmax in two levels: a block of the vocabulary, then a token in it.
 
     Cumulative sums then run over V / 256 + 256 numbers instead of V.
     """
@@ -128,7 +128,7 @@ def _draw_blocks(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _draw_truncated(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """:func:`draw` after top-k and top-p, from the most probable tokens in descending order.
+    """Draw after top-k and top-p, from the most probable tokens in descending order.
 
     With top-p alone the head of the distribution is tried first; rows with a larger nucleus sort everything.
     """

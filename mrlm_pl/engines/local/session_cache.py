@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class _Entry:
-    token_ids: tuple[int, ...]
-    states: Tensor
-
-    @property
-    def size(self) -> int:
-        return self.states.numel() * self.states.element_size()
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
@@ -40,7 +29,7 @@ class SessionCache:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], tuple[tuple[int, ...], Tensor]] = OrderedDict()
         self._size = 0
 
     @property
@@ -60,23 +49,23 @@ class SessionCache:
         entry = self._entries.get((policy, session))
         if entry is None:
             return None
-        length = min(common_prefix(entry.token_ids, token_ids), len(token_ids) - 1)
+        known, states = entry
+        length = min(common_prefix(known, token_ids), len(token_ids) - 1)
         if length == 0:
             self._drop((policy, session))
             return None
         self._entries.move_to_end((policy, session))
-        return entry.states[:, :, :, :length]
+        return states[:, :, :, :length]
 
     def put(self, policy: str, session: str, token_ids: Sequence[int], states: Tensor) -> None:
         """Store or replace a session; drop the least recently used ones for room."""
         self._drop((policy, session))
-        entry = _Entry(tuple(token_ids), states)
-        if entry.size > self._capacity:
+        if states.nbytes > self._capacity:
             return
-        while self._size + entry.size > self._capacity:
+        while self._size + states.nbytes > self._capacity:
             self._drop(next(iter(self._entries)))
-        self._entries[policy, session] = entry
-        self._size += entry.size
+        self._entries[policy, session] = tuple(token_ids), states
+        self._size += states.nbytes
 
     def drop_policy(self, policy: str) -> None:
         """Drop all sessions of a policy."""
@@ -95,4 +84,4 @@ class SessionCache:
     def _drop(self, key: tuple[str, str]) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._size -= entry.size
+            self._size -= entry[1].nbytes

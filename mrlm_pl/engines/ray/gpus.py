@@ -120,9 +120,8 @@ def wrong_reservation(reserved: Sequence[str], learner: LearnerPlace, visible: S
         visible: ids of the GPUs that its processes see.
     """
     used = learner.ids(visible)
-    if used and not comparable([*reserved, *used]):
-        return None
-    if used and set(reserved) <= set(used):
+    kinds = {item.isdigit() for item in (*reserved, *used)}
+    if used and (len(kinds) > 1 or set(reserved) <= set(used)):
         return None
     computes = f"GPU {','.join(used)}" if used else "CPUs"
     remedy = f"start the run with CUDA_VISIBLE_DEVICES={','.join(reserved)}" if used else "leave it out"
@@ -130,11 +129,6 @@ def wrong_reservation(reserved: Sequence[str], learner: LearnerPlace, visible: S
         f"resources.learner_gpus keeps GPU {','.join(reserved)} of the learner's machine free, but the learner "
         f"computes on {computes}, which a worker may be given; {remedy}"
     )
-
-
-def comparable(ids: Sequence[str]) -> bool:
-    """Return whether ids of GPUs are of one kind, numbers or UUIDs."""
-    return len({item.isdigit() for item in ids}) <= 1
 
 
 def shared_gpu(worker: Mapping[str, Any], host: str, learner: LearnerPlace, visible: Sequence[str]) -> str | None:

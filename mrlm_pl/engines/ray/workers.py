@@ -7,7 +7,7 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,12 +209,9 @@ class Precision:
     def on(self, device: torch.device) -> Iterator[None]:
         """Compute with this precision on a device; the default dtype is that of the whole process."""
         before = torch.get_default_dtype()
-        casting: AbstractContextManager[Any] = nullcontext()
-        if self.autocast is not None:
-            casting = torch.autocast(device.type, self.autocast)
         torch.set_default_dtype(self.default)
         try:
-            with casting:
+            with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
                 yield
         finally:
             torch.set_default_dtype(before)

@@ -65,7 +65,7 @@ def engine() -> Iterator[Callable[..., OpenAICompatible]]:
 
 
 def request(token_ids: Sequence[int], seed: int = 0, **changes: Any) -> SampleRequest:
-    """A short turn."""
+    """Return a short turn."""
     return any_request(token_ids, seed, **({"max_tokens": 4} | changes))
 
 
@@ -301,7 +301,7 @@ def test_a_dead_server_is_left_out_and_tried_again_later(
 
 
 def changed(model: Any, by: float) -> Any:
-    """A copy that is trained, with a bias towards token 30."""
+    """Return a copy that is trained, with a bias towards token 30."""
     copy = build("llama")
     copy.load_state_dict(model.state_dict())
     with torch.no_grad():

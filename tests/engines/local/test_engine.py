@@ -29,7 +29,7 @@ def contexts(*lengths: int, seed: int = 0) -> list[list[int]]:
 def forward_logprobs(
     model: PreTrainedModel, context: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
 ) -> list[float]:
-    """Log-probability of each token by the model's forward over the whole row."""
+    """Return log-probability of each token by the model's forward over the whole row."""
     logits = model(input_ids=torch.tensor([[*context, *tokens]])).logits[0].float()
     table = (logits / temperature).log_softmax(-1)
     return [table[len(context) - 1 + n, token].item() for n, token in enumerate(tokens)]
@@ -143,7 +143,7 @@ def test_a_stop_token_ends_the_sample_and_is_part_of_it(make_engine: MakeEngine)
 
 
 def _second_turn(engine: InProcessEngine, session: str) -> tuple[list[list[int]], list[Sample]]:
-    """Three conversations of two turns, the second turn extending the first."""
+    """Return three conversations of two turns, the second turn extending the first."""
     rows = contexts(9, 4, 9)
     first = run(
         engine, *[request(r, s, max_tokens=5 + s, session=f"{session}{s}" * bool(session)) for s, r in enumerate(rows)]

@@ -14,7 +14,7 @@ VOCABULARIES = (7, 300, 5000)
 
 
 def _splitmix64(seed: int, count: int) -> list[int]:
-    """The reference generator in plain integers (Steele, Lea and Flood 2014)."""
+    """Return the reference generator in plain integers (Steele, Lea and Flood 2014)."""
     out = []
     for n in range(1, count + 1):
         z = (seed + n * 0x9E3779B97F4A7C15) % 2**64
@@ -44,7 +44,7 @@ def test_uniforms_are_uniform_within_and_across_seeds() -> None:
 
 
 def _expected(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Log-probabilities ``[B, V]`` by transformers' own processors."""
+    """Return log-probabilities ``[B, V]`` by transformers' own processors."""
     scores = logits / sampling.temperature
     if sampling.top_k:
         scores = TopKLogitsWarper(sampling.top_k)(None, scores)

@@ -8,7 +8,7 @@ from mrlm_pl.engines.local.session_cache import SessionCache
 
 
 def _states(length: int) -> torch.Tensor:
-    """2 layers, keys and values, 1 head, size 1: 16 bytes for each token."""
+    """Return 2 layers, keys and values, 1 head, size 1: 16 bytes for each token."""
     return torch.arange(length, dtype=torch.float32).expand(2, 2, 1, length).unsqueeze(-1).contiguous()
 
 

@@ -157,6 +157,6 @@ def test_rows_on_both_sides_of_a_long_rotary_embedding(make_engine: MakeEngine) 
 
 @torch.no_grad()
 def plain_next(model: Any, before: list[int], token: int) -> float:
-    """Log-probability of a token after these, which alone are given to the model."""
+    """Return log-probability of a token after these, which alone are given to the model."""
     logits = model(input_ids=torch.tensor([before])).logits[0, -1]
     return float(logits.log_softmax(-1)[token])

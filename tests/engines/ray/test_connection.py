@@ -119,7 +119,7 @@ def test_a_cluster_that_has_not_enough_is_waited_for_with_a_word(
 
 
 def _failed_start(monkeypatch: pytest.MonkeyPatch, address: str | None, seconds: float) -> str:
-    """The error of a Ray whose start fails."""
+    """Return the error of a Ray whose start fails."""
 
     def init(**options: Any) -> None:
         raise RuntimeError("The current node timed out during startup")

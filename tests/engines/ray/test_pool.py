@@ -53,7 +53,7 @@ def changed(model: PreTrainedModel, seed: int) -> None:
 
 
 def expected(model: PreTrainedModel, requests: Sequence[Any], version: int) -> list[Sample]:
-    """Samples of an engine of this process, for one request after the other."""
+    """Return samples of an engine of this process, for one request after the other."""
     engine = InProcessEngine()
     engine.load("p", model, version)
     try:

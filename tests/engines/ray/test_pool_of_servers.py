@@ -81,7 +81,7 @@ def changed(model: Any, seed: int) -> None:
 
 
 def expected(model: Any, requests: Any, version: int) -> list[Sample]:
-    """Samples of an engine of this process."""
+    """Return samples of an engine of this process."""
     engine = InProcessEngine()
     engine.load("p", model, version)
     try:

@@ -36,7 +36,7 @@ IN_PROCESS = "{class_path: InProcessEngine, init_args: {}}"  # which drops the p
 
 
 def descendants(parent: int) -> dict[int, str]:
-    """Command lines of all processes below one, by process id."""
+    """Return command lines of all processes below one, by process id."""
     found = subprocess.run(
         ["ps", "-e", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
     ).stdout
@@ -71,12 +71,12 @@ def eventually(holds: Callable[[], Any], seconds: float) -> Any:
 
 
 def workers_of(parent: int) -> list[int]:
-    """Process ids of the pool's workers below a process."""
+    """Return process ids of the pool's workers below a process."""
     return [pid for pid, line in descendants(parent).items() if line.startswith("ray::PoolWorker")]
 
 
 def check_samples(pool: RayPool, model: Any, asked: list[SampleRequest], within: float) -> None:
-    """Of three versions of the weights the pool samples what this process does, also after a worker was killed."""
+    """Compare the samples of pool and process for three versions of the weights, one after a worker was killed."""
     alone = InProcessEngine()
     try:
         for version in (1, 2, 3):
@@ -112,7 +112,7 @@ def test_workers_answer_like_the_learner_also_after_one_was_killed() -> None:
 
 
 def rows(count: int = 16) -> PolicyBatch:
-    """Rows of random tokens; the first four of each are given."""
+    """Return rows of random tokens; the first four of each are given."""
     generator = torch.Generator().manual_seed(count)
     ids = torch.randint(5, 40, (count, 24), generator=generator)
     lengths = torch.randint(8, 25, (count,), generator=generator)
@@ -160,7 +160,7 @@ OVER_CPU = WeightTransfer(transport="gloo")  # the GPUs are not there
 def test_ray_places_workers_on_gpus_that_the_learner_does_not_use(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four GPUs that Ray only believes in, under a Ray of somebody else's."""
+    """Use four GPUs that exist for Ray alone, under a Ray that the test starts."""
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
@@ -245,7 +245,7 @@ def collections(folder: Path) -> int:
 
 
 def running(process: subprocess.Popen[str], folder: Path, count: int = 2) -> None:
-    """Waits until a run has written some collections."""
+    """Wait until a run has written some collections."""
     eventually(lambda: collections(folder) >= count or process.poll() is not None, 300)
     assert process.poll() is None, process.communicate()[0][-3000:]
 
@@ -331,7 +331,7 @@ def test_an_asynchronous_run_samples_in_the_pool(fit: Any, tmp_path: Path) -> No
 
 
 def turns(folder: Path) -> list[Turn]:
-    """All turns that a run has written."""
+    """Return all turns that a run has written."""
     episodes = read_episodes(folder / "episodes")
     return [turn for one in episodes for rows in one.trajectories.values() for row in rows for turn in row.turns]
 

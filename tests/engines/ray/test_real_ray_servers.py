@@ -41,7 +41,7 @@ def serve() -> Iterator[Callable[..., list[FakeVllm]]]:
 
 
 def folders(server: FakeVllm) -> list[str]:
-    """Folders from which a server loaded weights, in order."""
+    """Return folders from which a server loaded weights, in order."""
     return [body["kwargs"]["weights_path"] for body in server.asked("/collective_rpc")]
 
 

@@ -42,7 +42,7 @@ def make_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeReference]:
 
 
 def table(rows: int = 12, width: int = 30, temperature: float = 1.0) -> PolicyBatch:
-    """Rows of random tokens in groups of four that begin alike, one of them without actions."""
+    """Return rows of random tokens in groups of four that begin alike, one of them without actions."""
     generator = torch.Generator().manual_seed(rows)
     token_ids = torch.randint(5, 40, (rows, width), generator=generator)
     lengths = torch.randint(12, width + 1, (rows,), generator=generator)
@@ -58,7 +58,7 @@ def table(rows: int = 12, width: int = 30, temperature: float = 1.0) -> PolicyBa
 
 
 def initial(policy: Policy, rows: PolicyBatch) -> torch.Tensor:
-    """Log-probabilities of a learner that holds the reference."""
+    """Return log-probabilities of a learner that holds the reference."""
     policy.load(reference=True)
     return policy.reference_logprobs(**rows.inputs())
 

@@ -70,7 +70,7 @@ def sent(
     again: Invitation | None = None,
     source: Callable[[str], Tensor] | None = None,
 ) -> tuple[Invitation, list[Future[Staged]]]:
-    """One sending to receivers in threads: its invitation, and what each receiver got."""
+    """Send to receivers in threads; return the invitation and each receiver's result."""
     invitation = again or sender.invite(len(receivers))
     got = [threads.submit(item.receive, invitation, rank, manifest) for rank, item in enumerate(receivers, 1)]
     sender.send(invitation, manifest, source or snapshot.__getitem__)

@@ -28,7 +28,7 @@ def gate() -> Iterator[StoreGate]:
 
 
 def listening() -> set[str]:
-    """The addresses on which this process takes connections."""
+    """Return the addresses on which this process takes connections."""
     return {found.laddr.ip for found in psutil.Process().net_connections("tcp") if found.status == psutil.CONN_LISTEN}
 
 

@@ -97,7 +97,7 @@ class Batch:
 
 
 def plain_log_softmax(model: Any, batch: Batch, temperature: float | Tensor = 1.0) -> Tensor:
-    """Log-softmax of the model's own padded forward pass, [B, T, V]; entry t is the distribution of token t."""
+    """Return log-softmax of the model's own padded forward pass, [B, T, V]; entry t is the distribution of token t."""
     attention_mask = (torch.arange(20) < batch.lengths[:, None]).long()
     modes = [module.training for module in model.modules()]
     model.eval()
@@ -224,7 +224,7 @@ def test_values_come_from_the_state_before_each_token(family: str, max_tokens: i
 
 
 def turn_tree() -> Batch:
-    """Seven rows of a tree: decisions 3 to 6 follow decisions 0 and 1, and 5 and 6 are alike up to their last token."""
+    """Return seven rows of a tree: decisions 3 to 6 follow 0 and 1, and 5 and 6 are alike up to their last token."""
     batch = Batch()
     ids, mask = batch.token_ids, torch.zeros(7, 20, dtype=torch.bool)
     ids[1:, :5] = ids[0, :5]

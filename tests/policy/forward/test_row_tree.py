@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def random_rows(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids, action mask and labels of rows that often begin alike: 3 words, up to 12 tokens, 2 labels."""
+    """Return token ids, action mask and labels of rows that often begin alike: 3 words, up to 12 tokens, 2 labels."""
     source = random.Random(seed)
     B, T = source.randint(1, 20), 12
     tokens, actions = torch.zeros(B, T, dtype=torch.int64), torch.zeros(B, T, dtype=torch.bool)
@@ -37,7 +37,7 @@ def fed(tokens: Tensor, actions: Tensor, row: int) -> list[int]:
 
 
 def seen(inputs: ForwardInputs) -> list[list[int]]:
-    """For each packed token all tokens that it may attend to, in the order of their chain."""
+    """Return for each packed token all tokens that it may attend to, in the order of their chain."""
     assert inputs.segments is not None
     ids, start = inputs.input_ids[0].tolist(), 0
     contents: list[list[list[int]]] = []
