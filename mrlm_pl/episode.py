@@ -325,9 +325,7 @@ def _plain(value: Any) -> Any:
     for kind in kinds:
         if isinstance(value, kind):
             return kind(value)
-    raise TypeError(
-        f"an episode holds {value!r:.80}, a {type(value).__name__}; JSON has text, numbers, lists and objects"
-    )
+    raise TypeError(f"an episode holds {value!r:.80}, a {type(value).__name__}; JSON has no such value")
 
 
 def question_to(episode: Episode, agent: str) -> str | None:

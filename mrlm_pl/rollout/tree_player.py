@@ -119,7 +119,7 @@ class TreePlayer:
         return self.player.run_blocking(lambda: self.play(specs))
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
-        """Return for each spec the episodes of its tree, one for each path; paths that fail for good have ``error`` set.
+        """Return the episodes of each spec's tree, one for each path; paths that fail for good have ``error`` set.
 
         Raises:
             ConfigurationError: a level has more joint actions than fit into memory.

@@ -162,7 +162,7 @@ def test_sharded_checkpoint_must_have_all_its_tables_and_leaves_the_former_one_u
     path.mkdir()
     (path / "__0_0.distcp").touch()
     (path / ".metadata").touch()
-    with pytest.raises(ConfigurationError, match=r"last\.ckpt' is no whole checkpoint"):
+    with pytest.raises(ConfigurationError, match=r"last\.ckpt' is not a complete checkpoint"):
         agree(checkpoint="last")
     (path / "meta.pt").touch()
     assert agree(checkpoint="last") == RunFolder("runs/toy", str(path))

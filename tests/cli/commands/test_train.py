@@ -257,7 +257,7 @@ def test_a_truncated_checkpoint_is_never_taken_for_a_whole_one(fit):
     for size in (0, 100, len(whole) // 2, len(whole) - 1):
         checkpoint.write_bytes(whole[:size])
         message = fit("--ckpt_path", "last", status=2)
-        assert "'runs/toy/checkpoints/last.ckpt' is no whole checkpoint" in message
+        assert "'runs/toy/checkpoints/last.ckpt' is not a complete checkpoint" in message
         assert outcome("runs/toy")["weight"] == 1.75, "nothing was lost"
     checkpoint.write_bytes(whole)
     fit("--ckpt_path", "last")

@@ -105,11 +105,11 @@ class Lags:
         return iteration - sampled_in
 
     def largest(self, iteration: int, episodes: Sequence[Episode]) -> int:
-        """Return the largest lag of a token of these episodes in the iteration that trains on them; 0 without tokens."""
+        """Return the largest lag of a token of these episodes in an iteration that trains on them; 0 without any."""
         return max(self._counts(iteration, episodes), default=0)
 
     def metrics(self, iteration: int, episodes: Sequence[Episode]) -> dict[str, tuple[float, float]]:
-        """Return (sum, count) of the mean lag, of each lag's share of the tokens, and of turns with several versions."""
+        """Return (sum, count) of the mean lag, of each lag's share of tokens, and of turns with several versions."""
         counts = self._counts(iteration, episodes)
         total = float(sum(counts.values()))
         turns = list(self._turns(episodes))
