@@ -61,6 +61,8 @@ class ExactResume(Callback):
             self._keep_settings(trainer)
         if loop.restarted_mid_epoch and loop.epoch_loop.batch_progress.is_last_batch:
             loop.reset_restart_stage()
+            # Lightning compares with the length of an epoch now, which may have been another one.
+            loop.epoch_loop.batch_progress.current.completed = max(0, trainer.num_training_batches - 1)
         elif loop.restarted_mid_epoch and -1 < trainer.max_steps <= trainer.global_step:
             # The last of all steps has ended its epoch, however many batches that has.
             loop.epoch_progress.increment_processed()

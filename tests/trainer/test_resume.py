@@ -1,0 +1,47 @@
+"""Resumed runs train as many batches as their configuration says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.policy import Policy
+
+
+class Batches(Callback):
+    """Notes the epoch and the number of updates at the end of each batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        self.seen.append((trainer.current_epoch, trainer.global_step))
+
+
+@pytest.mark.parametrize(("limit", "after"), [(3, 6), (1.0, 6), (1.0, 2), (2, 4)])
+def test_an_epoch_may_have_another_length_after_a_resume(
+    limit: int | float, after: int, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """Epoch 0 has ``limit`` of 6 batches, epoch 1 of the resumed run ``after``."""
+
+    def fit(limit: int | float, epochs: int, checkpoint: Path | None = None) -> Batches:
+        data = RolloutDataModule(
+            echo(), groups=2, group_size=2, iterations=3, minibatches=2, sampling=Sampling(max_tokens=3)
+        )
+        batches = Batches()
+        trainer = quiet_trainer(max_epochs=epochs, limit_train_batches=limit, callbacks=[batches])
+        trainer.fit(GRPO({"main": Policy(str(model_folder))}), data, ckpt_path=checkpoint, weights_only=False)
+        trainer.save_checkpoint(tmp_path / "end.ckpt")
+        return batches
+
+    first = fit(limit, 1)
+    done = 6 if limit == 1.0 else int(limit)
+    assert first.seen == [(0, step) for step in range(1, done + 1)]
+    resumed = fit(after, 2, tmp_path / "end.ckpt")
+    assert resumed.seen == [(1, step) for step in range(done + 1, done + after + 1)]
