@@ -16,7 +16,7 @@ from unittest import mock
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "configs/README.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "benchmarks/README", "configs/README")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

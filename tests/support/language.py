@@ -45,7 +45,7 @@ PHRASES = {
 EXPRESSIONS = {name: re.compile(expression) for name, expression in PHRASES.items()}
 OWN = (Path(__file__).name, "test_language.py")
 _FOLDERS = ("mrlm_pl", "environments", "callbacks", "tests", "examples", "benchmarks", "configs", "docs")
-_FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "pyproject.toml", "Makefile")
+_FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml", "Makefile")
 
 
 def files() -> Iterator[Path]:
