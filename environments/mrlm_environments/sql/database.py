@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,14 +21,16 @@ STATE_CHARACTERS = 20_000_000
 MAX_STEPS = 20_000_000
 """Steps of SQLite's virtual machine that a statement may take: about two seconds, and the same on every machine."""
 
-STEPS_PER_CHECK = 10_000
 MAX_MEMORY = 256 * 1024 * 1024
 """Bytes that SQLite may hold in a process, over all databases; a statement that wants more fails."""
 
 MAX_PAGES = 64 * 1024 * 1024 // 4096
 """Pages of one database, which are 64 MiB: no episode takes the memory of the others."""
 
-_FAULTS = {"database or disk is full": f"the tables need too much memory: {MAX_PAGES * 4096 >> 20} MiB are the most"}
+_FAULTS = {
+    "interrupted": "the statement takes too long",
+    "database or disk is full": f"the tables need too much memory: {MAX_PAGES * 4096 >> 20} MiB are the most",
+}
 
 Table = Mapping[str, Any]
 """A table of a task: ``name``, ``columns`` (names) and ``rows`` of texts."""
@@ -45,41 +46,24 @@ _ALLOWED_ACTIONS = frozenset(
 )
 
 
-class Fence:
-    """Keeps the statements of an SQLite connection away from files and within bounds of time and memory.
+def fence_in(connection: sqlite3.Connection) -> None:
+    """Keep the statements of a connection away from files and within bounds of work and memory.
 
-    The time is checked every :data:`STEPS_PER_CHECK` steps of SQLite and before every function and comparison. A single
-    call of one of SQLite's own functions is not interrupted: only :mod:`mrlm_environments.sql.worker` stops it.
+    A single call of one of SQLite's own functions is not interrupted, nor are slow functions of this package: only
+    :mod:`mrlm_environments.sql.worker` stops them.
 
     Args:
         connection: with its tables in place; nothing but tables can be reached through it afterwards.
-        seconds: how long a statement may take.
     """
-
-    def __init__(self, connection: sqlite3.Connection, seconds: float) -> None:
-        self.seconds = seconds
-        self.begin()
-        connection.execute("PRAGMA temp_store = MEMORY")
-        connection.execute(f"PRAGMA hard_heap_limit = {MAX_MEMORY}")
-        connection.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
-        if sys.version_info >= (3, 11):  # before, the limit of memory alone stops huge texts
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, sql_functions.MAX_TEXT)
-        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        sql_functions.install(connection, self.expired)
-        connection.set_progress_handler(self._checked, STEPS_PER_CHECK)
-        connection.set_authorizer(_authorized)
-
-    def begin(self) -> None:
-        """Start the clock of a statement."""
-        self._deadline, self._checks = time.monotonic() + self.seconds, 0
-
-    def expired(self) -> bool:
-        """Return whether the statement's time is over."""
-        return time.monotonic() > self._deadline
-
-    def _checked(self) -> bool:
-        self._checks += 1
-        return self._checks > MAX_STEPS // STEPS_PER_CHECK or self.expired()
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute(f"PRAGMA hard_heap_limit = {MAX_MEMORY}")
+    connection.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
+    if sys.version_info >= (3, 11):  # before, the limit of memory alone stops huge texts
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, sql_functions.MAX_TEXT)
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    sql_functions.install(connection)
+    connection.set_progress_handler(lambda: True, MAX_STEPS)
+    connection.set_authorizer(_authorized)
 
 
 def _authorized(action: int, first: str | None, second: str | None, *_: Any) -> int:
@@ -97,15 +81,17 @@ class MemoryDatabase:
 
     Args:
         tables: the task's tables; all columns hold text.
-        seconds: how long a statement may take.
 
     Raises:
         DataError: SQLite cannot hold the tables.
     """
 
-    def __init__(self, tables: Sequence[Table], seconds: float) -> None:
+    def __init__(self, tables: Sequence[Table]) -> None:
         # Episodes run in threads, but one statement at a time.
-        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        # SQLite counts the steps of a prepared statement over all its executions, so none is kept.
+        self._connection = sqlite3.connect(
+            ":memory:", isolation_level=None, check_same_thread=False, cached_statements=0
+        )
         self._connection.create_collation(sql_functions.COLLATION, lambda first, second: 0)
         try:
             for table in tables:
@@ -118,7 +104,8 @@ class MemoryDatabase:
         except (sqlite3.Error, ValueError) as error:
             self._connection.close()
             raise DataError(f"sql: SQLite cannot hold the task's tables ({error}); mend the row of the data") from error
-        self._fence, self.has_changed = Fence(self._connection, seconds), False
+        fence_in(self._connection)
+        self.has_changed = False
 
     def execute(self, query: str) -> str:
         """Execute one statement; return its rows as a list of tuples, or the number of rows that it changed.
@@ -153,15 +140,12 @@ class MemoryDatabase:
         )
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
-        self._fence.begin()
         try:
             return run()
         except MemoryError:
             raise SqlError("the statement needs too much memory") from None
         except sqlite3.Error as error:
-            # SQLite reports a function that was stopped as a failure of its own.
-            slow = str(error) == "interrupted" or self._fence.expired()
-            raise SqlError("the statement takes too long" if slow else _FAULTS.get(str(error), str(error))) from None
+            raise SqlError(_FAULTS.get(str(error), str(error))) from None
         except (ValueError, OverflowError) as error:  # texts that are no Unicode, numbers beyond 64 bits
             raise SqlError(str(error)) from None
 

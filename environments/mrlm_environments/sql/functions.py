@@ -228,17 +228,6 @@ def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _timed(function: Callable[..., Any], expired: Callable[[], bool]) -> Callable[..., Any]:
-    """Return the function, which fails once the statement's time is over: SQLite makes no check between calls."""
-
-    def call(*values: Any) -> Any:
-        if expired():
-            raise TimeoutError
-        return function(*values)
-
-    return call
-
-
 _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "upper": (1, lambda value: text(value).upper()),
     "lower": (1, lambda value: text(value).lower()),
@@ -282,22 +271,15 @@ ALLOWED = BUILT_IN | _STRICT.keys() | _OWN.keys() | {"like"}
 """Names of all functions that a statement may call."""
 
 
-def install(connection: sqlite3.Connection, expired: Callable[[], bool]) -> None:
-    """Give a connection the functions and the collation.
-
-    Args:
-        connection: an open connection.
-        expired: whether the statement's time is over. SQLite sorts without asking, so the collation asks for it.
-    """
+def install(connection: sqlite3.Connection) -> None:
+    """Give a connection the functions and the collation."""
     functions = [(name, count, _strict(function)) for name, (count, function) in _STRICT.items()]
     functions += [(name, count, function) for name, (count, function) in _OWN.items()]
     functions += [("like", count, like) for count in (2, 3)]
     for name, count, function in functions:
-        connection.create_function(name, count, _timed(function, expired), deterministic=True)
+        connection.create_function(name, count, function, deterministic=True)
 
     def compare(first: str, second: str) -> int:
-        if expired():
-            return 0
         one, other = folded(first), folded(second)
         return (one > other) - (one < other)
 

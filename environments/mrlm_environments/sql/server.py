@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mrlm_environments.sql.database import Fence, Table, changed, listed, quoted, reading, state_rows
+from mrlm_environments.sql.database import Table, changed, fence_in, listed, quoted, reading, state_rows
 from mrlm_environments.sql.dialect import SqlError, sqlite_statement
 from mrlm_environments.sql.functions import COLLATION
 from mrlm_environments.sql.scoring import state_hash
@@ -51,7 +51,7 @@ class ServerDatabase:
                 f"sql: database_url cannot be used ({error}); give SQLAlchemy's URL, such as "
                 "mysql+pymysql://user:password@host, and pip install 'mrlm[sql]' for the driver"
             ) from error
-        self._sqlalchemy, self._name, self._fence = sqlalchemy, f"mrlm_{uuid.uuid4().hex}", None
+        self._sqlalchemy, self._name = sqlalchemy, f"mrlm_{uuid.uuid4().hex}"
         try:
             self._connection = self._engine.connect()
             self._is_sqlite = self._engine.dialect.name == "sqlite"
@@ -65,7 +65,7 @@ class ServerDatabase:
                 f"sql: no database can be made at {shown} ({error}); check the server and the account's rights"
             ) from error
         if self._is_sqlite:
-            self._fence = Fence(self._driver(), seconds)
+            fence_in(self._driver())
 
     def _enter(self, seconds: float) -> None:
         limit = (
@@ -120,8 +120,6 @@ class ServerDatabase:
         return self._guarded(lambda: state_hash(state_rows(self._run(reading(table))) for table in tables))
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
-        if self._fence is not None:
-            self._fence.begin()
         try:
             return run()
         except MemoryError:

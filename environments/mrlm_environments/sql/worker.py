@@ -34,10 +34,10 @@ OPEN_SECONDS = 60.0
 """For starting a worker and filling a database with the task's tables."""
 
 TIMER_SECONDS = 0.25
-"""So long after its limit a statement that does not check the time ends its worker."""
+"""Seconds after its limit at which a statement ends its worker."""
 
 WATCH_SECONDS = 5.0
-"""So long after its limit a worker that has not ended itself, because it was stopped, is killed."""
+"""Seconds after its limit at which a worker that has not ended itself, because it was stopped, is killed."""
 
 MAX_ANSWER = 1 << 20
 """Bytes of a worker's answer: a shown result is shorter than :data:`~mrlm_environments.sql.database.SHOWN_CHARACTERS`
@@ -104,7 +104,7 @@ class SqliteDatabase:
     def _fill(self, worker: _Worker) -> None:
         worker.databases.add(self._number)
         try:
-            worker.ask(OPEN_SECONDS, "open", self._number, self._tables, self._seconds)
+            worker.ask(OPEN_SECONDS, "open", self._number, self._tables)
             for change in self._changes:
                 worker.ask(self._seconds, "execute", self._number, change)
         except SqlError as error:

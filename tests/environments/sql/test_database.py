@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 from mrlm_environments.sql import worker as sql_worker
-from mrlm_environments.sql.database import state_rows
+from mrlm_environments.sql.database import MemoryDatabase, state_rows
 from mrlm_environments.sql.dialect import SqlError, sqlite_statement
 from mrlm_environments.sql.server import ServerDatabase
 from mrlm_environments.sql.worker import SqliteDatabase
@@ -251,6 +251,14 @@ def test_databases_are_let_go(one_worker: None) -> None:
 def test_one_row_of_a_result_is_bounded() -> None:
     shown = SqliteDatabase([TEAMS], 3.0).execute("SELECT " + ", ".join(["REPEAT('😀', 24000)"] * 60))
     assert len(shown) < 25_000
+
+
+def test_steps_are_counted_for_each_execution_of_a_statement() -> None:
+    half = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 600000) SELECT COUNT(*) FROM c"
+    database = MemoryDatabase([TEAMS])
+    assert [selected(database, half) for _ in range(3)] == [[600000]] * 3
+    with pytest.raises(SqlError, match="takes too long"):
+        database.execute(half.replace("600000", "2000000"))
 
 
 def test_memory_is_bounded() -> None:
