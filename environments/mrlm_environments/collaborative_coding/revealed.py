@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mrlm_environments.code.rows import context_of, entry_of, tests_of
@@ -22,75 +22,69 @@ def hold_out(data: Mapping[str, Any], count: int) -> tuple[dict[str, Any], list[
     entry, names = entry_of(data), set(tests_of(data).required())
     known = names | set(dir(builtins)) | bound_names(context_of(data))
     trees = [ast.parse(test) for test in data["tests"]]
-    revealed: dict[str, str] = {}
+    calling: dict[ast.Assert, str] = {}
     for tree in trees:
-        around = bound_names(ast.unparse(tree)) - {_argument(tree)}  # what does not exist beside one assertion
-        for node, candidate in _candidates(tree):
-            read = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-            read -= bound_names(ast.unparse(node))  # its own, in comprehensions and lambdas
-            alone = read <= known | {candidate} and not read & around
-            if len(revealed) < count and alone and read & (names | {candidate}):
-                text = _standalone(node, candidate, entry)
-                others = _texts(trees, entry, names) - {*revealed, text}
-                if others:
-                    revealed[text] = text
-    if not revealed:
-        return dict(data), []
-    tests = [ast.unparse(_Without(set(revealed), entry).visit(tree)) for tree in trees]
+        candidate = _argument(tree)
+        asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+        calling |= {node: _standalone(node, candidate, entry) for node in asserts if _read(node) & {*names, candidate}}
+    revealed: dict[str, None] = {}
+    for tree in trees:
+        candidate = _argument(tree)
+        around = bound_names(ast.unparse(tree)) - {candidate}  # names that do not exist beside one assertion
+        for node in _own(tree):
+            read = _read(node) - bound_names(ast.unparse(node))  # its own names, in comprehensions and lambdas
+            alone = read <= {*known, candidate} and not read & around
+            if (
+                len(revealed) < count
+                and alone
+                and node in calling
+                and set(calling.values()) - {*revealed, calling[node]}
+            ):
+                revealed[calling[node]] = None
+    left_out = {node for node, text in calling.items() if text in revealed}
+    tests = [ast.unparse(_Without(left_out).visit(tree)) for tree in trees] if left_out else data["tests"]
     return {**data, "tests": [test for test in tests if test.strip()]}, list(revealed)
 
 
-def _candidates(tree: ast.Module) -> Iterator[tuple[ast.Assert, str]]:
-    """Yield the assertions at a file's or ``check``'s own level, with the name of ``check``'s argument or nothing."""
-    for node in tree.body:
-        if isinstance(node, ast.Assert):
-            yield node, ""
-        elif isinstance(node, ast.FunctionDef) and node.name == CHECK and node.args.args:
-            for inner in node.body:
-                if isinstance(inner, ast.Assert):
-                    yield inner, node.args.args[0].arg
+def _read(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
-def _texts(trees: list[ast.Module], entry: str, names: set[str]) -> set[str]:
-    """Return all assertions that call the task's functions, as they would stand for themselves."""
-    found = set()
-    for tree in trees:
-        candidate = _argument(tree)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assert):
-                read = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-                if read & (names | {candidate}):
-                    found.add(_standalone(node, candidate, entry))
-    return found
+def _check_of(tree: ast.Module) -> ast.FunctionDef | None:
+    """Return a file's function ``check`` with an argument."""
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == CHECK)
+    return next((node for node in functions if node.args.args), None)
+
+
+def _own(tree: ast.Module) -> list[ast.Assert]:
+    """Return the assertions at a file's or ``check``'s own level."""
+    check = _check_of(tree)
+    found = [node for node in (*tree.body, *(check.body if check else ())) if isinstance(node, ast.Assert)]
+    return sorted(found, key=lambda node: node.lineno)
 
 
 def _argument(tree: ast.Module) -> str:
-    return next((name for _, name in _candidates(tree) if name), "")
+    check = _check_of(tree)
+    return check.args.args[0].arg if check else ""
 
 
 def _standalone(node: ast.Assert, candidate: str, entry: str) -> str:
     """Return the assertion without its message, with the function by its name."""
-
-    class Renamed(ast.NodeTransformer):
-        def visit_Name(self, name: ast.Name) -> ast.Name:
-            return ast.Name(entry, name.ctx) if candidate and name.id == candidate else name
-
     copied = ast.parse(ast.unparse(node.test), mode="eval").body
-    return f"assert {ast.unparse(Renamed().visit(copied))}"
+    for name in ast.walk(copied):
+        if isinstance(name, ast.Name) and name.id == candidate:
+            name.id = entry
+    return f"assert {ast.unparse(copied)}"
 
 
 class _Without(ast.NodeTransformer):
-    """Leaves out assertions by their text, wherever they stand."""
+    """Leaves out assertions, wherever they stand."""
 
-    def __init__(self, texts: set[str], entry: str) -> None:
-        self.texts, self.entry, self.candidate = texts, entry, ""
-
-    def visit_Module(self, node: ast.Module) -> ast.AST:
-        self.candidate = _argument(node)
-        return self.generic_visit(node)
+    def __init__(self, left_out: set[ast.Assert]) -> None:
+        self.left_out = left_out
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST | None:
-        return None if _standalone(node, self.candidate, self.entry) in self.texts else node
+        return None if node in self.left_out else node
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
