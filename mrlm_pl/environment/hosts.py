@@ -19,7 +19,7 @@ from mrlm_pl.environment.tasks import TaskSource
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import EnvironmentContractError
 
-_DROP, _MAKE, _CALL = "drop", "make", "call"
+_DROP, _MAKE = "drop", "make"
 STARTUP_SECONDS = 60.0
 
 
@@ -91,17 +91,17 @@ class HostedEnvironment(Environment, proxy=True):
         if self._host is None or not self._host.alive:
             self._host = self._hosts.take()
             self._instance = self._host.make(self._packed)
-        return self._host.call(self._instance, "reset", task)
+        return self._host.ask(self._instance, "reset", task)
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         if self._host is None:
             raise EnvironmentContractError(f"environment {self.name!r}: step was called before reset; call reset first")
-        return self._host.call(self._instance, "step", dict(actions))
+        return self._host.ask(self._instance, "step", dict(actions))
 
     def close(self) -> None:
         host, self._host = self._host, None
         if host is not None and host.alive:
-            host.drop(self._instance)
+            host.ask(self._instance, _DROP, None)
 
 
 class _Host:
@@ -124,14 +124,8 @@ class _Host:
 
     def make(self, packed: bytes) -> int:
         number = next(self._numbers)
-        self._ask(_MAKE, number, packed, timeout=self.timeout + STARTUP_SECONDS)
+        self.ask(number, _MAKE, packed, extra=STARTUP_SECONDS)
         return number
-
-    def call(self, instance: int, method: str, argument: Any) -> Any:
-        return self._ask(_CALL, instance, (method, argument), timeout=self.timeout)
-
-    def drop(self, instance: int) -> None:
-        self._ask(_DROP, instance, None, timeout=self.timeout)
 
     def stop(self) -> None:
         self._stopped = True
@@ -139,12 +133,13 @@ class _Host:
         self._process.join()
         self._pipe.close()
 
-    def _ask(self, kind: str, instance: int, content: Any, *, timeout: float) -> Any:
+    def ask(self, instance: int, method: str, argument: Any, *, extra: float = 0.0) -> Any:
+        timeout = self.timeout + extra
         with self._lock:
             if self._stopped:
                 raise ConnectionError("the environment's host process was stopped")
             try:
-                self._pipe.send((kind, instance, content))
+                self._pipe.send((instance, method, argument))
                 if not self._pipe.poll(timeout):
                     self.stop()
                     raise TimeoutError(
@@ -176,22 +171,20 @@ def _serve(pipe: Connection) -> None:
     instances: dict[int, Environment] = {}
     while True:
         try:
-            kind, number, content = pipe.recv()
+            number, method, argument = pipe.recv()
         except EOFError:
             return
-        value, failed = None, False
+        value: Any = None
+        failed = False
         try:
-            if kind == _MAKE:
-                instances[number] = pickle.loads(content)
-            elif kind == _DROP:
+            if method == _MAKE:
+                instances[number] = pickle.loads(argument)
+            elif method == _DROP:
                 instances.pop(number).close()
             else:
-                method, argument = content
                 value = getattr(instances[number], method)(argument)
         except Exception as error:
-            value, failed = error, True
-        if failed:
-            value = _portable(value)
+            value, failed = _portable(error), True
         try:
             pipe.send((failed, value))
         except (pickle.PicklingError, AttributeError, TypeError):
