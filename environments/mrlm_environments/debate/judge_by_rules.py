@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from mrlm_environments.debate.judge import OPPONENT, SIDES, Debate, Judge, Side, Verdict
 from mrlm_pl.settings import at_least
@@ -27,31 +30,12 @@ ARGUMENTS, CONSISTENCY, COVERAGE = 0.6, 0.2, 0.2
 MAX_CHARACTERS = 8000
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-FUNCTION_WORDS = _words(
-    "a about all also an and any are as at be been but by can could did do does for from had has have he her his how i "
-    "if in into is it its itself may might more most must no nor not of on one only or other our out over own she "
-    "should so some such than that the their them then there these they this those to too up us was we were what when "
-    "where which who whose will with without would you your"
-)
-CONNECTIVES = (
-    _words("because since therefore thus hence consequently so causes caused leads means follows result"),
-    _words("if unless when whenever provided otherwise"),
-    _words("however although though but yet whereas while despite instead nevertheless"),
-)
-"""Words that give a reason, set a condition, or weigh one thing against another."""
-
-_SOURCES = _words(
-    "according census data evidence experiment experiments figures findings measured observed records report reports "
-    "research statistics studies study survey surveys trial trials"
-)
-_EXAMPLES = _words("example examples instance illustrates illustration like namely")
-_SIGNPOSTS = _words("first firstly second secondly third thirdly finally moreover furthermore conclusion")
+_LISTS = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+_WORDS: Mapping[str, frozenset[str]] = {name: frozenset(words.split()) for name, words in _LISTS.items()}
+FUNCTION_WORDS = _WORDS["function_words"]
+CONNECTIVES = (_WORDS["reasons"], _WORDS["conditions"], _WORDS["contrasts"])
 _ALL_CONNECTIVES: frozenset[str] = frozenset().union(*CONNECTIVES)
-_MARKERS = _ALL_CONNECTIVES.union(_SOURCES, _EXAMPLES, _SIGNPOSTS)
+_MARKERS = _ALL_CONNECTIVES.union(_WORDS["sources"], _WORDS["examples"], _WORDS["signposts"])
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _NUMBER = re.compile(r"\d")
 _SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n")
@@ -184,7 +168,7 @@ def measure(text: _Text, topic: _Text, seen: set[tuple[str, ...]], full_length: 
 def _evidence(text: _Text) -> float:
     """Return the number of kinds of evidence (numbers, sources, examples) over two, at most 1."""
     found = set(text.words)
-    kinds = text.has_number + bool(found & _SOURCES) + bool(found & _EXAMPLES)
+    kinds = text.has_number + bool(found & _WORDS["sources"]) + bool(found & _WORDS["examples"])
     return min(1.0, kinds / 2)
 
 
