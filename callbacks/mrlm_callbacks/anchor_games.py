@@ -28,7 +28,7 @@ class AnchorGames:
         every: iterations between two measurements; one is also made before the first and after the last iteration.
         games: episodes of each environment against each anchor; the same ones every time.
         split: split of their tasks.
-        models: further anchors beside the initial snapshot, by name: folders or hub ids of models of the same shape.
+        models: anchors in addition to the initial snapshot, by name: folders or hub ids of models of the same shape.
         sampling: how turns are sampled; None is the data module's ``validation_sampling``.
 
     Raises:

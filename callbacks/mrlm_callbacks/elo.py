@@ -54,7 +54,7 @@ def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict
     games as independent, and games with draws for as uncertain as games without.
 
     Args:
-        table: who played whom; every player must be linked with ``zero`` by games.
+        table: results of games; a chain of games must link every player with ``zero``.
         zero: the player whose rating is 0.
         virtual_draws: drawn games that are added for each pair.
 

@@ -75,7 +75,7 @@ def vote(answers: Sequence[str | None], form: Format) -> str | None:
     """Return the answer that most give; None is no vote, and no votes are None.
 
     Numbers of the same value are the same answer. Of answers with equally many votes the one that was given first in
-    the sequence wins, so that a vote of two who disagree is the first one's.
+    the sequence wins, so a vote between two different answers is the first one.
 
     >>> vote([None, None, "5"], "math"), vote(["4", "5", "5.0"], "math"), vote([None], "math")
     ('5', '5', None)

@@ -21,7 +21,7 @@ def remove_tree(path: str) -> None:
     except FileNotFoundError:
         return
     try:
-        above: list[tuple[str, tuple[int, int], list[str]]] = []  # a folder's name, who holds it, and its siblings
+        above: list[tuple[str, tuple[int, int], list[str]]] = []  # a folder's name, its parent, and its siblings
         left = _without_files(folder)
         while left or above:
             if left:

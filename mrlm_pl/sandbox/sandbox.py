@@ -56,7 +56,7 @@ class Execution:
 class Sandbox:
     """Runs untrusted programs. Copies and threads share one server process for each level.
 
-    The strongest level that the machine offers is used, told in the log and named in every result: ``namespaces``,
+    The strongest level that the machine offers is used, logged, and named in every result: ``namespaces``,
     ``landlock`` or ``limits``.
 
     Args:

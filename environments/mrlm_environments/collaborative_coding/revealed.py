@@ -30,7 +30,7 @@ def hold_out(data: Mapping[str, Any], count: int) -> tuple[dict[str, Any], list[
     revealed: dict[str, None] = {}
     for tree in trees:
         candidate = _argument(tree)
-        around = bound_names(ast.unparse(tree)) - {candidate}  # names that do not exist beside one assertion
+        around = bound_names(ast.unparse(tree)) - {candidate}  # names that a single assertion does not have
         for node in _own(tree):
             read = _read(node) - bound_names(ast.unparse(node))  # its own names, in comprehensions and lambdas
             alone = read <= {*known, candidate} and not read & around

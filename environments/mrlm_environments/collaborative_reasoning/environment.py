@@ -59,7 +59,7 @@ class CollaborativeReasoningEnvironment(Environment):
         format: ``math`` or ``nli``; None tells it of each row by its fields, and generates mathematics.
         difficulty: lowest and highest difficulty of generated mathematics, from 1 to 5.
         scorer: ``label`` gives 1 for a right answer and 0 for another one; a model reads the question and the answer.
-        role: another agent beside the solvers.
+        role: an agent in addition to the solvers.
         show_scores: show each answer with one of four words for its score. It tells of right and wrong answers.
         consensus_stop: end the episode after a turn in which all solvers give the same answer.
         policies_by: ``agent``, or ``turn`` for an agent of its own for every turn of everybody, ``solver_1@2`` and so

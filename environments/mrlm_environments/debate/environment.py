@@ -32,7 +32,7 @@ class DebateEnvironment(Environment):
     ``X should not ...``, which makes PRO argue for the other position.
 
     Args:
-        judge: who scores the debate; None is :class:`~mrlm_environments.debate.judge_by_rules.RuleJudge`.
+        judge: of the debate; None is :class:`~mrlm_environments.debate.judge_by_rules.RuleJudge`.
         reward: of a side: its own ``score``; the ``margin``, its score less the other's, which sums to 0 over the
             sides; or the ``win``, 1, or -1 for the loser, 0 for both in a tie.
         max_turns: how many times each side speaks.

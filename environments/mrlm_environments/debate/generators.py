@@ -197,7 +197,7 @@ def _served(
 def within(seconds: float, call: Callable[[], T], label: str) -> T:
     """Return or raise the call's result; it runs in a thread that is abandoned at the deadline.
 
-    The timeouts of sockets bound single reads: a server that sends a byte now and then would be waited for without end.
+    Socket timeouts bound single reads: a server that sends a byte now and then would never time out.
 
     Raises:
         GenerationError: it took longer.

@@ -45,7 +45,7 @@ class LanguageModelJudge(Judge):
             :class:`~mrlm_environments.debate.generators.ServedPolicy`, or one's own.
         both_orders: False shows the side first that opened the debate, and asks once.
         attempts: how many times each order may be asked for.
-        fallback: who decides when there is no score: the ``rule`` judge, a ``tie``, or an ``error``, which fails the
+        fallback: the verdict without a score: by the ``rule`` judge, a ``tie``, or an ``error``, which fails the
             episode, so that it is played again within the data module's bound and never trained on.
         criteria: of the scores.
         pause: seconds before the second attempt, twice as long before each further one, 4 at most.

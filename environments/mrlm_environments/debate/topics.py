@@ -23,7 +23,7 @@ PROPOSALS = tuple(
 def generate_topic(rng: Random) -> dict[str, Any]:
     """Return a topic's data: the wording (``X should ...`` or ``X should not ...``, equally likely) and the proposal.
 
-    The two wordings change the positions: who is for the one is against the other.
+    The two wordings swap the positions.
     """
     who, what = rng.choice(PROPOSALS)
     negated = rng.random() < 0.5

@@ -57,7 +57,7 @@ def matches(answer: str, rule: Mapping[str, Any], sandbox: Sandbox) -> bool:
     text = answer.strip() if rule.get("strip", True) else answer
     if "regex" not in rule:
         return text == str(rule["answer"])
-    # In the sandbox: with some patterns, an answer can be made that takes for ever.
+    # In the sandbox: for some patterns, an answer can make the match endless.
     return sandbox.run(f"import re; re.fullmatch({rule['regex']!r}, {text!r}) is not None").output == "True\n"
 
 

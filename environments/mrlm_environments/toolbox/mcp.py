@@ -46,7 +46,7 @@ class McpTools(ToolSet):
     Args:
         command: program to start, which speaks over its standard input and output.
         args: its arguments.
-        env: environment variables for it, beside a few harmless ones such as PATH.
+        env: environment variables for it, in addition to harmless ones such as PATH.
         url: address of a server that speaks streamable HTTP, in place of a command.
         timeout: seconds that a call may take.
         start_timeout: seconds that the server may take to start and to list its tools.

@@ -65,7 +65,7 @@ class Files:
             if others + len(data) > MAX_BYTES or len(self._seen.keys() | {path}) > MAX_FILES:
                 raise ValueError(f"more than {MAX_FILES} files or {MAX_BYTES} bytes of files")
             os.makedirs(os.path.dirname(full), exist_ok=True)
-            # In place: who has the file open, such as a data base, reads the new content.
+            # In place: a process with the file open, such as a database, reads the new content.
             exists = os.path.exists(full)
             if exists and not os.access(full, os.W_OK):
                 os.chmod(full, 0o600)

@@ -178,7 +178,7 @@ def grade_unit_tests(channel: Channel, request: dict[str, Any]) -> dict[str, Any
             classes).
     """
     discard_output()
-    # Differences of values are for readers. Of values that a program made they could take for ever.
+    # Differences of values are for readers. For values that a program made they could take endless time.
     case: Any = unittest.case
     case.difflib = types.SimpleNamespace(ndiff=lambda *_: iter(()), unified_diff=lambda *_, **__: iter(()))
     case.pprint = types.SimpleNamespace(pformat=lambda value: "")
