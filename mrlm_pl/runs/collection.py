@@ -89,21 +89,6 @@ def collect(
             f"num_episodes {num_episodes} must be a multiple of {each}: samples_per_task {samples_per_task} at each of "
             f"{len(distinct)} temperatures"
         )
-    if temperatures and num_episodes % each:
-        raise ConfigurationError(
-            f"num_episodes {num_episodes} must be a multiple of {each}: samples_per_task {samples_per_task} at each of "
-            f"{len(distinct)} temperatures"
-        )
-    if temperatures and num_episodes % each:
-        raise ConfigurationError(
-            f"num_episodes {num_episodes} must be a multiple of {each}: samples_per_task {samples_per_task} at each of "
-            f"{len(distinct)} temperatures"
-        )
-    if temperatures and num_episodes % each:
-        raise ConfigurationError(
-            f"num_episodes {num_episodes} must be a multiple of {each}: samples_per_task {samples_per_task} at each of "
-            f"{len(distinct)} temperatures"
-        )
     specs = seated.specs(num_episodes, split, seed, each)
     planned = [(spec, distinct[number % each // samples_per_task]) for number, spec in enumerate(specs)]
     numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns, device)

@@ -119,7 +119,11 @@ def unfit(value: Any, annotation: Any, key: str) -> MistakeError | None:
 
 def _required(cls: type) -> list[str]:
     own = inspect.signature(cls).parameters.values()
-    return [item.name for item in own if item.default is item.empty and item.kind is not item.VAR_KEYWORD]
+    return [
+        item.name
+        for item in own
+        if item.default is item.empty and item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
+    ]
 
 
 def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:

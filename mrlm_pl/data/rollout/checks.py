@@ -150,28 +150,31 @@ def check_learns(algorithm: Algorithm) -> None:
         )
 
 
-def warn_of_failures(episodes: Sequence[Episode], what: str, environments: Mapping[str, Environment]) -> str | None:
-    """Warn of failed episodes; return the first error and a command that checks its environment, or None.
+def first_failure(episodes: Sequence[Episode], environments: Mapping[str, Environment]) -> str:
+    """Return the error of the first failed episode and a command that checks its environment."""
+    failed = next(episode for episode in episodes if episode.failed)
+    cls = type(environments[failed.task.environment])
+    required = [
+        f" --environment.{name} ..."
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    return f"{failed.error}; try `mrlm check-env {cls.__module__}.{cls.__qualname__}{''.join(required)}`"
+
+
+def warn_of_failures(episodes: Sequence[Episode], what: str, environments: Mapping[str, Environment]) -> None:
+    """Warn of failed episodes.
 
     Args:
         episodes: that were played.
         what: kind of the episodes, for the message.
         environments: by name.
     """
-    failed = [episode for episode in episodes if episode.failed]
-    if not failed:
-        return None
-    cls = type(environments[failed[0].task.environment])
-    required = [
-        f" --environment.{name} ..."
-        for name, parameter in inspect.signature(cls).parameters.items()
-        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
-    first = f"{failed[0].error}; try `mrlm check-env {cls.__module__}.{cls.__qualname__}{''.join(required)}`"
-    logger.warning(
-        "%d of %d %s failed, and the numbers are of the others; the first: %s", len(failed), len(episodes), what, first
-    )
-    return first
+    failed = sum(episode.failed for episode in episodes)
+    if failed:
+        first = first_failure(episodes, environments)
+        message = "%d of %d %s failed, and the numbers are of the others; the first: %s"
+        logger.warning(message, failed, len(episodes), what, first)
 
 
 def check_played(episodes: Sequence[Episode], iteration: int, environments: Mapping[str, Environment]) -> None:
@@ -180,9 +183,10 @@ def check_played(episodes: Sequence[Episode], iteration: int, environments: Mapp
     Raises:
         RolloutError: all failed; on one rank this ends the whole run, since the launcher stops the others.
     """
-    first = warn_of_failures(episodes, "episodes", environments)
     if all(episode.failed for episode in episodes):
+        first = first_failure(episodes, environments)
         raise RolloutError(f"all {len(episodes)} episodes of iteration {iteration} failed; the first: {first}")
+    warn_of_failures(episodes, "episodes", environments)
 
 
 def check_kept(kept: Sequence[Episode], iteration: int) -> None:

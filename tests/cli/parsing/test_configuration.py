@@ -147,7 +147,7 @@ MISTAKES = {
     ),
     "environment value": (("--data.environment.difficulty", "[x]"), ("data.environment.difficulty", "int", "x")),
     "settings key": (("--data.sampling.temprature", "1"), ("data.sampling.temprature", "Sampling", "'temperature'")),
-    "settings value": (("--data.sampling.temperature", "-1"), ("sampling.temperature is -1", "0 (greedy) or above")),
+    "settings value": (("--data.sampling.temperature", "-1"), ("sampling.temperature is -1", "0 or above")),
     "policy key": (("--model.policies.a.lerning_rate", "1"), ("lerning_rate", "'learning_rate'")),
     "policy value": (
         ("--model.policies.a.learning_rate", "1e-4x"),
