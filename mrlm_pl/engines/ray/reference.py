@@ -15,7 +15,8 @@ from mrlm_pl.engines.ray.group import OfWorkers, WorkerGroup
 from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
 from mrlm_pl.engines.reference import Reference, TokenRows
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.forward.passes import ForwardPass, forward_passes
+from mrlm_pl.policy.forward.packing import ForwardPass
+from mrlm_pl.policy.forward.passes import forward_passes
 
 _DOES = "compute log-probabilities for the learner"
 
@@ -83,7 +84,7 @@ class RayReference(OfWorkers, Reference):
         dtype = found[0].dtype if found else torch.float32
         flat = torch.zeros(rows.token_ids.numel(), dtype=dtype, device=device)
         for one, values in zip(passes, found, strict=True):
-            flat[one.inputs.destinations] = values.to(device)
+            flat[one.destinations] = values.to(device)
         return flat.view(rows.token_ids.shape)
 
     def close(self) -> None:
@@ -110,7 +111,7 @@ class RayReference(OfWorkers, Reference):
     def _passes(self, planner: Any, policy: Policy, rows: TokenRows) -> list[ForwardPass]:
         passes = forward_passes(planner, **rows.inputs(), max_tokens=policy.max_forward_tokens)
         if policy.max_forward_tokens is None and 0 < len(passes) < self._group.count:
-            tokens = sum(one.inputs.input_ids.numel() for one in passes)
+            tokens = sum(one.input_ids.numel() for one in passes)
             share = -(-tokens // self._group.count)
             passes = forward_passes(planner, **rows.inputs(), max_tokens=share)
         return passes

@@ -20,7 +20,8 @@ from mrlm_pl.engines.transfer.broadcast import Invitation, Staged, WeightReceive
 from mrlm_pl.engines.transfer.manifest import Manifest
 from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.architecture import Architecture
-from mrlm_pl.policy.forward.passes import ForwardPass, pass_logprobs
+from mrlm_pl.policy.forward.packing import ForwardPass
+from mrlm_pl.policy.forward.passes import pass_logprobs
 from mrlm_pl.policy.sharding import all_tensors
 
 

@@ -21,8 +21,8 @@ from mrlm_pl.policy.forward.passes import (
     NoisyRowOptions,
     RowOptions,
     Wanted,
-    forward_along,
     forward_passes,
+    pass_values,
     row_chunks,
 )
 from mrlm_pl.policy.sharding import is_sharded, passes_on_all_ranks
@@ -115,30 +115,28 @@ def _evaluate(
     """Return the requested values of every token, [1 to 3, B, T]."""
     planned, max_tokens = forward_passes(model, token_ids, lengths, action_mask, **options), options.get("max_tokens")
     B, T = token_ids.shape
-    path = forward_path(model)
-    log_path(type(base_model(model)).__name__, path)
+    log_path(type(base_model(model)).__name__, forward_path(model))
     if not planned:
         # every rank of a sharded model takes part in all forward passes, and in their gradient
         passes = passes_on_all_ranks(model, 1)
         idle = torch.stack([_idle_pass(model, wanted, torch.is_grad_enabled() and passes > 1) for _ in range(passes)])
         return torch.zeros(wanted.rows, B, T, device=token_ids.device) + 0.0 * idle.sum()
 
-    forward = forward_along(path)
     passes = passes_on_all_ranks(model, len(planned))
     recompute = torch.is_grad_enabled() and passes > 1
     if torch.is_grad_enabled() and passes == 1 and max_tokens is not None and not is_sharded(model):
         # the ranks of a sharded model must recompute alike
-        recompute = not hold(planned[0].inputs.input_ids.numel(), max_tokens)
+        recompute = not hold(planned[0].input_ids.numel(), max_tokens)
     results = []
-    for number, (inputs, chosen) in enumerate(planned):
+    for number, inputs in enumerate(planned):
         seed = None if noise_seed is None else derive_seed("noise", noise_seed, number)
-        run = functools.partial(forward, model, inputs, chosen, wanted, seed)
+        run = functools.partial(pass_values, model, inputs, wanted, seed)
         results.append(checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run())
     values = torch.cat(results, 1)
     for _ in range(passes - len(planned)):
         values = values + 0.0 * _idle_pass(model, wanted, recompute)
     flat = values.new_zeros(values.shape[0], B * T)
-    destinations = torch.cat([inputs.destinations for inputs, _ in planned])
+    destinations = torch.cat([inputs.destinations for inputs in planned])
     return flat.index_copy(1, destinations, values).view(-1, B, T)
 
 
@@ -147,9 +145,8 @@ def _idle_pass(model: nn.Module, wanted: Wanted, recompute: bool) -> Tensor:
     device = next(model.parameters()).device
     mask = torch.tensor([[False, True]])
     plan = RowPlan(torch.zeros(1, 2, dtype=torch.int64), mask, None)
-    path = forward_path(model)
-    (inputs,) = row_chunks(model, plan, path, None, device)
-    run = functools.partial(forward_along(path), model, inputs, None, wanted, None)
+    (inputs,) = row_chunks(model, plan, None, device)
+    run = functools.partial(pass_values, model, inputs, wanted, None)
     return (checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run()).sum()
 
 

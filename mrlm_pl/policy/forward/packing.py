@@ -29,12 +29,13 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class ForwardInputs:
-    """Model inputs for some of the rows, and the places of their action tokens.
+class ForwardPass:
+    """One forward pass over some of the rows: the model's inputs, and the places of their action tokens.
 
     ``input_ids`` and ``position_ids`` are [b, t] ([1, N] when packed). Action token i has the id ``targets[i]``, is
     predicted by the hidden state ``predictors[i]`` of the flattened [b * t], and stands at ``destinations[i]`` of the
     flattened [B * T] batch. ``segments`` describes a packed row, ``attention_mask`` [b, t] padded rows.
+    ``temperature`` is that of each action token [n], of all [], or None for 1.
     """
 
     input_ids: Tensor
@@ -44,8 +45,9 @@ class ForwardInputs:
     destinations: Tensor
     segments: Segments | None = None
     attention_mask: Tensor | None = None
+    temperature: Tensor | None = None
 
-    def to(self, device: torch.device | str) -> ForwardInputs:
+    def to(self, device: torch.device | str) -> ForwardPass:
         """Return a copy on another device."""
         tensors: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
@@ -83,7 +85,7 @@ class RowPlan:
         masks = (self.action_mask & near, self.action_mask & ~near)
         return [RowPlan(self.token_ids, mask, self._labels) for mask in masks if mask.any()]
 
-    def packed(self, max_tokens: int | None, device: torch.device) -> list[ForwardInputs]:
+    def packed(self, max_tokens: int | None, device: torch.device) -> list[ForwardPass]:
         """Return the rows as packed rows of at most ``max_tokens`` tokens, or a single longer one each."""
         tree = RowTree.of(self.token_ids, self.fed_lengths, self._labels)
         return [self._pack(tree, leaves, device) for leaves in tree.chunks(max_tokens)]
@@ -102,7 +104,7 @@ class RowPlan:
                 chunks.append([row])
         return chunks
 
-    def _pack(self, tree: RowTree, leaves: range, device: torch.device) -> ForwardInputs:
+    def _pack(self, tree: RowTree, leaves: range, device: torch.device) -> ForwardPass:
         """Return one packed row: the shared segments of these leaves, level by level, then each leaf's own tokens."""
         shared, own = tree.segments(leaves)
         levels = [*shared, own]
@@ -118,7 +120,7 @@ class RowPlan:
         action_row, action_column = self.action_mask[rows].nonzero(as_tuple=True)
         token = rows[action_row], action_column
         predictors = _places(levels, stop, offset - start, place[action_row], action_column - 1)
-        return ForwardInputs(
+        return ForwardPass(
             input_ids=self.token_ids[leaders.repeat_interleave(length), position_ids][None].to(device),
             position_ids=position_ids[None].to(device),
             predictors=predictors.to(device),
@@ -127,7 +129,7 @@ class RowPlan:
             segments=_described(levels),
         )
 
-    def pad(self, rows: Sequence[int], device: torch.device) -> ForwardInputs:
+    def pad(self, rows: Sequence[int], device: torch.device) -> ForwardPass:
         """Return these rows padded on the right, with token 0, to their longest fed length."""
         row_index = torch.tensor(rows)
         fed = torch.tensor([self.fed_lengths[row] for row in rows])
@@ -135,7 +137,7 @@ class RowPlan:
         columns = torch.arange(width)
         tokens = self.token_ids[row_index]
         action_row, action_column = self.action_mask[row_index].nonzero(as_tuple=True)
-        return ForwardInputs(
+        return ForwardPass(
             input_ids=tokens[:, :width].where(columns < fed[:, None], 0).to(device),
             position_ids=columns.expand(len(rows), width).to(device),
             predictors=(action_row * width + action_column - 1).to(device),

@@ -8,15 +8,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from mrlm_pl.policy.forward.attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
-from mrlm_pl.policy.forward.families import ForwardPath, base_model, forward_path, rope_boundary
+from mrlm_pl.policy.forward.families import base_model, forward_path, rope_boundary
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
-from mrlm_pl.policy.forward.packing import ForwardInputs, RowPlan
+from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
 
 
 class RowOptions(TypedDict, total=False):
@@ -49,23 +50,6 @@ class NoisyRowOptions(RowOptions, total=False):
     noise_seed: int | None
 
 
-class ForwardPass(NamedTuple):
-    """One forward pass over some rows of a batch.
-
-    Attributes:
-        inputs: of the model, with the places of its action tokens in the batch.
-        temperature: of each action token [n], of all [], or None where it is 1.
-    """
-
-    inputs: ForwardInputs
-    temperature: Tensor | None
-
-    def to(self, device: torch.device | str) -> ForwardPass:
-        """Return a copy on another device."""
-        temperature = None if self.temperature is None else self.temperature.to(device)
-        return ForwardPass(self.inputs.to(device), temperature)
-
-
 def forward_passes(
     model: nn.Module,
     token_ids: Tensor,
@@ -87,15 +71,15 @@ def forward_passes(
     if not action_mask.any():
         return []
     plan = RowPlan(token_ids, action_mask, prefix_groups)
-    chunks = row_chunks(model, plan, forward_path(model), max_tokens, token_ids.device)
+    chunks = row_chunks(model, plan, max_tokens, token_ids.device)
     if temperatures is None or not temperatures.dim():
-        return [ForwardPass(inputs, temperatures) for inputs in chunks]
-    return [ForwardPass(inputs, temperatures[inputs.destinations]) for inputs in chunks]
+        return [replace(one, temperature=temperatures) for one in chunks]
+    return [replace(one, temperature=temperatures[one.destinations]) for one in chunks]
 
 
 def pass_logprobs(model: nn.Module, planned: ForwardPass) -> Tensor:
     """Return the log-probability [n] of each action token of one of the `forward_passes`, on the model's device."""
-    return forward_along(forward_path(model))(model, *planned, Wanted(True, False, None), None)[0]
+    return pass_values(model, planned, Wanted(True, False, None), None)[0]
 
 
 class Wanted(NamedTuple):
@@ -124,22 +108,19 @@ class Wanted(NamedTuple):
         return torch.stack(rows)
 
 
-def forward_along(
-    path: ForwardPath,
-) -> Callable[[nn.Module, ForwardInputs, Tensor | None, Wanted, int | None], Tensor]:
-    """Return the function of a pass along this path; its last argument is the seed of the noise, None for none."""
-    return _model_logits if path.name == "logits" else _chunked_logits
+def pass_values(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
+    """Return the requested values of n tokens, [1 to 3, n]; a seed lets the model have noise, which follows from it."""
+    run = _model_logits if forward_path(model).name == "logits" else _chunked_logits
+    return run(model, inputs, wanted, seed)
 
 
-def row_chunks(
-    model: nn.Module, plan: RowPlan, path: ForwardPath, max_tokens: int | None, device: torch.device
-) -> list[ForwardInputs]:
+def row_chunks(model: nn.Module, plan: RowPlan, max_tokens: int | None, device: torch.device) -> list[ForwardPass]:
     """Return the inputs of every forward pass.
 
     A token with more tokens before it than the model's `rope_boundary` is predicted by another rotary embedding than
     the tokens before the boundary, as when it was sampled: each side has forward passes of its own.
     """
-    base = base_model(model)
+    base, path = base_model(model), forward_path(model)
     sides = plan.sides(rope_boundary(base.config))
     if path.name == "packed":
         return [inputs for side in sides for inputs in side.packed(max_tokens, device)]
@@ -160,9 +141,7 @@ def _noise(seed: int | None, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _chunked_logits(
-    model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: Wanted, seed: int | None
-) -> Tensor:
+def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
     """Return the requested values of n tokens, [1 to 3, n]; the output head is replaced by the chunked one.
 
     The model is called as a whole, not its decoder and head one after the other, because sharding gathers the
@@ -180,7 +159,7 @@ def _chunked_logits(
             head.weight,
             inputs.targets,
             bias=head.bias,
-            temperature=temperature,
+            temperature=inputs.temperature,
             with_entropy=wanted.entropy,
         )
         return wanted.stack(log_probs, entropy, lambda: predicting).unsqueeze(0)
@@ -204,9 +183,7 @@ def _replaced_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) ->
         del vars(module)["forward"]
 
 
-def _model_logits(
-    model: nn.Module, inputs: ForwardInputs, temperature: Tensor | None, wanted: Wanted, seed: int | None
-) -> Tensor:
+def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
     """Return the requested values of n tokens, [1 to 3, n], from the model's own logits."""
     width = inputs.input_ids.shape[1]
     base = base_model(model)
@@ -231,7 +208,7 @@ def _model_logits(
     log_probs, entropy = log_probs_from_logits(
         logits.flatten(0, 1).index_select(0, row * kept + column - (width - kept)),
         inputs.targets,
-        temperature=temperature,
+        temperature=inputs.temperature,
         with_entropy=wanted.entropy,
     )
     return wanted.stack(log_probs, entropy, predicting)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.policy.forward import row_tree
-from mrlm_pl.policy.forward.packing import ForwardInputs, RowPlan
+from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
 from mrlm_pl.policy.forward.row_tree import RowTree
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def fed(tokens: Tensor, actions: Tensor, row: int) -> list[int]:
     return tokens[row, :last].tolist()
 
 
-def seen(inputs: ForwardInputs) -> list[list[int]]:
+def seen(inputs: ForwardPass) -> list[list[int]]:
     """Return for each packed token all tokens that it may attend to, in the order of their chain."""
     assert inputs.segments is not None
     ids, start = inputs.input_ids[0].tolist(), 0
