@@ -6,18 +6,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass
-class _Item:
-    future: Future[Any]
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+_Item = tuple[Future[Any], Callable[[], Any]]
 
 
 class ComputeQueue:
@@ -35,7 +31,7 @@ class ComputeQueue:
         self._routing = threading.Lock()
         self._served: SimpleQueue[_Item | None] | None = None
         self._worker: ThreadPoolExecutor | None = None
-        self._soon: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._soon: deque[Callable[[], Any]] = deque()
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a function in the calling thread, after the current one, and return its value."""
@@ -47,18 +43,19 @@ class ComputeQueue:
 
     def run_soon(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run a short function now, or right after the current one, without waiting for it."""
-        self._soon.append((function, arguments))
+        self._soon.append(partial(function, *arguments))
         self._run_waiting()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Submit a function and return its future; functions run in the order of their submission."""
-        item = _Item(Future(), function, arguments)
+        future: Future[T] = Future()
+        item = future, partial(function, *arguments)
         with self._routing:
             if self._served is not None:
                 self._served.put(item)
             else:
                 self._send_to_worker(item)
-        return item.future
+        return future
 
     def serve_during(self, start: Callable[[], Future[T]]) -> T:
         """Run submitted functions in the calling thread until the future of ``start`` is done; return its result.
@@ -98,25 +95,25 @@ class ComputeQueue:
         self._worker.submit(self._run_item, item)
 
     def _run_item(self, item: _Item) -> None:
-        if not item.future.set_running_or_notify_cancel():
+        future, call = item
+        if not future.set_running_or_notify_cancel():
             return
         try:
-            result = self.run(item.function, *item.arguments)
+            result = self.run(call)
         except Exception as error:
-            item.future.set_exception(error)
+            future.set_exception(error)
         except BaseException as stop:
             # An interrupt continues in this thread; the future of the item fails.
-            item.future.set_exception(RuntimeError(f"the computing thread was stopped by {type(stop).__name__}"))
+            future.set_exception(RuntimeError(f"the computing thread was stopped by {type(stop).__name__}"))
             raise
         else:
-            item.future.set_result(result)
+            future.set_result(result)
 
     def _run_waiting(self) -> None:
         # Every holder of the lock calls this after releasing it, so each appended function runs.
         while self._soon and self._running.acquire(blocking=False):
             try:
                 while self._soon:
-                    function, arguments = self._soon.popleft()
-                    function(*arguments)
+                    self._soon.popleft()()
             finally:
                 self._running.release()

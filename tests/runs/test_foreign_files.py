@@ -17,7 +17,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from mrlm_pl.cli.commands.consolidate import consolidate
-from mrlm_pl.engines.http.text_dialect import TextCodec
+from mrlm_pl.engines.http.text_dialect import TransformersDialect
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import Policy
 from mrlm_pl.reward_models import RewardModel
@@ -201,7 +201,7 @@ def test_the_program_of_a_model_folder_is_neither_run_nor_offered(
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     for read in (
         lambda: Policy(model=str(program_folder)).load(),
-        lambda: TextCodec(str(program_folder)),
+        lambda: TransformersDialect(str(program_folder)),
         lambda: RewardModel(str(program_folder)).score_texts(["1 + 1 = ?"], ["2"]),
     ):
         with pytest.raises(PolicyError):

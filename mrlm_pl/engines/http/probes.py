@@ -100,11 +100,10 @@ async def _facts(ask: Ask, dialect: Dialect, choose: Choose) -> ServerFacts:
 
 
 async def _text_facts(ask: Ask, dialect: TransformersDialect, choose: Choose) -> ServerFacts:
-    codec = dialect.codec
-    models = (codec.source,)
-    request = _request(tuple(codec.tokenizer("1")["input_ids"]), temperature=0.0)
+    models = (dialect.source,)
+    request = _request(tuple(dialect.tokenizer("1")["input_ids"]), temperature=0.0)
     dialect.read(await ask(dialect.path, dialect.body(request, choose(models), 1, 0)), request)
-    return ServerFacts(models, codec.window, scaled=True, cut=True)
+    return ServerFacts(models, dialect.window, scaled=True, cut=True)
 
 
 def _request(context: tuple[int, ...], **sampling: Any) -> SampleRequest:

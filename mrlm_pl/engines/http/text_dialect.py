@@ -25,14 +25,25 @@ class TransformersDialect(Dialect):
     stop tokens stands for any of them. The log-probability of every token is 0 and means nothing.
 
     Args:
-        codec: of the served model's tokenizer.
+        tokenizer: folder or hub id of the served model, or ``builtin:tiny``.
+
+    Raises:
+        PolicyError: the tokenizer cannot be read.
+
+    Attributes:
+        source: the folder or hub id.
+        window: the model's context window in tokens; None if its configuration does not say.
     """
 
     name, path = "transformers", "/v1/completions"
     reports_logprobs, names_folders = False, True
 
-    def __init__(self, codec: TextCodec) -> None:
-        self.codec = codec
+    def __init__(self, tokenizer: str) -> None:
+        self.source = str(tiny_model_path()) if tokenizer == BUILTIN_TINY else tokenizer
+        self.tokenizer, config = read_tokenizer(tokenizer, self.source), read_config(tokenizer, self.source)
+        self.window: int | None = getattr(config, "max_position_embeddings", None)
+        self._special = set(self.tokenizer.all_special_ids)
+        self._special |= {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
 
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
         sampling = request.sampling
@@ -43,7 +54,7 @@ class TransformersDialect(Dialect):
             config |= {"eos_token_id": list(request.stop_ids), "pad_token_id": request.stop_ids[0]}
         return {
             "model": model,
-            "prompt": self.codec.text_of(request.token_ids),
+            "prompt": self.text_of(request.token_ids),
             "generation_config": json.dumps(config),
             "seed": seed,
         }
@@ -59,7 +70,7 @@ class TransformersDialect(Dialect):
             )
         if ended not in ("stop", "length"):
             raise PassingError(f"the server ended a sample with {ended!r}")
-        token_ids = self.codec.ids_of(text)
+        token_ids = self.ids_of(text)
         stopped = bool(request.stop_ids) and (ended == "stop" or sampled == len(token_ids) + 1)
         # Special tokens are not part of the text; the one missing at the end is a stop token.
         if stopped and not (token_ids and token_ids[-1] in request.stop_ids):
@@ -73,48 +84,7 @@ class TransformersDialect(Dialect):
         return []
 
     def save(self, folder: Path) -> None:
-        self.codec.tokenizer.save_pretrained(folder)
-
-
-def dialect_of(name: str, tokenizer: str | None) -> Dialect:
-    """Return the dialect of that name; that of text takes a tokenizer, a folder or hub id.
-
-    Raises:
-        ConfigurationError: the name is unknown, or the tokenizer is missing or not used.
-    """
-    if name == "transformers":
-        if tokenizer is None:
-            raise ConfigurationError(
-                "dialect transformers sends and gets text; set data.engine.tokenizer to the folder or hub id of the "
-                "served model"
-            )
-        return TransformersDialect(TextCodec(tokenizer))
-    if tokenizer is not None:
-        raise ConfigurationError(f"dialect {name} sends and gets token ids; leave data.engine.tokenizer out")
-    one_of(("vllm", "sglang", "transformers"), "", dialect=name)
-    return VllmDialect() if name == "vllm" else SglangDialect()
-
-
-class TextCodec:
-    """The text of token ids, and the ids of text, for one tokenizer.
-
-    Args:
-        tokenizer: folder or hub id of the served model, or ``builtin:tiny``.
-
-    Raises:
-        PolicyError: the tokenizer cannot be read.
-
-    Attributes:
-        source: the folder or hub id.
-        window: the model's context window in tokens; None if its configuration does not say.
-    """
-
-    def __init__(self, tokenizer: str) -> None:
-        self.source = str(tiny_model_path()) if tokenizer == BUILTIN_TINY else tokenizer
-        self.tokenizer, config = read_tokenizer(tokenizer, self.source), read_config(tokenizer, self.source)
-        self.window: int | None = getattr(config, "max_position_embeddings", None)
-        self._special = set(self.tokenizer.all_special_ids)
-        self._special |= {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        self.tokenizer.save_pretrained(folder)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Return the text that the served tokenizer reads as exactly these ids, including special tokens that it adds.
@@ -155,3 +125,22 @@ class TextCodec:
                 list(token_ids), skip_special_tokens=without_special, clean_up_tokenization_spaces=False
             )
         )
+
+
+def dialect_of(name: str, tokenizer: str | None) -> Dialect:
+    """Return the dialect of that name; that of text takes a tokenizer, a folder or hub id.
+
+    Raises:
+        ConfigurationError: the name is unknown, or the tokenizer is missing or not used.
+    """
+    if name == "transformers":
+        if tokenizer is None:
+            raise ConfigurationError(
+                "dialect transformers sends and gets text; set data.engine.tokenizer to the folder or hub id of the "
+                "served model"
+            )
+        return TransformersDialect(tokenizer)
+    if tokenizer is not None:
+        raise ConfigurationError(f"dialect {name} sends and gets token ids; leave data.engine.tokenizer out")
+    one_of(("vllm", "sglang", "transformers"), "", dialect=name)
+    return VllmDialect() if name == "vllm" else SglangDialect()

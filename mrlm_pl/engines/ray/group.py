@@ -278,7 +278,7 @@ class WorkerGroup:
             self.learner = LearnerPlace.of(next(weights.parameters()).device)
         self.cluster = RayCluster(self._address, self.deadlines.start, self.deadlines.silence)
         try:
-            own = self._to_reserve()
+            own = self._reserved = self._to_reserve()
             self.cluster.reserve(own.bundles(self.count, self.cluster.host), own.strategy, self.deadlines.start)
             self._check_reservation(self.learner)
             self._sender = WeightSender(
@@ -327,8 +327,7 @@ class WorkerGroup:
 
     def _actor(self, place: int) -> Any:
         cls, arguments = self._make(place, self._gpus[place])
-        asked = self.resources.in_own_ray() if self.cluster.started_here else self.resources
-        return self.cluster.actor(cls, place, arguments, 10_000, asked.worker)
+        return self.cluster.actor(cls, place, arguments, 10_000, self._reserved.worker)
 
     def _started(self, place: int, actor: Any) -> Worker:
         name = f"worker {place} of {self.kind} on {self.cluster.address}"

@@ -170,28 +170,25 @@ class Spreading:
         sessions. Those with the same context stay together, so that it is computed once, up to an even share of the
         call.
         """
-        with self._lock:
-            return self._place(requests)
-
-    def _place(self, requests: Sequence[SampleRequest]) -> list[int]:
         share = -(-len(requests) // self._places)
         given = [0] * self._places
         contexts: dict[tuple[str, tuple[int, ...]], int] = {}
         found: list[int] = []
-        for request in requests:
-            place = self._sessions.get(request.session) if request.session else None
-            if place is None:
-                context = (request.policy, request.token_ids)
-                place = contexts.get(context)
-                if place is None or given[place] >= share:
-                    place = min(range(self._places), key=lambda item: (self._busy[item], self._homes[item], item))
-                    contexts[context] = place
-                if request.session:
-                    self._sessions[request.session] = place
-                    self._homes[place] += 1
-            given[place] += 1
-            self._busy[place] += 1
-            found.append(place)
+        with self._lock:
+            for request in requests:
+                place = self._sessions.get(request.session) if request.session else None
+                if place is None:
+                    context = (request.policy, request.token_ids)
+                    place = contexts.get(context)
+                    if place is None or given[place] >= share:
+                        place = min(range(self._places), key=lambda item: (self._busy[item], self._homes[item], item))
+                        contexts[context] = place
+                    if request.session:
+                        self._sessions[request.session] = place
+                        self._homes[place] += 1
+                given[place] += 1
+                self._busy[place] += 1
+                found.append(place)
         return found
 
     def done(self, places: Sequence[int]) -> None:

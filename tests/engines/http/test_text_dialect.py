@@ -10,7 +10,7 @@ import pytest
 from mrlm_pl.engines import SampleRequest, Sampling
 from mrlm_pl.engines.http.dialects import read_reply
 from mrlm_pl.engines.http.replicas import PassingError
-from mrlm_pl.engines.http.text_dialect import TextCodec, TransformersDialect
+from mrlm_pl.engines.http.text_dialect import TransformersDialect
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import EngineError, PolicyError, RemoteError
 from mrlm_pl.policy import Policy
@@ -18,8 +18,8 @@ from mrlm_pl.policy.chat import Conversation
 
 
 @pytest.fixture(scope="module")
-def codec() -> TextCodec:
-    return TextCodec("builtin:tiny")
+def dialect() -> TransformersDialect:
+    return TransformersDialect("builtin:tiny")
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +35,15 @@ def reply(asked: SampleRequest, text: str, tokens: int, ended: str, prompt: int 
     return {"choices": [{"text": text, "finish_reason": ended, "index": 0}], "usage": usage}
 
 
-def test_the_text_is_read_as_the_same_ids(codec: TextCodec, asked: SampleRequest) -> None:
-    assert codec.tokenizer(codec.text_of(asked.token_ids))["input_ids"] == list(asked.token_ids)
-    assert codec.window == 2048
-    assert codec.tokenizer.decode(codec.ids_of("12 + 3")) == "12 + 3"
+def test_the_text_is_read_as_the_same_ids(dialect: TransformersDialect, asked: SampleRequest) -> None:
+    assert dialect.tokenizer(dialect.text_of(asked.token_ids))["input_ids"] == list(asked.token_ids)
+    assert dialect.window == 2048
+    assert dialect.tokenizer.decode(dialect.ids_of("12 + 3")) == "12 + 3"
 
 
 def test_ids_that_text_does_not_keep_are_refused() -> None:
-    codec = TextCodec("builtin:tiny")
-    whole = codec.tokenizer
+    dialect = TransformersDialect("builtin:tiny")
+    whole = dialect.tokenizer
 
     class Merging:
         """A tokenizer that would read two characters as one token."""
@@ -54,14 +54,14 @@ def test_ids_that_text_does_not_keep_are_refused() -> None:
         def __call__(self, text: str) -> dict[str, list[int]]:
             return {"input_ids": whole(text)["input_ids"][:-1]}
 
-    codec.tokenizer = Merging()  # type: ignore[assignment]
+    dialect.tokenizer = Merging()  # type: ignore[assignment]
     with pytest.raises(EngineError, match="3 tokens would be read as 2 others"):
-        codec.text_of(whole("abc")["input_ids"])
+        dialect.text_of(whole("abc")["input_ids"])
 
 
 def test_a_first_token_that_the_server_adds_is_not_sent_twice() -> None:
-    codec = TextCodec("builtin:tiny")
-    whole = codec.tokenizer
+    dialect = TransformersDialect("builtin:tiny")
+    whole = dialect.tokenizer
     first = whole.all_special_ids[0]
 
     class Beginning:
@@ -73,18 +73,17 @@ def test_a_first_token_that_the_server_adds_is_not_sent_twice() -> None:
         def __call__(self, text: str) -> dict[str, list[int]]:
             return {"input_ids": [first, *whole(text)["input_ids"]]}
 
-    codec.tokenizer = Beginning()  # type: ignore[assignment]
+    dialect.tokenizer = Beginning()  # type: ignore[assignment]
     ids = [first, *whole("abc")["input_ids"]]
-    assert codec.text_of(ids) == "abc"
+    assert dialect.text_of(ids) == "abc"
 
 
 def test_a_missing_tokenizer_is_told() -> None:
     with pytest.raises(PolicyError, match="tokenizer of '/nowhere/at/all'"):
-        TextCodec("/nowhere/at/all")
+        TransformersDialect("/nowhere/at/all")
 
 
-def test_what_the_server_is_asked(codec: TextCodec, asked: SampleRequest) -> None:
-    dialect = TransformersDialect(codec)
+def test_what_the_server_is_asked(dialect: TransformersDialect, asked: SampleRequest) -> None:
     body = dialect.body(asked, "folder", 4, 11)
     config = json.loads(body["generation_config"])
     assert (body["model"], body["seed"]) == ("folder", 11)
@@ -108,17 +107,16 @@ def test_what_the_server_is_asked(codec: TextCodec, asked: SampleRequest) -> Non
     ],
 )
 def test_the_tokens_of_a_reply(
-    codec: TextCodec, asked: SampleRequest, text: str, tokens: int, ended: str, stopped: bool, certain: bool
+    dialect: TransformersDialect, asked: SampleRequest, text: str, tokens: int, ended: str, stopped: bool, certain: bool
 ) -> None:
-    drawn = TransformersDialect(codec).read(reply(asked, text, tokens, ended), asked)
-    characters = tuple(codec.tokenizer.convert_tokens_to_ids(character) for character in text)
+    drawn = dialect.read(reply(asked, text, tokens, ended), asked)
+    characters = tuple(dialect.tokenizer.convert_tokens_to_ids(character) for character in text)
     assert drawn.token_ids == (*characters, *([asked.stop_ids[0]] if stopped else []))
     assert (drawn.stopped, drawn.certain) == (stopped, certain)
     assert drawn.logprobs == (0.0,) * len(drawn.token_ids)
 
 
-def test_replies_that_are_refused(codec: TextCodec, asked: SampleRequest) -> None:
-    dialect = TransformersDialect(codec)
+def test_replies_that_are_refused(dialect: TransformersDialect, asked: SampleRequest) -> None:
     with pytest.raises(EngineError, match="read the context as 99 tokens"):
         dialect.read(reply(asked, "1", 2, "stop", prompt=99), asked)
     with pytest.raises(EngineError, match="when it is encoded and decoded"):
