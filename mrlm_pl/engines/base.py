@@ -15,7 +15,7 @@ from mrlm_pl.errors import EngineError
 from mrlm_pl.settings import at_least, between, positive
 
 if TYPE_CHECKING:
-    from mrlm_pl.engines.learner_place import LearnerPlace
+    import torch
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
@@ -119,6 +119,35 @@ class Sample:
     version: int
     engine: str
     spans: tuple[TokenSpan, ...] = ()
+
+
+@dataclass(frozen=True)
+class LearnerPlace:
+    """The devices of a run's learner on this machine.
+
+    Args:
+        devices: index of each process's GPU among the visible ones; empty on CPUs.
+        process: number of this process among those of this machine.
+        processes: number of processes on this machine.
+    """
+
+    devices: tuple[int, ...] = ()
+    process: int = 0
+    processes: int = 1
+
+    @classmethod
+    def of(cls, device: torch.device) -> LearnerPlace:
+        """Return the place of a learner with a single process.
+
+        >>> from torch import device
+        >>> LearnerPlace.of(device("cuda:1")).devices, LearnerPlace.of(device("cpu")).devices
+        ((1,), ())
+        """
+        return cls((device.index or 0,) if device.type == "cuda" else ())
+
+    def ids(self, visible: Sequence[str]) -> tuple[str, ...]:
+        """Return the ids of its GPUs among the visible ones."""
+        return tuple(visible[index] for index in self.devices)
 
 
 class Engine(ABC):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from mrlm_pl.engines.learner_place import LearnerPlace
+    from mrlm_pl.engines.base import LearnerPlace
     from mrlm_pl.policy import Policy
 
 

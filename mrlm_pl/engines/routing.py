@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from mrlm_pl.concurrency.calls import together
-from mrlm_pl.engines.base import Engine, EngineWrapper, Sample, SampleRequest
-
-if TYPE_CHECKING:
-    from mrlm_pl.engines.learner_place import LearnerPlace
+from mrlm_pl.engines.base import Engine, EngineWrapper, LearnerPlace, Sample, SampleRequest
 
 P = TypeVar("P", bound=Hashable)
 

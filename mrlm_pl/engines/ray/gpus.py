@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mrlm_pl.engines.learner_place import LearnerPlace
+from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.errors import ConfigurationError
 
 _ROUNDING = 1e-6

@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines.learner_place import LearnerPlace
+from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray.cluster import RayCluster, WorkerLostError
 from mrlm_pl.engines.ray.gpus import GpuTeller, room_for_workers, shared_gpu, visible_gpus, wrong_reservation
 from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mrlm_pl.concurrency.calls import together
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.engines.learner_place import LearnerPlace
+from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray.group import OfWorkers, WorkerGroup
 from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
 from mrlm_pl.engines.reference import Reference, TokenRows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mrlm_pl.engines.learner_place import LearnerPlace
+from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray.cluster import Strategy
 from mrlm_pl.engines.transfer.broadcast import Transport
 from mrlm_pl.engines.transfer.manifest import ALIGNMENT

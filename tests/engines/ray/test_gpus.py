@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mrlm_pl.engines import PoolResources, WeightTransfer
-from mrlm_pl.engines.learner_place import LearnerPlace
+from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray.gpus import GpuLedger, room_for_workers, shared_gpu, visible_gpus, wrong_reservation
 from mrlm_pl.errors import ConfigurationError
 

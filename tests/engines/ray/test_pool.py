@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines import Engine, InProcessEngine, PoolDeadlines, PoolResources, RayPool, Sample, WeightTransfer
-from mrlm_pl.engines.learner_place import LearnerPlace
+from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray import group as worker_group
 from mrlm_pl.engines.ray.pool import Spreading
 from mrlm_pl.engines.transfer.broadcast import WeightSender

@@ -22,7 +22,7 @@ from mrlm_pl.engines import (
     SampleRequest,
     WeightTransfer,
 )
-from mrlm_pl.engines.learner_place import LearnerPlace
+from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.episode import Turn
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, EngineError

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mrlm_pl.engines import PoolDeadlines, PoolResources, RayPool, RayReference, WeightTransfer
-from mrlm_pl.engines.learner_place import LearnerPlace
+from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray import group as worker_group
 from mrlm_pl.engines.ray.workers import Precision
 from mrlm_pl.errors import ConfigurationError, EngineError
