@@ -114,10 +114,8 @@ def group_centered_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
     return group_deviations(rewards, group_ids).deviations.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
-def group_normalized_advantages(
-    rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6, unbiased: bool = True
-) -> Tensor:
-    """``(r - m) / (s + eps)`` [B], with the mean ``m`` and standard deviation ``s`` of each row's group.
+def group_normalized_advantages(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """``(r - m) / (s + eps)`` [B], with the mean ``m`` and unbiased standard deviation ``s`` of each row's group.
 
     A group of one, or of equal rewards, has exactly 0.
 
@@ -125,7 +123,6 @@ def group_normalized_advantages(
         rewards: [B].
         group_ids: [B] int64; rows of a group need not be adjacent.
         eps: added to ``s``, in units of reward.
-        unbiased: divide the squared deviations by ``G - 1``; False divides by ``G``.
 
     Raises:
         NonFiniteError: a reward is NaN or infinite.
@@ -136,10 +133,8 @@ def group_normalized_advantages(
     tensor([ 0.5000,  0.5000,  0.5000, -1.5000])
     """
     deviations, sizes, squared_sums = group_deviations(rewards, group_ids)
-    degrees_of_freedom = (sizes - 1).clamp(min=1) if unbiased else sizes
-    return (deviations / ((squared_sums / degrees_of_freedom).sqrt() + eps)).to(
-        torch.promote_types(rewards.dtype, torch.float32)
-    )
+    scales = (squared_sums / (sizes - 1).clamp(min=1)).sqrt() + eps
+    return (deviations / scales).to(torch.promote_types(rewards.dtype, torch.float32))
 
 
 def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryCalibrationError
 
-from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.errors import NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.reward_model import RewardModelAlgorithm
@@ -20,6 +20,7 @@ from mrlm_pl.losses.masking import last_token_mask
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import token_values
 from mrlm_pl.policy.value_head import ValueHead
+from mrlm_pl.settings import one_of
 
 ScoreTokens = Literal["last", "response"]
 
@@ -72,10 +73,7 @@ class CorrectnessModel(RewardModelAlgorithm):
         score_tokens: ScoreTokens = "last",
     ) -> None:
         super().__init__(policies, optimization, value_learning_rate)
-        if score_tokens not in get_args(ScoreTokens):
-            raise ConfigurationError(
-                f"score_tokens is {score_tokens!r}; choose from {', '.join(get_args(ScoreTokens))}"
-            )
+        one_of(get_args(ScoreTokens), "", score_tokens=score_tokens)
         self.score_tokens = score_tokens
         self.question_probe: QuestionProbe | None = None
         self.measures = nn.ModuleDict({prefix: AnswerMeasures() for prefix in ("val", "test")})
@@ -152,13 +150,7 @@ class CorrectnessModel(RewardModelAlgorithm):
         lengths = torch.tensor([2], device=self.device)
         return token_values(self.policy(name).model, self.question_probe, row, lengths, nothing).sum()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._measure("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._measure("test", batch)
-
-    def _measure(self, prefix: str, batch: Batch) -> None:
+    def measure(self, prefix: str, batch: Batch) -> None:
         self.take_part(batch)
         nothing = torch.zeros(0, device=self.device)
         found: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}

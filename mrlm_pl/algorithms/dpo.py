@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.optimization import Optimization
-from mrlm_pl.losses import PreferenceLoss, preference_gap, preference_loss, sequence_logp
+from mrlm_pl.losses import PreferenceLoss, preference_gap, preference_loss, preference_metrics, sequence_logp
 from mrlm_pl.policy import Policy
 
 
@@ -27,8 +26,7 @@ class DPO(Algorithm):
     The reference is the policy as it is before the first update; its log-probabilities are computed once for all pairs.
     Use it with ``PreferenceDataModule``. Logged under ``train/``: ``rewards_chosen`` and ``rewards_rejected`` (means of
     ``beta (log pi - log pi_ref)``), ``reward_margin`` (their difference), ``preference_accuracy`` (share of pairs with
-    a positive gap), ``grad_norm``; under ``val/`` and ``test/`` ``loss``, ``preference_accuracy`` and
-    ``reward_margin``.
+    a positive gap), ``grad_norm``; under ``val/`` and ``test/`` ``loss`` and the same means.
 
     Args:
         policies: the weights; one policy.
@@ -64,15 +62,7 @@ class DPO(Algorithm):
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         losses, gaps, rewards = self._compare(name, rows)
-        with torch.no_grad():
-            chosen, rejected = rewards.unbind(1)
-            metrics = {
-                "rewards_chosen": chosen.mean(),
-                "rewards_rejected": rejected.mean(),
-                "reward_margin": (chosen - rejected).mean(),
-                "preference_accuracy": (gaps > 0).float().mean(),
-            }
-        self.metrics.add_policy(name, metrics, len(losses))
+        self.metrics.add_policy(name, preference_metrics(gaps, rewards), len(losses))
         return losses.sum() / (batch.totals[name].sequences / 2)
 
     def _compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,21 +77,11 @@ class DPO(Algorithm):
             moved = pairs - references
         return self.loss(gaps), gaps.detach(), self.beta * moved.detach()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._note_comparison("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._note_comparison("test", batch)
-
-    def _note_comparison(self, prefix: str, batch: Batch) -> None:
+    def measure(self, prefix: str, batch: Batch) -> None:
         self.take_part(batch)
         for name, rows in batch.policies.items():
             losses, gaps, rewards = self._compare(name, rows)
-            numbers = {
-                "loss": losses.mean(),
-                "preference_accuracy": (gaps > 0).float().mean(),
-                "reward_margin": (rewards[:, 0] - rewards[:, 1]).mean(),
-            }
+            numbers = {"loss": losses.mean(), **preference_metrics(gaps, rewards)}
             self.metrics.add_evaluation(
                 prefix, {metric: (float(value), len(losses)) for metric, value in numbers.items()}
             )

@@ -10,7 +10,14 @@ from torch import Tensor
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.optimization import Optimization
-from mrlm_pl.losses import PreferenceLoss, joint_logp, preference_gap, preference_loss, sequence_logp
+from mrlm_pl.losses import (
+    PreferenceLoss,
+    joint_logp,
+    preference_gap,
+    preference_loss,
+    preference_metrics,
+    sequence_logp,
+)
 from mrlm_pl.policy import Policy
 
 
@@ -31,7 +38,7 @@ class MADPO(Algorithm):
     Logged under ``train/``: ``rewards_chosen`` and ``rewards_rejected`` (means of ``beta (log pi - log pi_ref)`` of the
     joint actions), ``reward_margin`` (their difference), ``preference_accuracy`` (share of pairs with a positive gap);
     for each of several policies ``reward_margin``, what it adds to the joint one, and ``grad_norm``; under ``val/`` and
-    ``test/`` ``loss``, ``preference_accuracy`` and ``reward_margin`` of the joint actions.
+    ``test/`` ``loss`` and the means of the joint actions.
 
     Args:
         policies, seats, optimization: see :class:`Algorithm`.
@@ -72,15 +79,9 @@ class MADPO(Algorithm):
 
     def combined(self, losses: Mapping[str, Tensor], batch: Batch) -> Tensor:
         gaps, rewards = self._compare(losses)
+        for metric, mean in preference_metrics(gaps, rewards).items():
+            self.metrics.add(f"train/{metric}", mean, len(gaps))
         with torch.no_grad():
-            metrics = {
-                "rewards_chosen": rewards[:, 0],
-                "rewards_rejected": rewards[:, 1],
-                "reward_margin": rewards[:, 0] - rewards[:, 1],
-                "preference_accuracy": (gaps > 0).float(),
-            }
-            for metric, values in metrics.items():
-                self.metrics.add(f"train/{metric}", values.mean(), len(gaps))
             if len(self.policies) > 1:
                 for name, part in losses.items():
                     margin = self.beta * self._compare({name: part})[0].mean()
@@ -94,13 +95,7 @@ class MADPO(Algorithm):
         gaps = preference_gap(logp[:, 0], logp[:, 1], references[:, 0], references[:, 1])
         return gaps, self.beta * (logp - references).detach()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._note_comparison("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._note_comparison("test", batch)
-
-    def _note_comparison(self, prefix: str, batch: Batch) -> None:
+    def measure(self, prefix: str, batch: Batch) -> None:
         parts: dict[str, Tensor] = {}
         for name in self.policies:
             if name in batch.policies:
@@ -110,9 +105,5 @@ class MADPO(Algorithm):
         if not parts:
             return
         gaps, rewards = self._compare(parts)
-        numbers = {
-            "loss": self.loss(gaps).mean(),
-            "preference_accuracy": (gaps > 0).float().mean(),
-            "reward_margin": (rewards[:, 0] - rewards[:, 1]).mean(),
-        }
+        numbers = {"loss": self.loss(gaps).mean(), **preference_metrics(gaps, rewards)}
         self.metrics.add_evaluation(prefix, {metric: (float(value), len(gaps)) for metric, value in numbers.items()})

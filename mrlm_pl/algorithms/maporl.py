@@ -24,7 +24,7 @@ from mrlm_pl.learner.ranks import each_share
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentives, influence_rewards
-from mrlm_pl.settings import as_settings
+from mrlm_pl.settings import as_settings, at_least, one_of
 
 logger = logging.getLogger(__name__)
 
@@ -109,14 +109,11 @@ class MAPoRL(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(*args, kl=kl, task_normalization=task_normalization, **settings)
-        if not 0 <= gamma <= 1:
-            raise ConfigurationError(f"gamma is {gamma!r}; it must be between 0 and 1")
         amounts = dict(zip(INCENTIVES, (alpha0, alpha1, beta0, beta1), strict=True))
         probe = [{"a": 1.0}]
         influence_rewards(probe, gamma, reward, horizon)  # a mistake raises now
         incentives(probe, **amounts)
-        if critic_reads not in ("debate", "answer"):
-            raise ConfigurationError(f"critic_reads is {critic_reads!r}; it must be debate or answer")
+        one_of(("debate", "answer"), "", critic_reads=critic_reads)
         if critic_reads == "answer" and not agent_critics:
             raise ConfigurationError(
                 "critic_reads is 'answer', but there are no agent_critics: a value head reads what its policy reads; "
@@ -225,8 +222,7 @@ class AnswerCritics(AgentCritics):
 
 
 def _check_schedule(schedule: list[list[int]] | None, iterations: int) -> None:
-    if iterations < 1:
-        raise ConfigurationError(f"turn_iterations is {iterations}; it must be 1 or above")
+    at_least(1, "", turn_iterations=iterations)
     if schedule is None:
         return
     if not schedule:

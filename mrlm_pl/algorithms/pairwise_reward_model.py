@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.errors import NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.reward_model import RewardModelAlgorithm
 from mrlm_pl.losses import bradley_terry_loss
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import at_least
 
 
 class PairwiseRewardModel(RewardModelAlgorithm):
@@ -50,8 +49,7 @@ class PairwiseRewardModel(RewardModelAlgorithm):
         margin: float = 0.0,
     ) -> None:
         super().__init__(policies, optimization, value_learning_rate)
-        if not 0 <= margin < math.inf:
-            raise ConfigurationError(f"margin is {margin}; it must be a number of 0 or above")
+        at_least(0, "", margin=margin)
         self.margin = margin
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
@@ -64,13 +62,7 @@ class PairwiseRewardModel(RewardModelAlgorithm):
         chosen, rejected = self.scores(name, rows).view(-1, 2).unbind(1)
         return bradley_terry_loss(chosen, rejected, margin=self.margin), (chosen - rejected).detach()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._note_comparison("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._note_comparison("test", batch)
-
-    def _note_comparison(self, prefix: str, batch: Batch) -> None:
+    def measure(self, prefix: str, batch: Batch) -> None:
         self.take_part(batch)
         for name, rows in batch.policies.items():
             losses, gaps = self._compare(name, rows)

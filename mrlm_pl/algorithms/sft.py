@@ -15,6 +15,7 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import Reduction, cross_entropy_loss, masked_mean, reduce_tokens
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import one_of
 
 Objective = Literal["behavioral_cloning", "world_model", "combined"]
 _WEIGHTS: dict[str, tuple[float, float]] = {
@@ -61,8 +62,7 @@ class SFT(Algorithm):
             raise ConfigurationError(f"SFT trains one policy; `policies` has {sorted(self.policies)}")
         if reduction == "constant_length":
             raise ConfigurationError("SFT has no longest response; use another reduction than 'constant_length'")
-        if objective not in _WEIGHTS:
-            raise ConfigurationError(f"objective is {objective!r}; choose from {', '.join(_WEIGHTS)}")
+        one_of(_WEIGHTS, "", objective=objective)
         self.objective, self.reduction = objective, reduction
         self.action_weight, self.observation_weight = _WEIGHTS[objective]
 
@@ -109,13 +109,7 @@ class SFT(Algorithm):
             cross_entropy_loss(logp, mask), mask, self.reduction, batch.totals[totals], episode_tokens=mask.sum(-1)
         )
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._note_likelihood("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._note_likelihood("test", batch)
-
-    def _note_likelihood(self, prefix: str, batch: Batch) -> None:
+    def measure(self, prefix: str, batch: Batch) -> None:
         self.take_part(batch)
         for name, rows in batch.policies.items():
             _, parts = self._likelihoods(name, rows)

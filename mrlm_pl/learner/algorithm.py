@@ -23,8 +23,9 @@ from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, nearest
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.groups import equal_returns
+from mrlm_pl.learner.critics import Critic
 from mrlm_pl.learner.metrics import Metrics, on_evaluation_bar, on_rollout_bar, on_update_bar
-from mrlm_pl.learner.optimization import Optimization
+from mrlm_pl.learner.optimization import Optimization, weight_group
 from mrlm_pl.learner.reference import ReferencePolicy
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import bounded_together
@@ -48,6 +49,7 @@ class Algorithm(LightningModule, ABC):
     Attributes:
         metrics: sums of the metrics of rollouts, updates and evaluations.
         reference: the policies' initial weights, where the algorithm compares with them.
+        critic: estimates returns, for algorithms that use estimates; or None.
 
     Raises:
         ConfigurationError: there is no trained policy, or a seat names a policy that does not exist.
@@ -92,6 +94,7 @@ class Algorithm(LightningModule, ABC):
         self._absent: set[str] = set()
         self.metrics = Metrics(policies)
         self.reference = ReferencePolicy()
+        self.critic: Critic | None = None
 
     @property
     def collection_over(self) -> bool:
@@ -149,10 +152,9 @@ class Algorithm(LightningModule, ABC):
 
     @property
     def learners(self) -> dict[str, Policy]:
-        """The models that have rows of their own in a batch, by name, in the order in which all ranks go through them:
-        the policies; an algorithm may add critics.
-        """
-        return {name: self.policy(name) for name in self.policies}
+        """The models with trajectories of their own in a batch, by name, in one order on all ranks."""
+        policies = {name: self.policy(name) for name in self.policies}
+        return policies if self.critic is None else policies | self.critic.learners
 
     def check_agents(self, agents: Collection[str]) -> None:
         """Validate the seats and policies against a run's agents; a frozen policy without an agent is a warning.
@@ -181,6 +183,9 @@ class Algorithm(LightningModule, ABC):
                 f"policies: {name!r} decides for no agent, so nothing would train it; {hint} it in `seats`, or leave "
                 f"it out; the policies in seats are {sorted(used)}"
             )
+        if self.critic is not None:
+            seats = {agent: self.seat(agent) for agent in agents}
+            self.critic.check_agents({agent: seat for agent, seat in seats.items() if self.policy(seat).trained})
 
     def meet_rollouts(self, environments: Sequence[str], engine: Engine | None) -> None:
         """Take note of the run's environments, in one order on all ranks, and of its engine; None is in process."""
@@ -190,7 +195,9 @@ class Algorithm(LightningModule, ABC):
         """Return 0 (0-dim) with a gradient of 0, the part of a learner without trajectories in the loss."""
         learner = self.learners[name]
         if self.trainer.world_size > 1:  # the ranks that have rows wait for every layer of this one
-            return learner.idle_loss() if name in self.policies else learner.idle_values()
+            if name not in self.policies:
+                return learner.idle_values()
+            return learner.idle_loss() + (0.0 if self.critic is None else self.critic.idle_values(name))
         # Of a policy with adapters only these have a gradient.
         return 0.0 * next(weight for weight in learner.model.parameters() if weight.requires_grad).flatten()[0]
 
@@ -266,6 +273,8 @@ class Algorithm(LightningModule, ABC):
         for name in self.policies:
             policy = self.policy(name)
             policy.load(reference=self.reference.here and policy.trained, name=name, bases=bases)
+        if self.critic is not None:
+            self.critic.read_weights()
 
     def _split_over_ranks(self) -> None:
         mesh = self._trainer.strategy.device_mesh  # type: ignore[union-attr]
@@ -276,7 +285,7 @@ class Algorithm(LightningModule, ABC):
 
     def networks(self) -> list[nn.Module]:
         """All modules with weights, of trained and frozen policies alike."""
-        return [network for name in self.policies for network in self.policy(name).networks()]
+        return [network for module in self.modules() if isinstance(module, Policy) for network in module.networks()]
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -285,21 +294,13 @@ class Algorithm(LightningModule, ABC):
             yield
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's groups: one for each trained policy.
+        """Return the optimizer's groups: one for each trained policy, and those of the critic.
 
         A group's ``name`` is the name of its metrics; the group is skipped in updates without data for its ``policy``.
         """
         trained = {name: self.policy(name) for name in self.policies if self.policy(name).trained}
-        return [
-            {
-                "params": [weight for weight in policy.model.parameters() if weight.requires_grad],
-                "lr": policy.learning_rate,
-                "weight_decay": policy.weight_decay,
-                "name": name,
-                "policy": name,
-            }
-            for name, policy in trained.items()
-        ]
+        groups = [weight_group(name, name, policy) for name, policy in trained.items()]
+        return groups if self.critic is None else groups + self.critic.parameter_groups()
 
     def configure_optimizers(self) -> Any:
         on_cpu = self.device.type == "cpu"
@@ -382,10 +383,14 @@ class Algorithm(LightningModule, ABC):
                 clip_norm(group["params"], float(gradient_clip_val))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.metrics.add_evaluation("val", batch.means(), batch.counts())
+        self.measure("val", batch)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.metrics.add_evaluation("test", batch.means(), batch.counts())
+        self.measure("test", batch)
+
+    def measure(self, prefix: str, batch: Any) -> None:
+        """Add what a batch measures to the metrics of an evaluation, named ``val/...`` or ``test/...``."""
+        self.metrics.add_evaluation(prefix, batch.means(), batch.counts())
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
@@ -435,9 +440,13 @@ class Algorithm(LightningModule, ABC):
 
     def is_saved(self, weight: str) -> bool:
         """Return whether checkpoints hold a weight, by its name: trained ones alone."""
-        owner, _, rest = weight.partition(".")
-        name, _, inner = rest.partition(".")
-        return owner != "policies" or self.policy(name).is_saved(inner)
+        module: Any = self
+        parts = weight.split(".")
+        for place, part in enumerate(parts):
+            if isinstance(module, Policy):
+                return module.is_saved(".".join(parts[place:]))
+            module = getattr(module, part)
+        return True
 
     def on_train_end(self) -> None:
         with self.gathered():
@@ -446,6 +455,8 @@ class Algorithm(LightningModule, ABC):
     def export(self, folder: str | Path, write: bool = True) -> None:
         """Write every trained policy as a plain Hugging Face folder ``folder/NAME``, which is whole or not there.
 
+        Critics with weights of their own are ``folder/NAME-critic``.
+
         Args:
             folder: is created.
             write: False on the ranks that only help to put the weights together.
@@ -453,16 +464,14 @@ class Algorithm(LightningModule, ABC):
         Raises:
             StorageError: a policy cannot be written, for example because the disk is full.
         """
-        for name in self.policies:
-            if not self.policy(name).trained:
-                continue
+        for name, policy in self.exported().items():
             final = Path(folder) / name
             draft, former = (final.with_name(f"{name}.{suffix}") for suffix in ("part", "old"))
             try:
                 if write:
                     shutil.rmtree(draft, ignore_errors=True)
                     shutil.rmtree(former, ignore_errors=True)
-                self.policy(name).save_pretrained(draft, write=write)
+                policy.save_pretrained(draft, write=write)
                 if write:
                     if final.exists():
                         final.rename(former)  # a kill in the midst of its removal would leave a part of it
@@ -474,6 +483,11 @@ class Algorithm(LightningModule, ABC):
                     f"policy {name!r} cannot be written to {str(final)!r}: {error}; free space on the disk, then "
                     "resume the run, which writes it from its last checkpoint"
                 ) from error
+
+    def exported(self) -> dict[str, Policy]:
+        """Return the models that a run leaves behind, by the name of their folder."""
+        policies = {name: self.policy(name) for name in self.policies if self.policy(name).trained}
+        return policies if self.critic is None else policies | self.critic.exported()
 
     def refuse_dropout(self) -> None:
         """Validate that no trained policy has dropout.

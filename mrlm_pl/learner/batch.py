@@ -7,6 +7,7 @@ tensor inside a collection, and a log-probability rounded to bf16 is no longer t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,11 +129,12 @@ class Batch:
 
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """A copy on another device; the arguments are those of ``Tensor.to``."""
-        moved = {name: rows.to(*args, **kwargs) for name, rows in self.policies.items()}
-        others = {
+        moved = copy.copy(self)
+        moved.policies = {name: rows.to(*args, **kwargs) for name, rows in self.policies.items()}
+        moved.without_gradient = {
             name: None if rows is None else rows.to(*args, **kwargs) for name, rows in self.without_gradient.items()
         }
-        return Batch(moved, self.totals, self.pieces, self.metrics, others, self.on_policy)
+        return moved
 
 
 def padded_masks(masks: Sequence[Sequence[bool]]) -> Tensor:

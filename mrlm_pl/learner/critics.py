@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.turns import RewardedRows, agent_places
+from mrlm_pl.learner.optimization import value_group, weight_group
 from mrlm_pl.losses import BatchTotals, masked_mean, reduce_tokens, value_loss
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least, positive
@@ -87,10 +87,6 @@ class Critic(nn.Module):
         for key in self.models:
             self.model(key).load_critic(self.label(key))
 
-    def networks(self) -> list[nn.Module]:
-        """Return all modules with weights that are not a policy's."""
-        return [network for key in self.models for network in self.model(key).networks()]
-
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the optimizer's groups: two for each model, its own and its value head's."""
         return [
@@ -101,9 +97,7 @@ class Critic(nn.Module):
 
     def _model_groups(self, name: str, owner: str, model: Policy) -> list[dict[str, Any]]:
         """Return a model's groups; both are skipped in updates without trajectories of ``owner``."""
-        weights = [weight for weight in model.model.parameters() if weight.requires_grad]
-        settings = {"lr": model.learning_rate, "weight_decay": model.weight_decay, "name": name, "policy": owner}
-        return [{"params": weights, **settings}, value_group(owner, model, self.value_learning_rate)]
+        return [weight_group(name, owner, model), value_group(owner, model, self.value_learning_rate)]
 
     def idle_values(self, policy: str) -> Tensor | float:
         """Return 0 with a gradient of 0 for a model whose value loss is part of the policy's."""
@@ -184,15 +178,9 @@ class Critic(nn.Module):
         metrics = {"value_loss": masked_mean(losses.detach(), rows.action_mask)}
         return reduce_tokens(losses, rows.action_mask, "token_mean", totals), metrics
 
-    def is_saved(self, weight: str) -> bool:
-        """Return whether checkpoints hold a weight, by its name within the critic."""
-        _, key, inner = weight.split(".", 2)
-        return self.model(key).is_saved(inner)
-
-    def export(self, folder: Path, write: bool = True) -> None:
-        """Write every model with its value head as a Hugging Face folder in ``folder``."""
-        for key in self.models:
-            self.model(key).save_pretrained(folder / self.label(key).replace("/", "-"), write=write)
+    def exported(self) -> dict[str, Policy]:
+        """Return the models by the name of the folder that a run leaves behind."""
+        return {self.label(key).replace("/", "-"): self.model(key) for key in self.models}
 
 
 class PolicyCritics(Critic):
@@ -325,17 +313,3 @@ def check_reads(name: str, critic: Policy, owner: str, policy: Policy) -> None:
             f"{name} has another tokenizer than policy {owner!r}, whose tokens it reads; use a model with the same "
             "tokenizer, or MAPPO, whose critic reads text"
         )
-
-
-def value_group(owner: str, critic: Policy, value_learning_rate: float | None) -> dict[str, Any]:
-    """Return the optimizer's group of a value head, named ``OWNER/value``.
-
-    Args:
-        owner: the policy or critic without whose trajectories an update skips the group.
-        critic: with its weights read.
-        value_learning_rate: of the head; None is the critic's own.
-    """
-    assert critic.value_head is not None
-    rate = critic.learning_rate if value_learning_rate is None else value_learning_rate
-    head = list(critic.value_head.parameters())
-    return {"params": head, "lr": rate, "weight_decay": 0.0, "name": f"{owner}/value", "policy": owner}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -39,8 +40,7 @@ class Metrics:
         self._means: dict[str, tuple[Tensor, Tensor]] = {}
         self._largest: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
-        self._evaluated: dict[str, dict[str, tuple[float, float]]] = {}
-        self._counted: dict[str, dict[str, float]] = {}
+        self._evaluated: dict[str, dict[tuple[str, str], float]] = {}
 
     def name(self, metric: str, policy: str) -> str:
         """Return the name of a policy's metric: ``train/METRIC``, with the policy's name if there are several.
@@ -153,26 +153,20 @@ class Metrics:
             means: (mean, weight) by name; a mean that is not finite counts only if its weight is 0.
             counts: numbers whose sum is logged, by name.
         """
-        sums, counted = self._evaluated.setdefault(prefix, {}), self._counted.setdefault(prefix, {})
+        sums = self._evaluated.setdefault(prefix, defaultdict(float))
         for name, (value, weight) in means.items():
-            total, weights = sums.get(name, (0.0, 0.0))
-            if math.isfinite(value):
-                sums[name] = total + value * weight, weights + weight
-            elif not weight:
-                sums[name] = total, weights
+            if math.isfinite(value) or not weight:
+                sums["total", name] += value * weight if weight else 0.0
+                sums["weight", name] += weight
         for name, count in (counts or {}).items():
-            counted[name] = counted.get(name, 0.0) + count
+            sums["count", name] += count
 
     def take_evaluation(self, prefix: str, trainer: Any) -> dict[str, float]:
         """Return the means and counts over all batches of all ranks; NaN for a mean with weight 0 everywhere.
 
         Every rank must call this, also one without batches.
         """
-        own: dict[tuple[str, str], float] = {}
-        for name, (total, weight) in self._evaluated.pop(prefix, {}).items():
-            own |= {("total", name): total, ("weight", name): weight}
-        own |= {("count", name): count for name, count in self._counted.pop(prefix, {}).items()}
-        sums = merged(trainer, own)
+        sums = merged(trainer, self._evaluated.pop(prefix, {}))
         found = {}
         for kind, name in sorted(sums):
             if kind == "total":

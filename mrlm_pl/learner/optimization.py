@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least, one_of
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
@@ -54,3 +55,30 @@ class Optimization:
 
         scheduler = get_scheduler(self.schedule, optimizer, self.warmup_steps, steps())
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def weight_group(name: str, owner: str, model: Policy) -> dict[str, Any]:
+    """Return the optimizer's group of a model's trained weights.
+
+    Args:
+        name: of the group.
+        owner: the policy or critic without whose trajectories an update skips the group.
+        model: with its weights read.
+    """
+    weights = [weight for weight in model.model.parameters() if weight.requires_grad]
+    settings = {"lr": model.learning_rate, "weight_decay": model.weight_decay}
+    return {"params": weights, **settings, "name": name, "policy": owner}
+
+
+def value_group(owner: str, critic: Policy, value_learning_rate: float | None) -> dict[str, Any]:
+    """Return the optimizer's group of a value head, named ``OWNER/value``.
+
+    Args:
+        owner: the policy or critic without whose trajectories an update skips the group.
+        critic: with its weights read.
+        value_learning_rate: of the head; None is the critic's own.
+    """
+    assert critic.value_head is not None
+    rate = critic.learning_rate if value_learning_rate is None else value_learning_rate
+    head = list(critic.value_head.parameters())
+    return {"params": head, "lr": rate, "weight_decay": 0.0, "name": f"{owner}/value", "policy": owner}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mrlm_pl.advantages import (
     NO_MOMENTS,
@@ -32,7 +31,6 @@ from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.groups import acted_episodes, task_types
 from mrlm_pl.learner.credit.returns import returns_of
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, discounts_of, rewarded_rows
-from mrlm_pl.learner.critics import Critic
 from mrlm_pl.learner.kl import ESTIMATORS, KL, KLController, Placement
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.ranks import merged
@@ -107,7 +105,6 @@ class PolicyGradient(Algorithm):
         clip: range in which the importance ratio has a gradient; None has no ratio: a rollout then serves one update.
         gae: advantages of single tokens; None for one advantage per trajectory.
         tree: the turn trees in which decisions are compared; None for episodes.
-        critic: what estimates returns, or None.
         whiten_advantages: whiten the advantages of trajectories over each policy's tokens.
         kl_controllers: the current KL coefficient of each policy.
 
@@ -168,7 +165,6 @@ class PolicyGradient(Algorithm):
         self.clip: Clip | None = None
         self.gae: TokenGAE | None = None
         self.tree: TreeCredit | None = None
-        self.critic: Critic | None = None
         self._warned_of: set[tuple[str, str]] = set()
         self._over = False
 
@@ -456,14 +452,8 @@ class PolicyGradient(Algorithm):
             losses = losses + self.kl_controllers[name].coefficient * estimate
         self.metrics.add_policy(name, metrics, mask.sum())
         self.metrics.add_divergences(name, logp, rows)
-        return reduce_tokens(
-            losses,
-            mask,
-            self.reduction,
-            batch.totals[name],
-            max_length=self.max_length,
-            episode_tokens=rows.episode_tokens,
-        )
+        totals, lengths = batch.totals[name], rows.episode_tokens
+        return reduce_tokens(losses, mask, self.reduction, totals, max_length=self.max_length, episode_tokens=lengths)
 
     def _trains_values(self, rows: PolicyBatch) -> bool:
         """Return whether the value loss is part of the token losses of a policy's rows."""
@@ -510,42 +500,3 @@ class PolicyGradient(Algorithm):
             if name in self.kl_controllers and self.kl.target is not None:
                 self.kl_controllers[name].coefficient = coefficient
         self._over = progress.get("collection_over", False)
-
-    # The critic's part in what Algorithm does for the policies.
-
-    @property
-    def learners(self) -> dict[str, Policy]:
-        return super().learners | ({} if self.critic is None else self.critic.learners)
-
-    def check_agents(self, agents: Collection[str]) -> None:
-        super().check_agents(agents)
-        if self.critic is not None:
-            seats = {agent: self.seat(agent) for agent in agents}
-            self.critic.check_agents({agent: seat for agent, seat in seats.items() if self.policy(seat).trained})
-
-    def read_weights(self) -> None:
-        super().read_weights()
-        if self.critic is not None:
-            self.critic.read_weights()
-
-    def networks(self) -> list[nn.Module]:
-        return super().networks() + ([] if self.critic is None else self.critic.networks())
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return super().parameter_groups() + ([] if self.critic is None else self.critic.parameter_groups())
-
-    def idle_loss(self, name: str) -> Tensor:
-        idle = super().idle_loss(name)
-        return idle + self.critic.idle_values(name) if self.critic is not None and self.trainer.world_size > 1 else idle
-
-    def is_saved(self, weight: str) -> bool:
-        owner, _, inner = weight.partition(".")
-        return (
-            self.critic.is_saved(inner) if owner == "critic" and self.critic is not None else super().is_saved(weight)
-        )
-
-    def export(self, folder: str | Path, write: bool = True) -> None:
-        """Write every trained policy as ``folder/NAME``, with its value head, and critics as ``folder/NAME-critic``."""
-        super().export(folder, write)
-        if self.critic is not None:
-            self.critic.export(Path(folder), write)

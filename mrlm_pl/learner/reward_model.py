@@ -9,8 +9,7 @@ from torch import Tensor
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.critics import value_group
-from mrlm_pl.learner.optimization import Optimization
+from mrlm_pl.learner.optimization import Optimization, value_group
 from mrlm_pl.losses.masking import last_token_mask
 from mrlm_pl.policy import Policy
 

@@ -24,6 +24,7 @@ from .preference import ipo_loss as ipo_loss
 from .preference import joint_logp as joint_logp
 from .preference import preference_gap as preference_gap
 from .preference import preference_loss as preference_loss
+from .preference import preference_metrics as preference_metrics
 from .preference import sequence_logp as sequence_logp
 from .reduction import BatchTotals as BatchTotals
 from .reduction import Reduction as Reduction

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import masked_values
+from mrlm_pl.settings import positive
 
 
 def sequence_logp(logp: Tensor, action_mask: Tensor) -> Tensor:
@@ -119,6 +120,26 @@ def ipo_loss(gap: Tensor, *, beta: float = 0.1) -> Tensor:
     return (gap - 1.0 / (2.0 * beta)).square()
 
 
+def preference_metrics(gaps: Tensor, rewards: Tensor) -> dict[str, Tensor]:
+    """Return means (0-dim) over pairs: both rewards, the margin between them, and the proportion of positive gaps.
+
+    Args:
+        gaps: [P], from ``preference_gap``.
+        rewards: [P, 2], implicit rewards ``beta (log pi - log pi_ref)`` of the chosen and the rejected answer.
+
+    >>> found = preference_metrics(torch.tensor([2.0, -1.0]), torch.tensor([[3.0, 1.0], [0.0, 1.0]]))
+    >>> {name: value.item() for name, value in found.items()}
+    {'rewards_chosen': 1.5, 'rewards_rejected': 1.0, 'reward_margin': 0.5, 'preference_accuracy': 0.5}
+    """
+    chosen, rejected = rewards.detach().unbind(1)
+    return {
+        "rewards_chosen": chosen.mean(),
+        "rewards_rejected": rejected.mean(),
+        "reward_margin": (chosen - rejected).mean(),
+        "preference_accuracy": (gaps > 0).float().mean(),
+    }
+
+
 PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]
 
 
@@ -139,10 +160,9 @@ def preference_loss(
     >>> preference_loss("ipo", beta=0.5)(torch.tensor([3.0])).tolist()
     [4.0]
     """
-    if beta <= 0 or not 0 <= label_smoothing < 0.5:
-        raise ConfigurationError(
-            f"beta {beta} must be above 0, label_smoothing {label_smoothing} at least 0 and below 0.5"
-        )
+    positive("", beta=beta)
+    if not 0 <= label_smoothing < 0.5:
+        raise ConfigurationError(f"label_smoothing is {label_smoothing}; it must be at least 0 and below 0.5")
     if label_smoothing and loss != "sigmoid":
         raise ConfigurationError(f"label_smoothing {label_smoothing} belongs to loss 'sigmoid', not to {loss!r}")
     if margin is not None and loss == "ipo":

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import between, one_of
 
 RewardShare = Literal["team", "own"]
 """Whose reward counts: the whole team's or the agent's own."""
@@ -59,11 +60,9 @@ def influence_rewards(
     >>> influence_rewards(table, gamma=0.3, horizon="last")[0], influence_rewards(table, 0.3, horizon="current")[0]
     ({'a': 0.75, 'b': 0.75}, {'a': 0.55, 'b': 0.55})
     """
-    if not 0 <= gamma <= 1:
-        raise ConfigurationError(f"gamma is {gamma!r}; it must be between 0 and 1")
-    for key, value, words in (("reward", reward, get_args(RewardShare)), ("horizon", horizon, get_args(Horizon))):
-        if value not in words:
-            raise ConfigurationError(f"{key} is {value!r}; it must be one of {', '.join(words)}")
+    between(0, 1, "", gamma=gamma)
+    one_of(get_args(RewardShare), "", reward=reward)
+    one_of(get_args(Horizon), "", horizon=horizon)
     _check(scores)
     means = [math.fsum(turn.values()) / len(turn) if turn else None for turn in scores]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -22,11 +22,11 @@ class EndTogether(Callback):
     """
 
     def __init__(self) -> None:
-        self._received = False
+        self.received = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Replace the trainer's handler before the trainer registers it."""
-        self._received = False
+        self.received = False
         if trainer.world_size > 1 and stage == "fit":
             trainer._signal_connector._sigterm_notifier_fn = self._note  # type: ignore[assignment]
 
@@ -34,33 +34,22 @@ class EndTogether(Callback):
         """End all processes, or none."""
         self._agree(trainer)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End all processes, or none."""
-        self._agree(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End all processes, or none."""
-        self._agree(trainer)
+    on_validation_end = on_train_epoch_end = on_train_batch_end
 
     def _agree(self, trainer: Trainer) -> None:
         fitting = trainer.state.fn == TrainerFn.FITTING
         if (
             not fitting
             or trainer.world_size == 1
-            or not trainer.strategy.reduce_boolean_decision(self._received, all=False)
+            or not trainer.strategy.reduce_boolean_decision(self.received, all=False)
         ):
             return
-        self._received = True  # within an update: after its last batch
+        self.received = True  # if an update is under way, after its last batch
         if not inside_update(trainer):
             trainer._signal_connector.received_sigterm = True  # the trainer checks it next
 
-    @property
-    def received(self) -> bool:
-        """Return whether this process received the signal, or the processes agreed to end."""
-        return self._received
-
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._received = True
+        self.received = True
 
 
 def ends_where_others_do(trainer: Trainer) -> bool:
@@ -95,17 +84,8 @@ def ended_by_sigterm(trainer: Trainer) -> Iterator[None]:
         yield
         return
 
-    def end(number: int, frame: FrameType | None) -> None:
-        theirs(number, frame)
-        raise SIGTERMException
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        if trainer.received_sigterm:
-            raise SIGTERMException
+    with _interrupted_by_sigterm(lambda: trainer.received_sigterm):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, theirs)
 
 
 @contextmanager
@@ -122,13 +102,22 @@ def leaving_at_sigterm(trainer: Trainer) -> Iterator[None]:
         yield
         return
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    with _interrupted_by_sigterm(lambda: together[0].received):
+        yield
+
+
+@contextmanager
+def _interrupted_by_sigterm(received: Callable[[], bool]) -> Iterator[None]:
+    """In this block SIGTERM raises after the handler that was there; also if it has been received before."""
+    theirs: Any = signal.getsignal(signal.SIGTERM)
+
+    def end(number: int, frame: FrameType | None) -> None:
         theirs(number, frame)
         raise SIGTERMException
 
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, end)
     try:
-        if together[0].received:
+        if received():
             raise SIGTERMException
         yield
     finally:

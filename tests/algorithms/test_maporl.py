@@ -545,11 +545,11 @@ def test_a_team_with_a_leader_is_trained_on_its_labels(policies_by: Any, quiet_t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gamma": -0.3}, r"gamma is -0\.3; it must be between 0 and 1"),
-        ({"reward": "none"}, "reward is 'none'; it must be one of team, own"),
+        ({"gamma": -0.3}, r"gamma is -0\.3; it must be from 0 to 1"),
+        ({"reward": "none"}, "reward is 'none'; choose from team, own"),
         ({"horizon": "all"}, "horizon is 'all'"),
         ({"alpha0": float("nan")}, "alpha0 is nan"),
-        ({"critic_reads": "question"}, "critic_reads is 'question'; it must be debate or answer"),
+        ({"critic_reads": "question"}, "critic_reads is 'question'; choose from debate, answer"),
         ({"critic_reads": "answer"}, "there are no agent_critics"),
         ({"turn_schedule": []}, "turn_schedule is empty"),
         ({"turn_schedule": [[1], []]}, r"turn_schedule has the entry \[\]"),

@@ -179,11 +179,11 @@ def test_the_kinds_are_the_arguments() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gamma": -0.1}, r"gamma is -0\.1; it must be between 0 and 1"),
+        ({"gamma": -0.1}, r"gamma is -0\.1; it must be from 0 to 1"),
         ({"gamma": float("nan")}, "gamma is nan"),
         ({"gamma": 1.5}, r"gamma is 1\.5"),
-        ({"gamma": 0.3, "reward": "some"}, "reward is 'some'; it must be one of team, own"),
-        ({"gamma": 0.3, "horizon": "next"}, "horizon is 'next'; it must be one of discounted_sum, last, current"),
+        ({"gamma": 0.3, "reward": "some"}, "reward is 'some'; choose from team, own"),
+        ({"gamma": 0.3, "horizon": "next"}, "horizon is 'next'; choose from discounted_sum, last, current"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

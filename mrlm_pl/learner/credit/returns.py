@@ -47,25 +47,22 @@ class Returns:
             advantages: [N].
             temperature: of the sampling, by policy.
         """
-        places: dict[str, list[int]] = {}
-        trajectories: list[tuple[int, Trajectory]] = []
+        found: dict[str, list[tuple[int, Trajectory]]] = {}
         for place, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True)):
             for trajectory in episode.trajectories[agent]:
                 if trajectory.num_actions:
-                    places.setdefault(trajectory.policy, []).append(len(trajectories))
-                    trajectories.append((place, trajectory))
-        numbers = {id(episode): number for number, episode in enumerate(self.episode)}
+                    found.setdefault(trajectory.policy, []).append((place, trajectory))
         return {
             policy: collate_rows(
-                [trajectories[row][1] for row in rows],
-                self.group[of_rows].tolist(),
-                self.comparison[of_rows].tolist(),
-                [numbers[id(self.episode[place])] for place in of_rows],
+                [trajectory for _, trajectory in rows],
+                self.group[places].tolist(),
+                self.comparison[places].tolist(),
+                labels(id(self.episode[place]) for place in places),
                 temperature=temperature.get(policy, 1.0),
-                advantages=advantages[of_rows].tolist(),
+                advantages=advantages[places].tolist(),
             )
-            for policy, rows in places.items()
-            for of_rows in [[trajectories[row][0] for row in rows]]
+            for policy, rows in found.items()
+            for places in [[place for place, _ in rows]]
         }
 
 

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from mrlm_pl.episode import Episode, Message, Trajectory, Turn
+from mrlm_pl.episode import Episode, Message, Turn
 from mrlm_pl.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -81,24 +81,23 @@ def paid_as_a_team(episode: Episode) -> Episode:
 
     What was earned before an agent's first turn is none of its doing, and is on no turn of it.
     """
-    earned = team_rewards(episode) if not episode.failed else []
-
-    def repaid(rows: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
-        starts = [turn.index for row in rows for turn in row.turns]
-        ends = dict(zip(starts, [*starts[1:], len(earned)], strict=True))
-        return tuple(
-            dataclasses.replace(row, turns=tuple(pay(turn, ends[turn.index]) for turn in row.turns)) for row in rows
-        )
-
-    def pay(turn: Turn, end: int) -> Turn:
-        reward = math.fsum(earned[turn.index : end])
-        return dataclasses.replace(turn, reward=reward, components={"team": reward})
-
     if episode.failed:
         return episode
-    return dataclasses.replace(
-        episode, trajectories={agent: repaid(rows) for agent, rows in episode.trajectories.items()}
-    )
+    earned, trajectories = team_rewards(episode), {}
+    for agent, rows in episode.trajectories.items():
+        starts = [turn.index for row in rows for turn in row.turns]
+        rewards = {
+            start: math.fsum(earned[start:end]) for start, end in zip(starts, [*starts[1:], len(earned)], strict=True)
+        }
+        trajectories[agent] = tuple(
+            dataclasses.replace(row, turns=tuple(_rewarded(turn, rewards[turn.index]) for turn in row.turns))
+            for row in rows
+        )
+    return dataclasses.replace(episode, trajectories=trajectories)
+
+
+def _rewarded(turn: Turn, reward: float) -> Turn:
+    return dataclasses.replace(turn, reward=reward, components={"team": reward})
 
 
 def joint_history(episode: Episode) -> list[str]:

@@ -8,7 +8,6 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.advantages import token_gae, turn_discounts
 from mrlm_pl.episode import Episode, Trajectory, Turn
@@ -70,7 +69,8 @@ class RewardedRows:
     Attributes:
         batch: the rows, B of them.
         rewards: [B, T], a turn's reward on its last token, 0 elsewhere.
-        chains: rows of one agent in one episode, in order: one, or several where a chat template rewrote history.
+        chains: the rows of each agent in each episode, one after the other: one, or several where a chat template
+            rewrote history.
         agents: whose row each is.
         origins: the record that each row is from.
         unfinished: [B] True for the last row of a truncated episode.
@@ -98,31 +98,16 @@ class RewardedRows:
             end_values: [B] value of the last state of a truncated episode, 0 for other rows.
         """
         mask = self.batch.action_mask
-        tables = [self._along_chains(table) for table in (rewards, values, discounts)]
-        lengths = torch.tensor([sum(int(mask[row].sum()) for row in chain) for chain in self.chains])
-        acts = torch.arange(tables[0].shape[1]) < lengths[:, None]
+        lengths = torch.stack([mask[chain].sum() for chain in self.chains])
+        acts = torch.arange(int(lengths.max()), device=mask.device) < lengths[:, None]
+        # The rows of a chain follow each other, so both masks have the tokens in one order.
+        along = [
+            table.new_zeros(acts.shape).masked_scatter(acts, table[mask]) for table in (rewards, values, discounts)
+        ]
         ends = torch.stack([end_values[chain[-1]] for chain in self.chains])
-        results = token_gae(tables[0], tables[1], acts.to(mask.device), gamma=tables[2], lam=lam, bootstrap_values=ends)
-        advantages, returns = (self._back_to_rows(result) for result in results)
+        results = token_gae(along[0], along[1], acts, gamma=along[2], lam=lam, bootstrap_values=ends)
+        advantages, returns = (table.new_zeros(mask.shape).masked_scatter(mask, table[acts]) for table in results)
         return advantages, returns
-
-    def _along_chains(self, values: Tensor) -> Tensor:
-        """The action tokens' numbers of each chain side by side, [chains, L]."""
-        mask = self.batch.action_mask
-        return pad_sequence(
-            [torch.cat([values[row][mask[row]] for row in chain]) for chain in self.chains], batch_first=True
-        )
-
-    def _back_to_rows(self, table: Tensor) -> Tensor:
-        mask = self.batch.action_mask
-        rows = table.new_zeros(mask.shape)
-        for chain, numbers in zip(self.chains, table, strict=True):
-            start = 0
-            for row in chain:
-                count = int(mask[row].sum())
-                rows[row, mask[row]] = numbers[start : start + count]
-                start += count
-        return rows
 
 
 def agent_places(agents: Sequence[str]) -> dict[str, Tensor]:
