@@ -127,19 +127,11 @@ class EpisodePlayer:
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
         """Return one finished record per spec, in order; failures are records with ``error`` set."""
-        plays = [self.start(spec, attempt=1) for spec in specs]
-        fresh = list(range(len(plays)))
-        while fresh or any(not play.over for play in plays):
-            await self.reset([plays[index] for index in fresh])
-            waiting = self.still_playing(plays)
+        plays = await self.begin([self.start(spec, attempt=1) for spec in specs])
+        while waiting := self.still_playing(plays):
             await self._decide(waiting)
             await self.step(waiting)
-            fresh = []
-            for index, play in enumerate(plays):
-                if play.over and play.error is not None and play.attempt <= self.retries:
-                    self.finish(play)
-                    plays[index] = self.start(play.spec, play.attempt + 1)
-                    fresh.append(index)
+            plays = await self.begin(plays)
             await self.close_unwanted()
         for play in plays:
             self.finish(play)
@@ -222,8 +214,24 @@ class EpisodePlayer:
         close: Any = environment.close  # a coroutine function here
         await close()
 
+    async def begin(self, plays: Sequence[Play]) -> list[Play]:
+        """Reset the plays that were started, and return all; failed ones are started again within the bound."""
+        found = list(plays)
+
+        def due(index: int) -> bool:
+            play = found[index]
+            return not play.waits_for if play.error is None else play.attempt <= self.retries
+
+        while fresh := list(filter(due, range(len(found)))):
+            for index in fresh:
+                if found[index].error is not None:
+                    self.finish(found[index])
+                    found[index] = self.start(found[index].spec, found[index].attempt + 1)
+            await self.reset([found[index] for index in fresh])
+        return found
+
     async def reset(self, plays: Sequence[Play]) -> None:
-        """Begin plays that were started; what fails has its ``error`` set."""
+        """Begin plays that were started; those that fail have their ``error`` set."""
         calls = [partial(play.environment.reset, play.spec.task) for play in plays]
         self.now_waiting(plays, "its environment's reset")
         for play, result in zip(plays, await self.caller.run(calls), strict=True):

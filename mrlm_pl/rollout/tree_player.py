@@ -124,7 +124,7 @@ class TreePlayer:
         Raises:
             ConfigurationError: a level has more joint actions than fit into memory.
         """
-        nodes = await self._roots(specs)
+        nodes = await self.player.begin([self.player.start(spec, attempt=1) for spec in specs])
         paths: dict[str, list[Play]] = {spec.id: [] for spec in specs}
         kept: set[str] = set()
         while nodes:
@@ -150,21 +150,6 @@ class TreePlayer:
         self.player.finish(path, keep=not (forks and path.spec.id in kept))
         if forks and path.error is None and not path.was_cut:
             kept.add(path.spec.id)
-
-    async def _roots(self, specs: Sequence[EpisodeSpec]) -> list[Play]:
-        plays = [self.player.start(spec, attempt=1) for spec in specs]
-        fresh = list(range(len(plays)))
-        while fresh:
-            await self.player.reset([plays[index] for index in fresh])
-            fresh = [
-                index
-                for index in fresh
-                if plays[index].error is not None and plays[index].attempt <= self.player.retries
-            ]
-            for index in fresh:
-                self.player.finish(plays[index])
-                plays[index] = self.player.start(plays[index].spec, plays[index].attempt + 1)
-        return plays
 
     def _check_size(self, nodes: Sequence[Play]) -> None:
         total = sum(self.tree.count(len(node.order.due), self.branches_of(node)) for node in nodes)

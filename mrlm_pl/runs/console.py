@@ -150,7 +150,8 @@ class RunProgress(ProgressBar):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Update the display, or print a line when an iteration is complete."""
-        if not self._enabled or not self._complete(trainer):
+        data = _rollout(trainer)
+        if not self._enabled or (data is not None and data.stream.position):
             return
         done, total = self._done(trainer), self._total(trainer)
         metrics = trainer.progress_bar_metrics
@@ -158,38 +159,23 @@ class RunProgress(ProgressBar):
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
             self._display.update(Group(self._bar, Text(_metric_line(metrics))))
             return
-        unit, every = "iteration", 1
-        if _rollout(trainer) is None:
-            unit, every = "batch", max(1, -(-total // _LINES)) if total else 10
+        unit, every = ("iteration", 1) if data else ("batch", max(1, -(-total // _LINES)) if total else 10)
         if done % every == 0 or done == total:
             seconds = time.monotonic() - self._began
             print(_line(unit, done, total, metrics, seconds, done - self._first), flush=True)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _stop(self, *_: Any, **__: Any) -> None:
         """End the display; its last state stays on the screen."""
-        self._stop()
+        display, self._display, self._bar = self._display, None, None
+        if display is not None:
+            display.stop()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """End the display, so that the error is printed below it."""
-        self._stop()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """End the display."""
-        self._stop()
+    on_train_end = on_exception = teardown = _stop  # type: ignore[assignment]
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print above the live display."""
         if self._enabled:
             print(*values, file=sys.stdout, **{key: value for key, value in options.items() if key in ("sep", "end")})
-
-    def _stop(self) -> None:
-        display, self._display, self._bar = self._display, None, None
-        if display is not None:
-            display.stop()
-
-    def _complete(self, trainer: Trainer) -> bool:
-        data = _rollout(trainer)
-        return data is None or data.stream.position == 0
 
     def _done(self, trainer: Trainer) -> int:
         """Return the number of complete iterations, or of batches over all epochs."""

@@ -458,7 +458,7 @@ def test_snapshots_of_another_model_are_refused(model_folder: Path, echo: Any, q
     quiet_trainer().fit(algorithm, data)
     state = data.players.stale.state()
     state["slots"]["main"][0]["weights"].popitem()
-    data.players.stale.load_state(state)
+    data.players.stale.load(state)
     with pytest.raises(ConfigurationError, match="snapshots are of another model"):
         data.players.stale.begin(algorithm, 1, 1)
 

@@ -170,7 +170,7 @@ class Collection:
             return SyncCollector(self.players, self.plan, self.sampling)
         collector = AsyncCollector(self.players, self.plan, self.sampling, self.max_lag, self.options)
         if self._ahead is not None:
-            collector.load_state(self._ahead)
+            collector.load(self._ahead)
         self._ahead = None
         return collector
 
@@ -229,22 +229,18 @@ class Collection:
         """Return the part of a checkpoint that is not the rows and the position; all ranks call it."""
         self._writer.finish()  # a resumed run does not collect these again
         ahead = self._ahead if self.collector is None else self.collector.state()
-        return {
-            "ahead": at_first_rank(ahead),
-            "stale": None if self.players.stale is None else self.players.stale.state(),
-            "tasks": self.tasks.state(),
-            "totals": self.totals.state(),
-            "verifiers": self._verifiers.state(),
-        }
+        return {"ahead": at_first_rank(ahead), **{name: part.state() for name, part in self._parts().items()}}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned."""
-        self.tasks.load(state.get("tasks"))
-        self.totals.load(state.get("totals"))
-        self._verifiers.load(state.get("verifiers"))
-        if self.players.stale is not None:
-            self.players.stale.load_state(state.get("stale"))
+        for name, part in self._parts().items():
+            part.load(state.get(name))
         self._ahead = groups_ahead(state.get("ahead", []), self.plan.groups, self.groups, self.max_lag > 0)
+
+    def _parts(self) -> dict[str, Any]:
+        """Return the parts with a state of their own, by their name in a checkpoint."""
+        parts = {"tasks": self.tasks, "totals": self.totals, "verifiers": self._verifiers}
+        return parts if self.players.stale is None else {"stale": self.players.stale, **parts}
 
     def close(self) -> None:
         """Stop all episodes, close the players and finish the files; may be called twice."""

@@ -257,7 +257,7 @@ class AsyncCollector(Collector):
         found = [[*key, *group.to_plain()] for key, group in sorted(complete.items(), key=lambda item: item[0])]
         return {"published": self.lags.state(), "complete": found, "made_with": self._made_with()}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned; unfinished groups start again.
 
         All start again, with a warning, when they were played with other options.

@@ -107,7 +107,7 @@ class StaleSnapshots:
         slots = {name: [slot.state() for slot in slots] for name, slots in self._slots.items()}
         return {"iteration": self._iteration, "slots": slots}
 
-    def load_state(self, state: dict[str, Any] | None) -> None:
+    def load(self, state: dict[str, Any] | None) -> None:
         """Take over what :meth:`state` gave; of snapshots that are too many now the oldest leave."""
         self._slots, self._restored = {}, state
 
