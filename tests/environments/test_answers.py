@@ -4,7 +4,7 @@ import pytest
 from mrlm_environments.answers import agree, is_right, read_answer, vote
 from mrlm_environments.collaborative_reasoning.inferences import generate_inference
 from mrlm_environments.collaborative_reasoning.masks import AnswerMasks, most_repeats
-from mrlm_environments.collaborative_reasoning.scores import in_words
+from mrlm_environments.collaborative_reasoning.record import in_words
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random

@@ -21,15 +21,14 @@ from mrlm_environments.collaborative_reasoning.record import (
     clipped,
     shown_answers,
 )
-from mrlm_environments.collaborative_reasoning.scores import scored
 from mrlm_environments.collaborative_reasoning.tasks import MATH_FIELDS, generate_math, identity, task_data
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.math.problems import MAX_DIFFICULTY
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.episode import person_of
-from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError
+from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer, as_probability, exchange
 from mrlm_pl.settings import at_least, one_of, whole_range
 
 Role = Literal["leader", "summarizer"]
@@ -301,3 +300,30 @@ class CollaborativeReasoningEnvironment(Environment):
 def _well_formed(text: str) -> str:
     """Return the text without halves of characters, which models cannot be given."""
     return text.encode("utf-8", "replace").decode()
+
+
+def scored(
+    scorer: Literal["label"] | TextScorer, question: str, texts: Sequence[str], right: Sequence[bool]
+) -> tuple[list[float], int]:
+    """Return the score of each answer of a turn, and the number of answers truncated to fit the model's window.
+
+    Args:
+        scorer: ``label`` for 1 where an answer is right and 0 where it is wrong, or a model.
+        question: as it was posed.
+        texts: the answers.
+        right: whether they are, by the label.
+
+    Raises:
+        EnvironmentContractError: the model gave a value that is no probability, or another number of scores.
+    """
+    if isinstance(scorer, str) or not texts:
+        return [float(holds) for holds in right], 0
+    name = type(scorer).__name__
+    try:
+        found = scorer.score_batch([exchange(question, text) for text in texts])
+        values = [as_probability(score, scorer.probability) for score in found]
+    except NonFiniteError as error:  # of one answer: it costs the episode, not the run
+        raise EnvironmentContractError(f"the scorer {name} failed: {error}") from error
+    if len(values) != len(texts):
+        raise EnvironmentContractError(f"the scorer {name} gave {len(values)} scores for {len(texts)} answers")
+    return values, sum(score.truncated for score in found)

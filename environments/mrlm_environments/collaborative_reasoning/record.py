@@ -8,9 +8,10 @@ from typing import Final
 
 from mrlm_environments.answers import Format, agree, is_right, vote
 from mrlm_environments.collaborative_reasoning.masks import FAULTS
-from mrlm_environments.collaborative_reasoning.scores import in_words
 
 SHOWN_CHARACTERS = 4000
+WORDS = ((0.3, "poor"), (0.6, "doubtful"), (0.8, "good"))
+BEST_WORD = "excellent"
 LEADER: Final = "leader"
 SUMMARIZER: Final = "summarizer"
 ROLES = (LEADER, SUMMARIZER)
@@ -124,6 +125,15 @@ class Record:
             "declined": float(sum(not after[name].right for name in right)),
             "declined_of": float(len(right)),
         }
+
+
+def in_words(score: float) -> str:
+    """Return a score as one of four words.
+
+    >>> [in_words(score) for score in (0.0, 0.3, 0.6, 0.8)]
+    ['poor', 'doubtful', 'good', 'excellent']
+    """
+    return next((word for bound, word in WORDS if score < bound), BEST_WORD)
 
 
 def shown_answers(answers: Mapping[str, Answer], *, scores: bool) -> list[str]:

@@ -6,12 +6,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
+import yaml
+
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.writing.score import GATES, RULES, Score, score_parts
-from mrlm_environments.writing.texts import demonstrate, make_text
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clipped
@@ -41,6 +43,8 @@ _ORDERS = {
     ),
 }
 SHOWN_CHARACTERS = 3_000
+MADE_TEXTS = yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8"))
+"""By family: a text with slots, the choices for them, and the two parts that earn the highest score on it."""
 
 
 class WritingEnvironment(Environment):
@@ -102,8 +106,9 @@ class WritingEnvironment(Environment):
         """Return the demonstration of a made text; None for data, and where faithfulness is rewarded."""
         if self.faithfulness or "choices" not in task.data:
             return None
-        parts = demonstrate(self.family, task.data["choices"])
-        return {agent: [part] for agent, part in zip(self.agents, parts, strict=True)}
+        parts = MADE_TEXTS[self.family]["parts"]
+        choices = task.data["choices"]
+        return {agent: [part.format_map(choices)] for agent, part in zip(self.agents, parts, strict=True)}
 
     def reset(self, task: Task) -> Observations:
         """Give both agents the text and their orders; see :meth:`Environment.reset`."""
@@ -157,7 +162,9 @@ class WritingEnvironment(Environment):
         return "Use more kinds of transition words."
 
     def _make(self, rng: Random) -> Mapping[str, Any]:
-        return make_text(self.family, rng)
+        made = MADE_TEXTS[self.family]
+        choices = {name: rng.choice(options) for name, options in made["slots"].items()}
+        return {"text": made["text"].format_map(choices), "choices": choices}
 
 
 def _count(part: str) -> str:
