@@ -170,7 +170,7 @@ class RunProgress(ProgressBar):
         if display is not None:
             display.stop()
 
-    on_train_end = on_exception = teardown = _stop  # type: ignore[assignment]
+    on_train_end = on_exception = teardown = _stop
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print above the live display."""

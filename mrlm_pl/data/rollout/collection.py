@@ -17,13 +17,19 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from mrlm_pl.data.rollout.alarms import SignalCheck, VerifierWatch
 from mrlm_pl.data.rollout.checks import check_kept, check_played
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, groups_ahead
 from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.collectors.synchronous import SyncCollector
-from mrlm_pl.data.rollout.metrics import CollectionSums, RunTotals, reward_sums, success_counts
+from mrlm_pl.data.rollout.metrics import (
+    CollectionSums,
+    RunTotals,
+    SignalCheck,
+    VerifierWatch,
+    reward_sums,
+    success_counts,
+)
 from mrlm_pl.data.rollout.tasks.environments import RunTasks, worth
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
@@ -76,9 +82,10 @@ class Collection:
         save: whether episodes are written to ``RUN/episodes``.
 
     Attributes:
-        learner: of the fit, from :meth:`begin` on.
+        trainer, learner: of the fit, from :meth:`begin` on.
     """
 
+    trainer: Trainer
     learner: RolloutLearner
 
     def __init__(
@@ -102,7 +109,7 @@ class Collection:
 
     def begin(self, learner: RolloutLearner) -> None:
         """Attach to the algorithm of a fit, and start the clock."""
-        self.learner = learner
+        self.trainer, self.learner = learner.trainer, learner
         self.plan = replace(
             self.plan,
             smallest_group=learner.smallest_group,
@@ -111,12 +118,6 @@ class Collection:
         )
         self._signal = SignalCheck(self.sampling, compares=learner.smallest_group > 1)
         self.totals.start()
-
-    @property
-    def trainer(self) -> Trainer:
-        """The trainer of the fit."""
-        trainer: Trainer = self.learner.trainer
-        return trainer
 
     @property
     def groups(self) -> range:
@@ -182,8 +183,8 @@ class Collection:
     def _prepared(self, collected: Collected) -> dict[str, PolicyBatch]:
         """Return the rows that are trained on."""
         learner, scales = self.learner, self.tasks.reward_scales
-        context, before = self.trainer.precision_plugin.forward_context(), learner.progress()
         episodes, greedy = worth(collected.episodes, scales), worth(collected.greedy, scales)
+        context, before = self.trainer.precision_plugin.forward_context(), learner.progress()
         try:
             with torch.no_grad(), context, learner.gathered():
                 return learner.prepare(episodes, self.sampling, greedy)
@@ -207,7 +208,7 @@ class Collection:
     def _measured(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> CollectionSums:
         """Return the sums of what this rank collected."""
         episodes, unused = collected.episodes, [*collected.replaced, *collected.greedy]
-        several, plan = self.tasks.several, self.plan
+        several, plan = len(self.tasks.environments) > 1, self.plan
         measured = CollectionSums.of(
             episodes, seconds, plan.silent, unused, by_task=several, earlier_tokens=collected.earlier_tokens
         )

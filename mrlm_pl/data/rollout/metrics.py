@@ -1,18 +1,23 @@
-"""The metrics of a rollout, on one rank and over all ranks."""
+"""The metrics of a rollout, and warnings: no learning signal, and a policy that exploits its verifier."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation.agents import Components, components_by_agent, means_by_agent, stop_reasons, without_sole_owners
 from mrlm_pl.evaluation.report import judging_environments
 from mrlm_pl.learner.credit.groups import equal_returns
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
 from mrlm_pl.rollout.turn_tree import TREE_STOPS, distinct_turns, path_weights
+
+logger = logging.getLogger(__name__)
 
 _OF_TASKS = ("reward", "success")
 _Sums = dict[str, tuple[float, float]]
@@ -209,3 +214,152 @@ class RunTotals:
         """Restore the value of :meth:`state`; None is a checkpoint without totals."""
         self._counts = {**dict.fromkeys((*_COUNTED, "seconds"), 0.0), **(state or {})}
         self._seconds, self._since = self._counts.pop("seconds"), time.monotonic()
+
+
+_ITERATIONS = 3
+"""Iterations in a row without a signal before the warning."""
+
+WINDOW = 2
+"""Iterations at each end of a run whose means :class:`VerifierWatch` compares."""
+
+STANDARD_ERRORS = 2.0
+LEAST_CHANGE = 0.05
+
+Measured = Sequence[float]
+"""Of one iteration or several: sum of scores, number of scores, sum of successes, number of episodes."""
+
+
+class SignalCheck:
+    """Warns, with a likely cause, of iterations in a row without a signal, or in which every turn is truncated.
+
+    Args:
+        sampling: how training episodes are sampled.
+        compares: whether the algorithm compares the episodes of a task, so that equal returns in each group carry no
+            signal; otherwise equal returns, agent by agent, in all episodes of these iterations carry none.
+    """
+
+    def __init__(self, sampling: Sampling, compares: bool) -> None:
+        self.sampling, self.compares = sampling, compares
+        self._flat = self._truncated = 0
+        self._returns: frozenset[Returns] = frozenset()
+
+    def see(self, metrics: Mapping[str, float], returns: frozenset[Returns]) -> None:
+        """Add an iteration.
+
+        Args:
+            metrics: its logged numbers.
+            returns: of the agents in its episodes, on all ranks.
+        """
+        before, self._returns = self._returns, returns
+        if self.compares:
+            flat = metrics.get("rollout/zero_variance_groups") == 1.0
+        else:
+            flat = len(returns) == 1
+            self._flat *= before == returns
+        truncated = metrics.get("rollout/truncated_turns") == 1.0
+        self._flat = self._flat + 1 if flat else 0
+        self._truncated = self._truncated + 1 if truncated else 0
+        if self._flat == _ITERATIONS:
+            logger.warning(
+                "%d iterations in a row have no learning signal: %s. Likely cause: %s",
+                _ITERATIONS,
+                "all returns within each group are equal" if self.compares else "all rewards are equal",
+                self._cause(metrics, truncated),
+            )
+        elif self._truncated == _ITERATIONS:
+            logger.warning(
+                "every turn of %d iterations in a row is truncated at data.sampling.max_tokens %d; raise it, or check "
+                "that the model's chat template ends a reply with its end-of-sequence token",
+                _ITERATIONS,
+                self.sampling.max_tokens,
+            )
+
+    def _cause(self, metrics: Mapping[str, float], truncated: bool) -> str:
+        if self.sampling.temperature == 0:
+            return "data.sampling.temperature is 0, so all episodes of a task are the same; set it to 1"
+        if truncated:
+            return (
+                f"every turn is truncated at data.sampling.max_tokens {self.sampling.max_tokens}, before an answer; "
+                "raise it"
+            )
+        if metrics.get("rollout/success") == 1.0:
+            return "every episode succeeds; use harder tasks"
+        if metrics.get("rollout/success") == 0.0 or not any(value for episode in self._returns for _, value in episode):
+            return (
+                "no episode earns anything: the tasks are too hard for the model, or its replies are not in the form "
+                "that the environment reads; look at RUN/episodes, or `mrlm eval` with a few episodes"
+            )
+        return "the reward does not depend on the reply; look at RUN/episodes"
+
+
+class VerifierWatch:
+    """Warns when a verifier's mean score rises while the accuracy by the tasks' own labels falls, by environment.
+
+    Both are compared between the first and the latest :data:`WINDOW` iterations. Each must change by more than
+    :data:`STANDARD_ERRORS` standard errors, and the score by :data:`LEAST_CHANGE` or more. The standard error of a mean
+    p of n values in [0, 1] is at most sqrt(p (1 - p) / n).
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, list[list[float]]] = {}
+        self._latest: dict[str, list[list[float]]] = {}
+        self._warned: list[str] = []
+
+    def see(self, means: Mapping[str, tuple[float, float]]) -> str | None:
+        """Add an iteration; return a warning with a line for each environment that has none yet, or None.
+
+        Args:
+            means: sum and count of the iteration's logged means, by name.
+        """
+        found: list[str] = []
+        for name, (total, count) in means.items():
+            environment = name.removeprefix("rollout/").removesuffix(f"/{VERIFIER_SCORE}")
+            right = means.get(f"rollout/{environment}/accuracy")
+            if name != f"rollout/{environment}/{VERIFIER_SCORE}" or right is None:
+                continue
+            first = self._first.setdefault(environment, [])
+            latest = self._latest.setdefault(environment, [])
+            (first if len(first) < WINDOW else latest).append([total, count, *right])
+            del latest[:-WINDOW]
+            if len(latest) < WINDOW or environment in self._warned:
+                continue
+            before, after = _pooled(first), _pooled(latest)
+            if have_parted(before, after):
+                self._warned.append(environment)
+                found.append(
+                    f"{environment}: the verifier's score has risen from {before[0] / before[1]:.3f} to "
+                    f"{after[0] / after[1]:.3f} while the accuracy has fallen from {before[2] / before[3]:.3f} to "
+                    f"{after[2] / after[3]:.3f}: the policy learns to please the verifier. Stop the run at its best "
+                    "accuracy; train the verifier on answers of this policy, or raise model.kl.coefficient"
+                )
+        return "\n".join(found) or None
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"first": self._first, "latest": self._latest, "warned": self._warned}
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Restore what :meth:`state` returned; None is a checkpoint without it."""
+        if state is not None:
+            self._first, self._latest, self._warned = state["first"], state["latest"], state["warned"]
+
+
+def have_parted(before: Measured, after: Measured) -> bool:
+    """Return True if the score has risen and the accuracy has fallen, beyond chance.
+
+    >>> have_parted((24, 100, 7, 100), (72, 100, 0, 100)), have_parted((24, 100, 7, 100), (72, 100, 7, 100))
+    (True, False)
+    """
+    rise, fall = _change(before[:2], after[:2]), _change(after[2:], before[2:])
+    return rise[0] >= LEAST_CHANGE and all(change > STANDARD_ERRORS * error for change, error in (rise, fall))
+
+
+def _change(before: Measured, after: Measured) -> tuple[float, float]:
+    """Return the difference of two means of values in [0, 1], and its standard error."""
+    shares = [(total / count, count) for total, count in (before, after)]
+    error = math.sqrt(sum(max(share * (1 - share), 0.0) / count for share, count in shares))
+    return shares[1][0] - shares[0][0], error
+
+
+def _pooled(iterations: Sequence[Measured]) -> list[float]:
+    return [math.fsum(column) for column in zip(*iterations, strict=True)]

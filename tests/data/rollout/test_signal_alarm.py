@@ -5,8 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from mrlm_pl.data.rollout.alarms import SignalCheck
-from mrlm_pl.data.rollout.metrics import CollectionSums, Returns
+from mrlm_pl.data.rollout.metrics import CollectionSums, Returns, SignalCheck
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 

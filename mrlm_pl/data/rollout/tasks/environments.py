@@ -79,11 +79,6 @@ class RunTasks:
         self.rates = dict.fromkeys(self.environments, curriculum.start if curriculum else 0.0)
         self._silent: set[str] = set()
 
-    @property
-    def several(self) -> bool:
-        """Return True if there is more than one environment."""
-        return len(self.environments) > 1
-
     def group_sizes(self, size: int) -> dict[str, int]:
         """Return the episodes of each task by environment; ``size`` where it has no setting."""
         return {name: self._own(name).group_size or size for name in self.environments}
