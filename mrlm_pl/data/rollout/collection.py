@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +109,8 @@ class Collection:
     def begin(self, learner: RolloutLearner) -> None:
         """Attach to the algorithm of a fit, and start the clock."""
         self.trainer, self.learner = learner.trainer, learner
-        self.plan = replace(
-            self.plan,
-            smallest_group=learner.smallest_group,
-            silent=lambda group: learner.without_signal(worth(group, self.tasks.reward_scales)),
-            trees=learner.turn_tree is not None,
-        )
+        self.plan.smallest_group, self.plan.trees = learner.smallest_group, learner.turn_tree is not None
+        self.plan.silent = lambda group: learner.without_signal(worth(group, self.tasks.reward_scales))
         self._signal = SignalCheck(self.sampling, compares=learner.smallest_group > 1)
         self.totals.start()
 

@@ -149,7 +149,6 @@ class RolloutDataModule(LightningDataModule):
         learner.check_agents(dict.fromkeys(agents))
         learner.meet_rollouts(list(self.environments), self.players.given)
         if stage == "fit":
-            checks.check_learns(learner)
             self.check(learner, data_parallel_rank(trainer)[1], int(trainer.accumulate_grad_batches))
             if self.players.stale is not None:
                 self.players.stale.check(learner, trainer, self.sampling)
@@ -161,6 +160,7 @@ class RolloutDataModule(LightningDataModule):
         Raises:
             ConfigurationError: the algorithm cannot train on these rollouts; the message names the option.
         """
+        checks.check_learns(learner)
         plan, stream, engine = self.collection.plan, self.stream, self.players.given
         checks.check_groups(learner, plan, self.tasks.settings)
         checks.check_sampling(learner, self.sampling)

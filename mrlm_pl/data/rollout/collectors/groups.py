@@ -16,7 +16,7 @@ from mrlm_pl.settings import at_least, one_of
 FailedMembers = Literal["shrink", "drop", "resample"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class GroupPlan:
     """The episodes of every group of every iteration, as a function of the position alone, and the rules for failures.
 

@@ -51,9 +51,9 @@ class Collector:
     def make_players(self, **options: Any) -> None:
         """Make the players, with options of :meth:`Players.player`."""
         learner, sampling = self.players.learner, self.sampling
-        greedily = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
-        self.training = self.players.player(sampling, crossed=True, **options)
-        self.greedy = self.players.player(greedily, **options) if learner.uses_greedy_baseline else None
+        self.training, self.greedy = self.players.player(sampling, crossed=True, **options), None
+        if learner.uses_greedy_baseline:
+            self.greedy = self.players.player(replace(sampling, temperature=0.0, top_p=1.0, top_k=0), **options)
         self.playing = [player for player in (self.training, self.greedy) if player is not None]
         tree = learner.turn_tree
         self.trees = None if tree is None else TreePlayer(self.training, tree, self.plan.group_sizes)
