@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from mrlm_pl.data import RolloutDataModule
@@ -17,7 +15,7 @@ from mrlm_pl.evaluation.report import EvaluationReport, summarize
 from mrlm_pl.learner.ranks import each_share
 
 
-class PlayedEpisodes(BasePredictionWriter):
+class PlayedEpisodes(Callback):
     """Writes predicted episodes to ``RUN/episodes``, and keeps reports of those of a validation or test.
 
     Attributes:
@@ -25,23 +23,16 @@ class PlayedEpisodes(BasePredictionWriter):
     """
 
     def __init__(self) -> None:
-        super().__init__(write_interval="batch")
         self.reports: list[EvaluationReport] = []
         self._played: list[Episode] = []
 
-    def write_on_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        prediction: Any,
-        batch_indices: Sequence[int] | None,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int,
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *loader: int
     ) -> None:
+        """Write the episodes of a batch."""
         rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
-        name = f"predict-{dataloader_idx}-{batch_idx:06d}{rank}.jsonl.gz"
-        write_episodes(Path(trainer.default_root_dir) / "episodes" / name, prediction)
+        name = f"predict-{loader[0] if loader else 0}-{batch_idx:06d}{rank}.jsonl.gz"
+        write_episodes(Path(trainer.default_root_dir) / "episodes" / name, outputs)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
