@@ -21,11 +21,13 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.rollout.play import Decision, EpisodeSpec, Play
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.turn_tree import THRESHOLD_STOP, UNEXPANDED_STOP
 from mrlm_pl.settings import one_of
 
 MOST_JOINT_ACTIONS = 65_536
 """In one level of all trees of a collection; more would fill the memory."""
+
+THRESHOLD_STOP, UNEXPANDED_STOP = "reward_threshold", "not_expanded"
+"""Stop reasons of paths that the tree ended, not the environment."""
 
 JointMode = Literal["align", "cross", "counterfactual"]
 

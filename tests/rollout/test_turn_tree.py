@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.data.rollout.metrics import CollectionSums
+from mrlm_pl.data.rollout.metrics import CollectionSums, distinct_turns, path_weights
 from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Episode, Message, Task, TurnTree, episodes_of
@@ -19,8 +19,7 @@ from mrlm_pl.episode_files import read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.tree_player import Branching, TreePlayer
-from mrlm_pl.rollout.turn_tree import THRESHOLD_STOP, UNEXPANDED_STOP, distinct_turns, path_weights
+from mrlm_pl.rollout.tree_player import THRESHOLD_STOP, UNEXPANDED_STOP, Branching, TreePlayer
 from tests.rollout.test_player import TOKENIZER, ScriptedEngine, seats
 
 

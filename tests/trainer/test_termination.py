@@ -23,8 +23,8 @@ from torch import Tensor
 
 from mrlm_pl.algorithms import REINFORCE
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.collectors import synchronous as sync_collector
-from mrlm_pl.data.rollout.collectors.synchronous import SyncCollector
+from mrlm_pl.data.rollout.collectors import groups as collectors
+from mrlm_pl.data.rollout.collectors.groups import SyncCollector
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Observations, Step
 from mrlm_pl.episode import Message, Task
@@ -327,7 +327,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
     before = signal.signal(signal.SIGTERM, together._note)
     several: Any = Trainers()
     several.world_size, several.callbacks = 2, (together,)
-    monkeypatch.setattr(sync_collector, "GroupDraft", lambda *key: SimpleNamespace(due=True))
+    monkeypatch.setattr(collectors, "GroupDraft", lambda *key: SimpleNamespace(due=True))
     gathered: list[bool] = []
 
     def collect(interrupted: str | None, other: float) -> None:
@@ -350,7 +350,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
             def make_players(self, **options: Any) -> None:
                 self.greedy, self.training = None, SimpleNamespace(run_blocking=run_blocking)  # type: ignore[assignment]
 
-        monkeypatch.setattr(sync_collector, "sum_over_ranks", meet)
+        monkeypatch.setattr(collectors, "sum_over_ranks", meet)
         players: Any = SimpleNamespace(publish=publish, learner=SimpleNamespace(trainer=several))
         Collector(players, *[None, None]).collect(0, 1, [0, 1])  # type: ignore[arg-type]
 

@@ -18,9 +18,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.data.rollout.checks import check_kept, check_played
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, groups_ahead
-from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan
+from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan, SyncCollector
 from mrlm_pl.data.rollout.collectors.players import Players
-from mrlm_pl.data.rollout.collectors.synchronous import SyncCollector
 from mrlm_pl.data.rollout.metrics import (
     CollectionSums,
     RunTotals,

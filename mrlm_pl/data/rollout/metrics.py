@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mrlm_pl.engines import Sampling
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, Trajectory, Turn, branches, decided, turn_trees
 from mrlm_pl.evaluation.agents import Components, components_by_agent, means_by_agent, stop_reasons, without_sole_owners
 from mrlm_pl.evaluation.report import judging_environments
 from mrlm_pl.learner.credit.groups import equal_returns
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
-from mrlm_pl.rollout.turn_tree import TREE_STOPS, distinct_turns, path_weights
+from mrlm_pl.rollout.tree_player import THRESHOLD_STOP, UNEXPANDED_STOP
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +36,13 @@ def _added(first: _Sums, second: _Sums) -> _Sums:
 def success_counts(episodes: Sequence[Episode]) -> dict[str, tuple[float, float]]:
     """Return (successes, episodes) of each environment that was played; (0, 0) of one that does not judge.
 
-    Paths of a turn tree count as :func:`mrlm_pl.rollout.turn_tree.path_weights` says; what failed is no outcome.
+    Paths of a turn tree count by :func:`path_weights`; what failed is no outcome.
     """
     played = [episode for episode in episodes if not episode.failed]
     judging = judging_environments(played)
     found: _Sums = {episode.task.environment: (0.0, 0.0) for episode in played}
     for episode, weight in zip(played, path_weights(played), strict=True):
-        if episode.task.environment in judging and episode.stop_reason not in TREE_STOPS:
+        if episode.task.environment in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP):
             outcome = {episode.task.environment: (weight * bool(episode.success), weight)}
             found = _added(found, outcome)
     return found
@@ -54,6 +54,34 @@ def reward_sums(episodes: Sequence[Episode]) -> tuple[float, float]:
     weights = path_weights(played)
     rewards = math.fsum(weight * episode.reward for weight, episode in zip(weights, played, strict=True))
     return rewards, math.fsum(weights)
+
+
+def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
+    """Return every decision once, with a row that has it; paths of a turn tree share some."""
+    plain = [episode for episode in episodes if not branches(episode)]
+    found = [(turn, row) for episode in plain for row in episode.rows() for turn in row.turns]
+    for tree in turn_trees([episode for episode in episodes if branches(episode)]).values():
+        found += tree.decisions.values()
+    return found
+
+
+def path_weights(episodes: Sequence[Episode]) -> list[float]:
+    """Return the probability of each episode when joint actions of a state are equally likely; 1 outside turn trees.
+
+    Without them a mean over the paths would count those most that branch most. Paths that the tree did not expand,
+    because another was better, have 0: their outcome is unknown.
+    """
+    expanded = [episode for episode in episodes if episode.stop_reason != UNEXPANDED_STOP and branches(episode)]
+    weights: dict[tuple[str, str], float] = {}
+    for tree in turn_trees(expanded).values():
+        children = tree.children()
+        for path in tree.paths:
+            states = [next(iter(made.values()))[0].node for made in decided(path).values()]
+            weights[path.group, path.id] = math.prod(1 / len(children[node]) for node in states)
+    return [
+        0.0 if episode.stop_reason == UNEXPANDED_STOP else weights.get((episode.group, episode.id), 1.0)
+        for episode in episodes
+    ]
 
 
 def token_count(episodes: Sequence[Episode]) -> float:
@@ -119,7 +147,7 @@ class CollectionSums:
             components.setdefault(f"rollout/{environment}/", Components()).add(episode.components(), weight)
             found = {f"{environment}/{name}": value for name, value in episode.metrics.items()}
             found["reward"] = episode.reward
-            if environment in judging and episode.stop_reason not in TREE_STOPS:
+            if environment in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP):
                 found["success"] = float(bool(episode.success))
                 if VERIFIER_SCORE in episode.metrics:
                     found[f"{environment}/accuracy"] = found["success"]

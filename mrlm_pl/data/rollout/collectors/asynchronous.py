@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.data.rollout.collectors.groups import Collected, GroupDraft, GroupPlan
+from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupDraft, GroupPlan
 from mrlm_pl.data.rollout.collectors.players import Players
-from mrlm_pl.data.rollout.collectors.synchronous import Collector
 from mrlm_pl.data.rollout.metrics import token_count
 from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
 from mrlm_pl.episode import Episode, Turn

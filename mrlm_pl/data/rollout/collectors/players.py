@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.data.rollout.metrics import distinct_turns
 from mrlm_pl.engines import Engine, InProcessEngine, RoutingEngine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
@@ -21,7 +22,6 @@ from mrlm_pl.policy.snapshot import Snapshot
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name
 from mrlm_pl.rollout.play import Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.turn_tree import distinct_turns
 
 T = TypeVar("T")
 
