@@ -89,8 +89,10 @@ class EpisodePlayer:
                     "environments that block, so set processes to 0"
                 )
         self.hosts = EnvironmentHosts(processes, step_timeout) if processes else None
-        host = self.hosts.host if self.hosts else _itself
-        self.environments = {name: host(environment) for name, environment in environments.items()}
+        self.environments = {
+            name: self.hosts.host(environment) if self.hosts else environment
+            for name, environment in environments.items()
+        }
         self.seats, self.engine = dict(seats), engine
         self.max_turns, self.retries = max_turns, retries
         # A host needs a thread that waits for it, and the time in which its process starts counts as well.
@@ -256,7 +258,8 @@ class EpisodePlayer:
         for play in plays:
             if play.over:
                 continue
-            if play.steps >= self._turn_limit(play):
+            limits = self.max_turns
+            if play.steps >= (limits if isinstance(limits, int) else limits[play.spec.task.environment]):
                 play.cut("turn_limit")
             elif any(
                 len(play.conversations[agent].row.token_ids) >= self.seats[agent].context_window
@@ -264,9 +267,6 @@ class EpisodePlayer:
             ):
                 play.cut("context_window")
         return [play for play in plays if not play.over]
-
-    def _turn_limit(self, play: Play) -> int:
-        return self.max_turns if isinstance(self.max_turns, int) else self.max_turns[play.spec.task.environment]
 
     def request(self, play: Play, agent: str, *branch: int | str, session: str = "") -> SampleRequest:
         """Return the request for an agent's next decision; ``branch`` is part of the key of its seed."""
@@ -318,10 +318,6 @@ class EpisodePlayer:
                 raise
             except Exception as error:  # any other fault of an environment becomes a record
                 play.error = _describe(error, play, "step")
-
-
-def _itself(environment: Environment) -> Environment:
-    return environment
 
 
 def _describe(error: Exception, play: Play, phase: str) -> str:

@@ -170,7 +170,7 @@ def import_environment(name: str) -> None:
         load_package(REMOTE)
         return
     for entry_point in plugin_entry_points():
-        if _knows(name):
+        if name in environments_by_name() or any(cls.__name__ == name for cls in subclasses(Environment)):
             return
         _load_plugin(entry_point)
     load_package(REMOTE)
@@ -243,19 +243,11 @@ def _exported_classes() -> Iterator[type]:
         package = sys.modules.get(entry_point.value)
         if package is None:
             continue
-        exports = getattr(package, "__all__", None)
+        exports, own = getattr(package, "__all__", None), f"{entry_point.value}."
         for export in exports if exports is not None else [item for item in vars(package) if not item.startswith("_")]:
             item = getattr(package, export)
-            if isinstance(item, type) and (exports is not None or _within(item, entry_point.value)):
+            if isinstance(item, type) and (exports is not None or f"{item.__module__}.".startswith(own)):
                 yield item
-
-
-def _within(cls: type, package: str) -> bool:
-    return f"{cls.__module__}.".startswith(f"{package}.")
-
-
-def _knows(name: str) -> bool:
-    return name in environments_by_name() or any(cls.__name__ == name for cls in subclasses(Environment))
 
 
 @cache

@@ -148,7 +148,8 @@ class PreferenceDataModule(FixedDataModule):
             self._references = {split: self._reference_sums(pairs) for split, pairs in self.examples.items()}
             self._referenced = dict(self._digests)
             algorithm.train(was_training)
-        for split in self.examples if trainer.state.fn == "fit" else (self._evaluated_split(),):
+        evaluated: DataSplit = "test" if trainer.state.fn == "test" else "validation"
+        for split in self.examples if trainer.state.fn == "fit" else (evaluated,):
             if self._referenced.get(split) != self._digests[split]:
                 free = ", or use `model.reference_free`" if isinstance(algorithm, DPO) else ""
                 raise ConfigurationError(
@@ -156,10 +157,6 @@ class PreferenceDataModule(FixedDataModule):
                     "log-probabilities of DPO's reference, the policy before its first update, are not known; give "
                     f"the checkpoint of a run (--ckpt_path) and its files{free}"
                 )
-
-    def _evaluated_split(self) -> DataSplit:
-        trainer: Any = self.trainer
-        return "test" if trainer.state.fn == "test" else "validation"
 
     def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
         tables = row_tables([self.examples[split][index] for index in chosen])

@@ -181,8 +181,7 @@ class RolloutDataModule(LightningDataModule):
     def test_dataloader(self) -> EvaluationStream:
         return self._held_out("test")
 
-    def predict_dataloader(self) -> EvaluationStream:
-        return self._held_out("test")
+    predict_dataloader = test_dataloader
 
     def _held_out(self, split: str) -> EvaluationStream:
         return EvaluationStream(self._evaluation(), split, self.validation_episodes, self.validation_sampling)
