@@ -62,7 +62,8 @@ class ExactResume(Callback):
         if loop.restarted_mid_epoch and loop.epoch_loop.batch_progress.is_last_batch:
             loop.reset_restart_stage()
             # Lightning compares with the length of an epoch now, which may have been another one.
-            loop.epoch_loop.batch_progress.current.completed = max(0, trainer.num_training_batches - 1)
+            if not math.isinf(length := trainer.num_training_batches):
+                loop.epoch_loop.batch_progress.current.completed = max(0, int(length) - 1)
         elif loop.restarted_mid_epoch and -1 < trainer.max_steps <= trainer.global_step:
             # The last of all steps has ended its epoch, however many batches that has.
             loop.epoch_progress.increment_processed()
