@@ -100,10 +100,10 @@ def put_into(opponent: Policy, weights: Mapping[str, Tensor], learner: Policy) -
     """
     if any(is_adapter(name) for name in weights):
         now = weights_of(learner)
-        _copy(learner.model, weights, partial=True)
+        learner.model.load_state_dict(weights, strict=False)
         weights = merged_state(learner.network)
-        _copy(learner.model, now, partial=True)
-    _copy(opponent.network, weights)
+        learner.model.load_state_dict(now, strict=False)
+    opponent.network.load_state_dict(weights, strict=False)
 
 
 def check_fit(opponent: Policy, weights: Mapping[str, Tensor], whose: str) -> None:
@@ -119,9 +119,3 @@ def check_fit(opponent: Policy, weights: Mapping[str, Tensor], whose: str) -> No
             f"SelfPlay: {len(wrong)} weights of the opponent's model {opponent.name_or_path!r}, such as {wrong[0]!r}, "
             f"have no counterpart of their shape in {whose}; give both the same model"
         )
-
-
-def _copy(model: torch.nn.Module, weights: Mapping[str, Tensor], partial: bool = False) -> None:
-    for name, weight in model.named_parameters():
-        if name in weights or not partial:
-            weight.copy_(weights[name])
