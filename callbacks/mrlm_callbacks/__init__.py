@@ -1,7 +1,6 @@
 """Callbacks that extend a run: one file each."""
 
-from mrlm_callbacks.anchor_games import AnchorGames
-from mrlm_callbacks.collapse_alarm import CollapseAlarm
+from mrlm_callbacks.anchor_games import AnchorGames, CollapseAlarm
 from mrlm_callbacks.held_out_evaluation import HeldOutEvaluation
 from mrlm_callbacks.self_play import SelfPlay
 

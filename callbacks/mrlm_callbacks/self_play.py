@@ -11,8 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
-from mrlm_callbacks.anchor_games import AnchorGames, check_language, game_score
-from mrlm_callbacks.collapse_alarm import CollapseAlarm
+from mrlm_callbacks.anchor_games import AnchorGames, CollapseAlarm, check_language, game_score
 from mrlm_callbacks.elo import GameTable, Rating, elo_ratings
 from mrlm_callbacks.snapshot_pool import INITIAL, Draw, SnapshotPool, check_fit, put_into, weights_of
 from mrlm_pl.data import RolloutDataModule

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 from mrlm_environments.answers import agree, is_right, read_answer, vote
-from mrlm_environments.collaborative_reasoning.inferences import generate_inference
 from mrlm_environments.collaborative_reasoning.masks import AnswerMasks, most_repeats
 from mrlm_environments.collaborative_reasoning.record import in_words
+from mrlm_environments.collaborative_reasoning.tasks import generate_inference
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Literal
 
 from mrlm_environments.answers import FORMATS, Format, agree, is_right, read_answer, vote
-from mrlm_environments.collaborative_reasoning.inferences import generate_inference
 from mrlm_environments.collaborative_reasoning.masks import AnswerMasks
 from mrlm_environments.collaborative_reasoning.record import (
     LEADER,
@@ -21,7 +20,13 @@ from mrlm_environments.collaborative_reasoning.record import (
     clipped,
     shown_answers,
 )
-from mrlm_environments.collaborative_reasoning.tasks import MATH_FIELDS, generate_math, identity, task_data
+from mrlm_environments.collaborative_reasoning.tasks import (
+    MATH_FIELDS,
+    generate_inference,
+    generate_math,
+    identity,
+    task_data,
+)
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.math.problems import MAX_DIFFICULTY
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource

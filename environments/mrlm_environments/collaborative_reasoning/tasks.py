@@ -1,19 +1,140 @@
-"""The problems of collaborative reasoning: generated ones, or rows whose fields tell their format."""
+"""The problems of collaborative reasoning: mathematics and natural language inference, generated or from rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from random import Random
 from typing import Any
 
-from mrlm_environments.answers import Format
-from mrlm_environments.collaborative_reasoning.inferences import FORMS, inference_fields, inference_row
+from mrlm_environments.answers import CONTRADICTION, ENTAILMENT, LABELS, NEUTRAL, Format
 from mrlm_environments.math.environment import worked_problem
-from mrlm_environments.math.problems import KINDS, generate_problem
+from mrlm_environments.math.problems import KINDS, NAMES, THINGS, generate_problem
 from mrlm_pl.errors import DataError
 
 MATH_FIELDS = ("question", "answer")
+PLACES = ("garden", "house", "park", "school", "shop", "train", "village")
+COLORS = ("black", "blue", "green", "red", "white", "yellow")
+COMPARISONS = (("older", "younger"), ("taller", "shorter"), ("faster", "slower"), ("louder", "quieter"))
+ASKED = "Is this entailment, neutral or contradiction?"
+FORMS = (
+    ("premise", "hypothesis", "label"),  # the hub's SNLI, MNLI and ANLI
+    ("context", "hypothesis", "label"),  # ANLI's own files, with the labels e, n and c
+    ("sentence1", "sentence2", "gold_label"),  # SNLI's and MNLI's own files
+)
+"""Fields of the premise, the hypothesis and the label, as data sets are published."""
+
+NO_LABEL = (-1, "-1", "-", "")
+
+
+def inference_fields(row: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Return the fields in which a row has its premise, hypothesis and label; None of a row that is no inference.
+
+    >>> inference_fields({"context": "It rains.", "hypothesis": "It is wet.", "label": "e", "reason": ""})
+    ('context', 'hypothesis', 'label')
+    """
+    return next((fields for fields in FORMS if all(name in row for name in fields)), None)
+
+
+def inference_question(premise: str, hypothesis: str) -> str:
+    """Return the text that poses an inference."""
+    return f"Premise: {premise}\nHypothesis: {hypothesis}\n{ASKED}"
+
+
+def inference_row(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any] | None:
+    """Return a task's data, or None of a row without an agreed label (``-1`` or ``-``, as in SNLI).
+
+    Raises:
+        DataError: the texts are none, the label is unknown, or a field is missing.
+    """
+    fields = inference_fields(row)
+    if fields is None:
+        raise DataError(
+            f"collaborative_reasoning data {source!r}, row {number}: its fields {sorted(row)} are those of no "
+            f"inference ({'; '.join(map(', '.join, FORMS))})"
+        )
+    premise, hypothesis, label = (row[name] for name in fields)
+    if label in NO_LABEL:
+        return None
+    if isinstance(label, str) and label.strip().isdigit():
+        label = int(label)
+    if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(LABELS):
+        label = LABELS[label]
+    name = label.strip().lower() if isinstance(label, str) else label
+    name = next((item for item in LABELS if name == item[0]), name)
+    texts = isinstance(premise, str) and isinstance(hypothesis, str) and premise.strip() and hypothesis.strip()
+    if not texts or name not in LABELS:
+        raise DataError(
+            f"collaborative_reasoning data {source!r}, row {number}: the premise is {premise!r:.80}, the hypothesis "
+            f"{hypothesis!r:.80} and the label {label!r:.40}; the first two must be texts, the label one of "
+            f"{', '.join(LABELS)} or 0, 1, 2"
+        )
+    return _data(premise.strip(), hypothesis.strip(), name)
+
+
+def generate_inference(rng: Random) -> dict[str, Any]:
+    """Return a generated task's data; the three labels are equally likely.
+
+    >>> made = generate_inference(Random(3))
+    >>> print(made["question"], made["answer"], sep="\\n")
+    Premise: All blue nuts are in the shop.
+    Hypothesis: No blue nuts are in the school.
+    Is this entailment, neutral or contradiction?
+    entailment
+    """
+    label = LABELS[rng.randrange(len(LABELS))]
+    premise, hypothesis = rng.choice(_FAMILIES)(rng, label)
+    return _data(premise, hypothesis, label)
+
+
+def _data(premise: str, hypothesis: str, label: str) -> dict[str, Any]:
+    question = inference_question(premise, hypothesis)
+    return {"format": "nli", "question": question, "answer": label, "solution": label, "key": premise}
+
+
+def _amounts(rng: Random, label: str) -> tuple[str, str]:
+    """Return a premise about the number of things that a person has, and a hypothesis."""
+    name, (thing, other) = rng.choice(NAMES), rng.sample(THINGS, 2)
+    count, less = rng.randint(3, 30), rng.randint(1, 2)
+    hypotheses = {
+        ENTAILMENT: (f"{name} has more than {count - less} {thing}.", f"{name} has fewer than {count + less} {thing}."),
+        NEUTRAL: (f"{name} has {rng.randint(3, 30)} {other}.", f"{name} wants more {thing}."),
+        CONTRADICTION: (f"{name} has fewer than {count - less} {thing}.", f"{name} has no {thing}."),
+    }
+    return f"{name} has exactly {count} {thing}.", rng.choice(hypotheses[label])
+
+
+def _orders(rng: Random, label: str) -> tuple[str, str]:
+    """Return a premise that orders three people, and a hypothesis."""
+    one, two, three = rng.sample(NAMES, 3)
+    more, less = rng.choice(COMPARISONS)
+    hypotheses = {
+        ENTAILMENT: (f"{three} is {less} than {one}.", f"{one} is {more} than {three}."),
+        NEUTRAL: (f"{two} is in the {rng.choice(PLACES)}.", f"{one} likes {three}."),
+        CONTRADICTION: (f"{three} is {more} than {one}.", f"{one} is {less} than {two}."),
+    }
+    return f"{one} is {more} than {two}, and {two} is {more} than {three}.", rng.choice(hypotheses[label])
+
+
+def _quantities(rng: Random, label: str) -> tuple[str, str]:
+    """Return a premise about the place of all things of a kind, and a hypothesis."""
+    thing, (color, other) = rng.choice(THINGS), rng.sample(COLORS, 2)
+    place, elsewhere = rng.sample(PLACES, 2)
+    hypotheses = {
+        ENTAILMENT: (
+            f"No {color} {thing} are in the {elsewhere}.",
+            f"Every one of the {color} {thing} is in the {place}.",
+        ),
+        NEUTRAL: (f"All {other} {thing} are in the {place}.", f"The {color} {thing} in the {place} are new."),
+        CONTRADICTION: (
+            f"Some {color} {thing} are in the {elsewhere}.",
+            f"There are {color} {thing} outside the {place}.",
+        ),
+    }
+    return f"All {color} {thing} are in the {place}.", rng.choice(hypotheses[label])
+
+
+_FAMILIES: tuple[Callable[[Random, str], tuple[str, str]], ...] = (_amounts, _orders, _quantities)
 
 
 def generate_math(rng: Random, difficulty: tuple[int, int]) -> dict[str, Any]:

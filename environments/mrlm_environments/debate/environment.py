@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, get_args
 
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.debate.judge import OPPONENT, SIDES, TIE, Argument, Debate, Judge, Side, Verdict
 from mrlm_environments.debate.judge_by_rules import RuleJudge
-from mrlm_environments.debate.topics import generate_topic, row_topic
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import at_least, one_of
 
 Reward = Literal["score", "margin", "win"]
 AGENT_OF: Mapping[Side, str] = {"PRO": "pro", "CON": "con"}
 SIDE_OF: Mapping[str, Side] = {agent: side for side, agent in AGENT_OF.items()}
+
+MAX_TOPIC_CHARACTERS = 2000
+_TOPICS = Path(__file__).with_name("topics.txt")
+
+PROPOSALS = tuple(
+    (who, proposal.strip())
+    for who, _, proposals in (line.partition(": ") for line in _TOPICS.read_text(encoding="utf-8").splitlines())
+    for proposal in proposals.split("|")
+)
+"""The embedded topics: actors and proposals."""
 
 
 class DebateEnvironment(Environment):
@@ -159,3 +170,28 @@ def opening_side(seed: int) -> Side:
     True
     """
     return SIDES[derive_seed("opening side", seed) % 2]
+
+
+def generate_topic(rng: Random) -> dict[str, Any]:
+    """Return a topic's data: the wording (``X should ...`` or ``X should not ...``, equally likely) and the proposal.
+
+    The two wordings swap the positions.
+    """
+    who, what = rng.choice(PROPOSALS)
+    negated = rng.random() < 0.5
+    return {"topic": f"{who} should {'not ' if negated else ''}{what}.", "proposal": f"{who}: {what}"}
+
+
+def row_topic(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+    """Return a topic's data from a row of a data set.
+
+    Raises:
+        DataError: the topic is empty, no text, or too long.
+    """
+    topic = row["topic"]
+    if not isinstance(topic, str) or not topic.strip() or len(topic) > MAX_TOPIC_CHARACTERS:
+        raise DataError(
+            f"{source}, row {number}: topic is {str(topic)[:80]!r}; it must be a text of 1 to {MAX_TOPIC_CHARACTERS} "
+            "characters"
+        )
+    return {"topic": topic.strip()}

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from mrlm_environments.debate.environment import DebateEnvironment, opening_side
+from mrlm_environments.debate.environment import PROPOSALS, DebateEnvironment, opening_side
 from mrlm_environments.debate.judge import Debate, Judge, Side, Verdict
 from mrlm_environments.debate.judge_by_model import LanguageModelJudge
 from mrlm_environments.debate.judge_by_reward_model import RewardModelJudge
-from mrlm_environments.debate.topics import PROPOSALS
 
 from mrlm_pl.environment import Message, Step, Task
 from mrlm_pl.environment.check import check_environment
