@@ -352,18 +352,12 @@ def described(error: Exception) -> str:
 
 def _finished(value: Any) -> Any:
     """Return the result of a method that may be ``async``."""
-    if inspect.isawaitable(value):
-        return asyncio.run(_awaited(value))
-    return value
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
 def _close(environment: Environment) -> None:
     close: Callable[[], Any] = environment.close
     _finished(close())
-
-
-async def _awaited(value: Any) -> Any:
-    return await value
 
 
 def _plain(observations: Mapping[str, Sequence[Message]]) -> dict[str, Any]:
