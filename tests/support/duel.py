@@ -88,7 +88,8 @@ def main(folder: Path, model_folder: str) -> None:
         for name, policy in algorithm.policies.items()
     }
     state = callback.state_dict()
-    held = {"weights": prints, "games": state["table"], "drawn": state["drawn"], "scores": state["pool"]["scores"]}
+    games = [[*pair, *found] for pair, found in state["table"].items()]
+    held = {"weights": prints, "games": games, "drawn": state["drawn"], "scores": state["pool"]["scores"]}
     (folder / f"rank-{trainer.global_rank}.json").write_text(json.dumps(held))
 
 
