@@ -1,4 +1,4 @@
-"""The entry point ``mrlm``: finds the command and imports only what that command needs."""
+"""The entry point ``mrlm``: finds the command and imports only its modules."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from mrlm_pl.runs.interrupts import ending_in_order
 
 COMMANDS = {
     "fit": ("mrlm_pl.cli.commands.fit:fit", "train policies; --output FOLDER names the run, --resume continues it"),
-    "train": ("mrlm_pl.cli.commands.fit:fit", "another name of fit"),
+    "train": ("mrlm_pl.cli.commands.fit:fit", "the same as fit"),
     "validate": ("mrlm_pl.cli.commands.fit:validate", "run the validation loop"),
     "test": ("mrlm_pl.cli.commands.fit:test", "run the test loop"),
     "predict": ("mrlm_pl.cli.commands.fit:predict", "play test episodes with the policies"),
     "eval": ("mrlm_pl.cli.commands.evaluate:run", "score a run or a model on an environment"),
-    "collect": ("mrlm_pl.cli.commands.collect:run", "play episodes with a run or a model and keep them in a file"),
+    "collect": ("mrlm_pl.cli.commands.collect:run", "play episodes with a run or a model and write them to a file"),
     "balance": (
         "mrlm_pl.cli.commands.balance:run",
-        "keep as many right as wrong answers to each question, for a verifier",
+        "balance right and wrong answers to each question, for a verifier",
     ),
-    "consolidate": ("mrlm_pl.cli.commands.consolidate:run", "write a sharded checkpoint as one whole file"),
+    "consolidate": ("mrlm_pl.cli.commands.consolidate:run", "write a sharded checkpoint as one file"),
     "serve": ("mrlm_pl.cli.commands.serve:run", "host environments over gRPC"),
-    "sessions": ("mrlm_pl.cli.commands.sessions:run", "list what is live on a server"),
-    "check-env": ("mrlm_pl.cli.commands.check_env:run", "check that an environment keeps to the contract"),
-    "info": ("mrlm_pl.cli.commands.info:run", "versions, devices and what is installed"),
+    "sessions": ("mrlm_pl.cli.commands.sessions:run", "list the live sessions of a server"),
+    "check-env": ("mrlm_pl.cli.commands.check_env:run", "check that an environment keeps the contract"),
+    "info": ("mrlm_pl.cli.commands.info:run", "list versions, devices and installed classes"),
 }
-"""Where each command's function is, and what the command does. A function takes arguments and gives an exit status."""
+"""The function and the summary of each command. A function takes arguments and returns an exit status."""
 
 TRAINING = ("fit", "train", "validate", "test", "predict")
-"""Commands with a trainer, whose keys are checked before torch is imported."""
+"""Commands with a trainer; their configuration is checked before torch is imported."""
 
 INTERRUPTED = {
-    "collect": "; what was written is kept; continue with",
+    "collect": "; the written episodes are kept; continue with",
     "eval": "; nothing was written; start again with",
     **dict.fromkeys(TRAINING, " before its first batch; start again with"),
 }
-"""What a message says of a long command that a signal has ended; a trainer that has begun says more."""
+"""Rest of the message of a long command that a signal has ended; a trainer that has begun has its own message."""
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-RESUMES = "what was complete is kept, `mrlm train --output RUN --resume` and `mrlm collect` continue from there"
+RESUMES = "complete files are kept; `mrlm train --output RUN --resume` and `mrlm collect` continue from them"
 
 USAGE = """usage: mrlm COMMAND [options]
 
@@ -54,7 +54,7 @@ commands:
 {commands}
 
 options:
-  -h, --help  this text; `mrlm COMMAND --help` tells the options of a command
+  -h, --help  this text; `mrlm COMMAND --help` lists the options of a command
   --version   the version of mrlm
 
 example:
@@ -63,16 +63,16 @@ example:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status of a command: 0 done, 1 failed while running, 2 a mistake in the command or configuration.
+    """Run a command and return its exit status: 0 done, 1 failed, 2 a mistake in the command or configuration.
 
     Args:
         argv: the arguments; None takes the process's. ``sys.argv`` stays as it is: launchers start it again.
 
     Raises:
-        Exception: what is neither an :class:`~mrlm_pl.errors.MRLMError` nor raised in a file of the user's passes, so
-            that its traceback is seen.
+        Exception: an error that is neither an :class:`~mrlm_pl.errors.MRLMError` nor from a file of the user's; its
+            traceback is shown.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it logs is also in the errors that are told
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors repeat its log
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command in INTERRUPTED:
             return _interruptible(command, module, function, arguments[1:])
         return int(getattr(importlib.import_module(module), function)(arguments[1:]))
-    except BrokenPipeError:  # whoever reads the output, `head` say, has enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ConfigurationError as error:
@@ -113,9 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             lacking = f" for {error.filename}" if error.filename else ""
-            return _tell(
-                f"no space is left on the device{lacking} ({error.strerror}); free some and go on: {RESUMES}", 1
-            )
+            return _tell(f"no space is left on the device{lacking} ({error.strerror}); free some: {RESUMES}", 1)
         from mrlm_pl.errors import place_of_error
 
         place = place_of_error(error)
@@ -130,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _interruptible(command: str, module: str, function: str, arguments: Sequence[str]) -> int:
-    """Exit status of a long command: 130 and 143 when Ctrl-C and SIGTERM have ended it."""
+    """Run a long command and return its exit status: 130 after Ctrl-C, 143 after SIGTERM."""
     with ending_in_order(sigterm=command not in TRAINING) as interruption:
         try:
             return int(getattr(importlib.import_module(module), function)(arguments))

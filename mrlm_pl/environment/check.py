@@ -1,4 +1,4 @@
-"""Does an environment keep its contract? The checks behind ``mrlm check-env``.
+"""Checks of the environment contract, for ``mrlm check-env``.
 
 Every check plays real episodes on copies of the environment. They are torch-free.
 """
@@ -35,7 +35,7 @@ SPAM = "I do not know."
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check: its name, whether it held, and what was found."""
+    """Result of one check: its name, whether it passed, and a message."""
 
     name: str
     passed: bool
@@ -91,7 +91,7 @@ class _Checker:
     def play(
         self, task: Task, replies: Mapping[str, Sequence[str]] | str, environment: Environment | None = None
     ) -> _Play:
-        """Return one episode on a fresh copy; agents use their replies in turn and repeat the last one."""
+        """Play one episode on a new copy; agents give their replies in turn and repeat the last one."""
         own = environment is None
         environment = environment or self.environment.copy()
         order = TurnOrder(environment.name, environment.agents)
@@ -118,7 +118,7 @@ class _Checker:
                 return _Play(tuple(seen), tuple(steps))
             seen.append(step.observations)
 
-    # The checks: each returns what it found, or raises with what is wrong.
+    # Each check returns a message, or raises the fault.
 
     def splits(self) -> str:
         """Check that every split has tasks, and none is posed in two of them."""
@@ -138,23 +138,23 @@ class _Checker:
         return f"{len(owners)} different problems, none in two splits" if owners else "tasks have no identity"
 
     def task_data(self) -> str:
-        """Tasks are JSON-like data, and the same index gives the same task."""
+        """Check that tasks are JSON-like data, and the same index gives the same task."""
         for task, again in zip(self.tasks("train"), self.tasks("train"), strict=True):
             if json.loads(json.dumps(asdict(task), allow_nan=False)) != json.loads(json.dumps(asdict(again))):
                 raise EnvironmentContractError(f"{task.key} is another task when it is read again")
         return "tasks are JSON and a function of their index"
 
     def determinism(self) -> str:
-        """Check that two copies answer the same replies in the same way, also after other episodes."""
+        """Check that equal replies give equal episodes on two copies, also after other episodes."""
         used = self.environment.copy()
         for task in self.tasks("train"):
             first, second = self.play(task, SPAM), self.play(task, SPAM, used)
             if first.as_json() != second.as_json():
-                raise EnvironmentContractError(f"{task.key} went otherwise on a copy that had played before")
+                raise EnvironmentContractError(f"{task.key} differs on a copy that has played before")
         return "equal replies give equal episodes"
 
     def independence(self) -> str:
-        """Check that two copies that are played in turns do not disturb each other."""
+        """Check that copies played at the same time are independent."""
         tasks = self.tasks("train")[:2]
         alone = [self.play(task, SPAM).as_json() for task in tasks]
         copies = [self.environment.copy() for _ in tasks]
@@ -168,7 +168,7 @@ class _Checker:
     def forks(self) -> str:
         """Check that a copy in the middle of an episode continues like the original."""
         if not self.environment.forks:
-            return "it is not said to fork"
+            return "forks is False"
         for task in self.tasks("train")[:2]:
             environment = self.environment.copy()
             due = list(_finished(environment.reset(task)))
@@ -178,15 +178,15 @@ class _Checker:
                 found, again = _finished(forked.step(actions)), _finished(environment.step(actions))
                 _close(forked)
                 if found != again:
-                    raise EnvironmentContractError(f"{task.key} went otherwise on a copy made in mid-episode")
+                    raise EnvironmentContractError(f"{task.key} differs on a copy made in mid-episode")
                 if again.done:
                     break
                 due = list(again.observations)
             _close(environment)
-        return "copies go on in mid-episode"
+        return "copies continue in mid-episode"
 
     def hostile_replies(self) -> str:
-        """Empty, huge, broken and strange replies are judged, not crashed on."""
+        """Check that empty, huge, broken and strange replies are judged without a crash."""
         for task in self.tasks("train")[:2]:
             for reply in HOSTILE_REPLIES:
                 try:
@@ -203,7 +203,7 @@ class _Checker:
         everybody = {agent: Message("assistant", SPAM) for agent in environment.agents}
         self._refuses(environment, everybody, "step before reset")
         _finished(environment.reset(task))
-        self._refuses(environment, {"nobody-here": Message("assistant", SPAM)}, "step by an unknown agent")
+        self._refuses(environment, {"no-such-agent": Message("assistant", SPAM)}, "step by an unknown agent")
         self.play(task, SPAM, environment)
         self._refuses(environment, everybody, "step after the end")
         return "calls out of order are refused"
@@ -227,7 +227,7 @@ class _Checker:
         return f"best replies earn {min(best):g} to {max(best):g}, above empty and hostile ones"
 
     def close(self) -> str:
-        """Closing twice is fine."""
+        """Check that an environment may be closed twice."""
         environment = self.environment.copy()
         _close(environment)
         _close(environment)
@@ -249,9 +249,9 @@ def check_environment(environment: Environment, *, tasks_per_split: int = 8, max
     """Return the results of all checks, failed ones included.
 
     Args:
-        environment: what is checked; it is copied, not used.
-        tasks_per_split: how many tasks of each split are looked at.
-        max_turns: an episode that goes on for longer counts as endless.
+        environment: it is copied, not used.
+        tasks_per_split: number of checked tasks of each split.
+        max_turns: limit of an episode's length.
 
     Raises:
         DataError: the environment's data cannot be read, so that there is nothing to check.
@@ -274,7 +274,7 @@ def check_environment(environment: Environment, *, tasks_per_split: int = 8, max
             results.append(Check(name, True, check()))
         except DataError:
             raise
-        except Exception as error:  # whatever an environment does wrong is a finding
+        except Exception as error:  # an environment may raise anything
             told = str(error) if isinstance(error, MRLMError) else described(error)
             same = [result.name for result in results if result.message == told]
             results.append(Check(name, False, f"as in {same[0]!r}" if same else told))
@@ -289,7 +289,7 @@ class DataReport:
         solved: rows whose reference succeeds.
         failed: rows whose reference does not, each with the reason.
         without: rows that have no reference.
-        rewards: what the references of ``solved`` earned, as the mean over the agents.
+        rewards: of the references of ``solved``, as the mean over the agents.
     """
 
     solved: tuple[int, ...]
@@ -306,13 +306,13 @@ class DataReport:
 def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> DataReport:
     """Play the reference solution of every task of a split.
 
-    A reference fails if its episode does not succeed, or earns nothing where the environment does not say so, or cannot
-    be played. Rows that the environment skipped are in none of the lists.
+    A reference fails if it cannot be played, if its episode does not succeed, or, without ``success``, if its reward is
+    0 or below. Rows that the environment skipped are in none of the lists.
 
     Args:
         environment: whose tasks are rows of data; it is copied, not used.
         split: the split.
-        max_turns: an episode that goes on for longer counts as endless.
+        max_turns: limit of an episode's length.
 
     Raises:
         DataError: the environment's data cannot be read.
@@ -333,7 +333,7 @@ def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> 
                 without.append(number)
                 continue
             played = checker.play(task, replies)
-        except Exception as error:  # a finding about the row, whatever it is
+        except Exception as error:  # an environment may raise anything
             failed[number] = f"{type(error).__name__}: {error}"
             continue
         success, reward = played.steps[-1].success, played.reward / len(environment.agents)
@@ -345,7 +345,7 @@ def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> 
 
 
 def described(error: Exception) -> str:
-    """Kind, text and place of an error of an environment: the innermost line outside of installed packages."""
+    """Return class, text and place of an error; the place is the innermost line outside of installed packages."""
     found = place_of_error(error)
     return f"{type(error).__name__}: {error}{f' ({found})' if found else ''}"
 

@@ -1,9 +1,9 @@
-"""The environment contract: who sees what, what a decision earns, and when an episode is over.
+"""The environment contract: observations, rewards and the end of an episode.
 
 An environment is a small program: it poses a :class:`Task`, hands each agent that acts next its new messages, receives
 their answers and returns a :class:`Step`. Turn-based, simultaneous and mixed play are all "who gets an observation acts
 next". One instance plays one episode at a time; the framework copies the instance (``copy.deepcopy``) for episodes that
-run side by side, so keep in ``__init__`` what is configuration and make the episode's state in ``reset``.
+run at the same time, so keep the configuration in ``__init__`` and make the episode's state in ``reset``.
 
 This module imports the standard library only, so an environment can be hosted without torch.
 """
@@ -33,7 +33,7 @@ COMPONENT_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """A tool that an agent may call: name, what it does, and its arguments as a JSON schema object."""
+    """A tool of an agent: name, description, and its arguments as a JSON schema object."""
 
     name: str
     description: str
@@ -51,14 +51,14 @@ class Step:
 
     Args:
         observations: new messages for each agent that acts next; empty when ``done``.
-        rewards: what each agent earned by its latest decision; agents that are left out earned 0.
+        rewards: of each agent for its latest decision; 0 for agents that are left out.
         components: named parts of each agent's reward; they sum to it. Left out: one part named ``reward``.
         done: the episode is over.
         stop_reason: why, when ``done``; a short word such as ``answered`` or ``max_turns``.
-        truncated: a limit cut the episode short, rather than the task being settled.
+        truncated: a limit ended the episode; values bootstrap from its last state.
         success: whether the task was solved, when ``done`` and the environment can say.
-        metrics: named numbers for the log, for example ``{"parsed": 1.0}``. ``NAME_of`` beside ``NAME`` says that the
-            latter counts cases among so many: evaluations report the share of all episodes' cases.
+        metrics: named numbers for the log, for example ``{"parsed": 1.0}``. For a proportion give a numerator ``NAME``
+            and a denominator ``NAME_of``: evaluations pool both over episodes.
     """
 
     observations: Observations = field(default_factory=dict)
@@ -97,8 +97,8 @@ class Environment(ABC):
         agents: the agents that take part, in a fixed order.
         quick: ``step`` takes well under a millisecond whatever the agents say, and waits for nothing. A server then
             calls it without a thread, which takes half the time, and without a deadline.
-        forks: :meth:`copy` in the middle of an episode gives an instance that goes on from there by itself. A turn tree
-            plays the earlier turns again in environments that hold more than plain values (processes, connections).
+        forks: :meth:`copy` in the middle of an episode gives an instance that continues from there. With processes or
+            connections it does not; a turn tree then replays the earlier turns.
         client_settings: arguments that the clients of a server may set where it allows settings. Name none that holds
             a path, an address, an object or a bound that protects the server.
     """
@@ -176,11 +176,11 @@ class Environment(ABC):
         """
         try:
             return _carried(self, copy.deepcopy(self))
-        except Exception as error:  # what an environment holds may refuse in any way
+        except Exception as error:  # attributes may raise anything
             held = self._uncopied()
             raise EnvironmentContractError(
-                f"environment {self.name!r} cannot be copied: {held}{type(error).__name__}: {error}; make in reset "
-                f"what is no plain setting{', set `forks = False`' if self.forks else ''} or write a copy method"
+                f"environment {self.name!r} cannot be copied: {held}{type(error).__name__}: {error}; make all but "
+                f"plain settings in reset{', set `forks = False`' if self.forks else ''} or write a copy method"
                 f"{place_of(type(self))}"
             ) from error
 
@@ -195,7 +195,7 @@ class Environment(ABC):
 
 
 class TurnOrder:
-    """Check that an environment and its caller keep to the contract, for one episode at a time.
+    """Check that an environment and its caller keep the contract, for one episode at a time.
 
     :class:`Environment` has one for every episode: it calls :meth:`began` after ``reset``, :meth:`check_actions` before
     ``step`` and :meth:`stepped` after it.
@@ -217,7 +217,7 @@ class TurnOrder:
         return tuple(agent for agent in self.agents if self._due is not None and agent in self._due)
 
     def began(self, observations: Observations) -> None:
-        """Take note of ``reset``'s observations.
+        """Record the observations of ``reset``.
 
         Raises:
             EnvironmentContractError: they are empty, no messages, or name an agent that does not exist.
@@ -228,7 +228,7 @@ class TurnOrder:
             raise self._error("reset returned no observation", "give at least one agent its first messages")
 
     def check_actions(self, actions: Mapping[str, Message]) -> None:
-        """Check the decisions that are about to be judged.
+        """Validate the actions of a step.
 
         Raises:
             EnvironmentContractError: ``reset`` was not called, the episode is over, or the agents are not those due.
@@ -245,11 +245,11 @@ class TurnOrder:
         self._acted = self._acted | self._due  # a new set: an episode that forks has a copy of this order
 
     def stepped(self, step: Step) -> None:
-        """Take note of what ``step`` returned.
+        """Record the result of ``step``.
 
         Raises:
             EnvironmentContractError: unknown agents, components that do not sum to the reward, an observation after
-                the end, or nobody to act before it.
+                the end, or no agent that acts before it.
             NonFiniteError: a reward is NaN or infinite.
         """
         if not isinstance(step, Step):
@@ -263,11 +263,12 @@ class TurnOrder:
             if not math.isfinite(reward):
                 raise NonFiniteError(
                     f"environment {self.environment!r}: the reward of agent {agent!r} is {reward!r}; "
-                    "rewards must be finite numbers, mend the environment"
+                    "rewards must be finite; correct the environment"
                 )
             if reward != 0 and agent not in self._acted:
                 raise self._error(
-                    f"agent {agent!r} was paid {reward!r} before its first decision", "pay an agent after it has acted"
+                    f"agent {agent!r} was rewarded {reward!r} before its first decision",
+                    "reward an agent after it has acted",
                 )
         for agent, parts in step.components.items():
             if not isinstance(parts, Mapping) or not all(isinstance(part, SupportsFloat) for part in parts.values()):
@@ -282,7 +283,7 @@ class TurnOrder:
         if step.done and receivers:
             raise self._error(f"the episode is done but {sorted(receivers)} received observations", "send none")
         if not step.done and not receivers:
-            raise self._error("the episode is not done but nobody received an observation", "end it or give one")
+            raise self._error("the episode is not done but no agent received an observation", "end it or give one")
         if step.done and not step.stop_reason:
             raise self._error("the episode is done without a stop_reason", "name why it ended")
         self._due, self._done = receivers, step.done
@@ -310,7 +311,7 @@ def _checked(
     check: Callable[[Environment, Any], None],
     note: Callable[[Environment, Any], None],
 ) -> Callable[..., Any]:
-    """Yield the method between a check of its argument and one of its result, whose errors name the method's place.
+    """Return the method with a check of its argument and one of its result, whose errors name the method's place.
 
     A method that a subclass calls through ``super()`` is not checked: the subclass's own is.
     """
@@ -348,7 +349,7 @@ def _checked(
 
 
 def _with_order(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``copy`` of a subclass whose result knows who is due."""
+    """Return a subclass's ``copy`` whose result keeps the position in the order of calls."""
 
     @functools.wraps(method)
     def copied(self: Environment) -> Environment:
@@ -421,7 +422,7 @@ class Outcome:
         components: named parts of the reward; the reward is their sum.
         observation: the next user message, or several messages; None ends the episode.
         stop_reason: why it ended, when it did.
-        truncated: a limit cut it short.
+        truncated: a limit ended it.
         success: whether the task was solved, when it ended.
         metrics: named numbers for the log.
     """

@@ -1,4 +1,4 @@
-"""Environments in processes of their own: for judges that compute long, hold the interpreter lock or may crash.
+"""Environments in host processes: for judges with long computations, that hold the interpreter lock, or may crash.
 
 A host process keeps many instances and steps one at a time; several hosts work side by side. What happens in a host
 stays there: when it dies or hangs, its episodes fail (and are retried elsewhere) and another host takes its place.
@@ -144,7 +144,7 @@ class _Host:
                     self.stop()
                     raise TimeoutError(
                         f"the environment did not answer within {timeout} s and its host process was stopped; "
-                        "raise `step_timeout` or mend it"
+                        "raise `step_timeout` or correct it"
                     )
                 failed, value = self._pipe.recv()
             except (EOFError, BrokenPipeError, ConnectionResetError) as error:
@@ -156,7 +156,7 @@ class _Host:
 
 
 def _portable(error: Any) -> Exception:
-    """The error itself if it survives the way to another process, else one of the contract with its name and text."""
+    """Return the error if it can be pickled, else one of the contract with its name and text."""
     try:
         again = pickle.loads(pickle.dumps(error))
     except Exception:  # a class with a constructor of its own may raise anything here
@@ -167,7 +167,7 @@ def _portable(error: Any) -> Exception:
 
 
 def _serve(pipe: Connection) -> None:
-    """The host process: answers one request after the other until the pipe closes."""
+    """Answer one request after the other until the pipe closes; runs in the host process."""
     instances: dict[int, Environment] = {}
     while True:
         try:

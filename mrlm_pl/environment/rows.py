@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 BadRows = Literal["skip", "stop"]
-"""The fate of a row that cannot be used: it is skipped with a warning that names it, or it stops the run."""
+"""Unusable rows: skip them with a warning that names them, or stop the run."""
 
 NAMED_ROWS = 10
 """Skipped rows that a warning names."""
@@ -72,7 +72,7 @@ def all_rows(source: str, split: str | None) -> list[tuple[int, dict[str, Any] |
 def _checked_rows(
     source: str, split: str | None, fields: Sequence[str]
 ) -> list[tuple[int, dict[str, Any] | DataError]]:
-    """Return each row of a source with its number, or what is wrong with it.
+    """Return each row of a source, or its fault, with its number.
 
     Raises:
         DataError: the source is missing or unreadable, or has no rows.
@@ -315,7 +315,7 @@ def _hub_fault(source: str, error: Exception) -> str:
 
 
 def _lone_surrogate(value: Any) -> str | None:
-    """The first lone surrogate in the text of a JSON-like value; files cannot hold it and tokenizers refuse it."""
+    """Return the first lone surrogate in a JSON-like value; neither files nor tokenizers take it."""
     if isinstance(value, str):
         try:
             value.encode()

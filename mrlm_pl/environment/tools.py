@@ -50,7 +50,7 @@ def tool_schema(
 
     Args:
         name: of the tool.
-        description: what the tool does, for the agent.
+        description: of the tool, for the agent.
         required: the JSON schema of each argument that must be given.
         optional: of each argument that may be left out.
         closed: refuse calls with other arguments.
@@ -207,7 +207,7 @@ def tool_message(call: ToolCall | MalformedCall, text: str) -> Message:
 
 
 def stated_answer(text: str) -> str | None:
-    """Content of the last ``<answer>...</answer>`` of a reply, or None.
+    """Return the content of the last ``<answer>...</answer>`` of a reply, or None.
 
     >>> stated_answer("<answer>1</answer> or rather <answer> 2 </answer>")
     '2'
@@ -226,7 +226,7 @@ def clipped(text: str, limit: int) -> str:
 
 
 def described(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Instructions for models whose chat template says nothing of tools.
+    """Return instructions for models whose chat template does not list tools.
 
     Args:
         tools: schemas as :meth:`ToolSchema.to_chat` gives them.

@@ -1,7 +1,7 @@
-"""A controller: workers dial in, sessions are placed on the least loaded one, and clients are led to it.
+"""A controller: workers join, and sessions are placed on the least loaded one.
 
-It holds nothing that it could not learn again: a session's id begins with the id of its worker, and workers report
-themselves as soon as they can reach it. So it may be stopped and started while sessions are live.
+It has no state of its own: a session's id begins with the id of its worker, and workers report themselves as soon as
+they can reach it. So it can be restarted while sessions are live.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mrlm_pl.serving.transport.security import Identity
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 3.0
-"""A worker that has not reported for so long gets no new sessions."""
+"""Seconds without a report after which a worker gets no new sessions."""
 
 SEPARATOR = "."
 FORWARD_SECONDS = 300.0
@@ -42,7 +42,7 @@ REJOIN_SECONDS = 10.0
 
 @dataclass(eq=False)
 class Worker:
-    """A worker that has dialled in.
+    """A worker that has joined.
 
     Args:
         report: its latest report.
@@ -58,11 +58,11 @@ class Worker:
 
     @property
     def load(self) -> float:
-        """Share of its capacity that is taken."""
+        """Fraction of its capacity in use."""
         return (self.report.sessions + self.placed) / max(self.report.capacity, 1)
 
     def hosts(self, environment: str) -> bool:
-        """Return whether it can be asked of an environment."""
+        """Return whether it has an environment."""
         silent = time.monotonic() - self.heard
         return silent < SILENT_SECONDS and environment in {item.name for item in self.report.environments}
 
@@ -75,7 +75,7 @@ class ControllerService(EnvironmentService):
     """The service of environments over workers.
 
     Args:
-        limits: what is allowed.
+        limits: of the controller.
         token_file: file with the token that workers want.
         identity: for TLS to workers.
     """
@@ -114,11 +114,11 @@ class ControllerService(EnvironmentService):
         return await self._forward("Step", request)
 
     async def close(self, request: pb.CloseRequest) -> pb.CloseReply:
-        """Closing, forwarded."""
+        """Forward a close."""
         return await self._forward("Close", request)
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
-        """Renewal of leases, forwarded to each worker."""
+        """Forward a renewal of leases to each worker."""
         by_worker: dict[str, list[str]] = {}
         for session in request.sessions:
             by_worker.setdefault(session.partition(SEPARATOR)[0], []).append(session)
@@ -135,7 +135,7 @@ class ControllerService(EnvironmentService):
         return pb.KeepAliveReply(unknown=unknown)
 
     async def join(self, reports: AsyncIterator[pb.WorkerReport]) -> AsyncIterator[pb.WorkerOrder]:
-        """Take in a worker's reports; it is gone when they end.
+        """Answer a worker's reports; the worker is gone when they end.
 
         Raises:
             RefusalError: another worker of that id is live: it keeps its sessions, and this one may ask again.
@@ -157,7 +157,7 @@ class ControllerService(EnvironmentService):
                 if self.live.get(worker.report.worker) is worker:
                     del self.live[worker.report.worker]
                 logger.info("worker %r at %r is gone", worker.report.worker, worker.report.address)
-                # Not awaited here: this stream may be under cancellation, and the connection is to be closed for sure.
+                # Not awaited here: this stream may be cancelled, and the connection must be closed.
                 closing = worker.connection.close(f"the worker at {worker.report.address} is gone")
                 self._leaving.append(asyncio.ensure_future(closing))
 
@@ -168,7 +168,7 @@ class ControllerService(EnvironmentService):
         self._leaving.clear()
 
     def list_workers(self) -> pb.ListWorkersReply:
-        """Return the workers and how long each has been silent."""
+        """Return the workers and the seconds since the last report of each."""
         now = time.monotonic()
         found = [
             pb.WorkerDescription(report=worker.report, silent_seconds=now - worker.heard)
@@ -219,12 +219,12 @@ class ControllerService(EnvironmentService):
         return self.live[name]
 
     async def _until(self, ready: Any) -> None:
-        """Wait for workers to dial in again, shortly after this controller was started."""
+        """Wait for workers to join again, shortly after this controller was started."""
         await until(ready, self._started + REJOIN_SECONDS - time.monotonic())
 
 
 class _Joining(environment_pb2_grpc.ControllerServiceServicer):
-    """The service that workers dial."""
+    """The service that workers join."""
 
     def __init__(self, controller: ControllerService) -> None:
         self.controller = controller
@@ -248,7 +248,7 @@ class ControllerServer(EnvironmentServer):
 
     Args:
         endpoint: where it listens.
-        limits: what it allows.
+        limits: of the controller.
         token_file: file with the token that workers want.
     """
 
@@ -268,11 +268,11 @@ class ControllerServer(EnvironmentServer):
 
 
 class Membership:
-    """A worker's standing with a controller: it dials in, reports, and dials again when the way breaks.
+    """A worker's membership at a controller: it joins, reports, and joins again when the connection breaks.
 
     Args:
         server: the worker's server, started.
-        controller: where to dial.
+        controller: its address.
         address: at which clients may reach the worker.
     """
 
@@ -287,7 +287,7 @@ class Membership:
         self._joined = False
 
     async def start(self) -> None:
-        """Begin to dial in."""
+        """Begin to join."""
         reply = await self.server.service._describe(pb.DescribeRequest())
         self._described = list(reply.environments)
         self._connection = Connection(self._controller)  # here, as it belongs to the running loop
@@ -305,7 +305,7 @@ class Membership:
             self._connection = None
 
     async def refused(self) -> None:
-        """Waits until the controller lets this worker not in; one that did once may do so again, and is tried for ever.
+        """Wait until the controller rejects this worker; after a first admission it retries without end.
 
         Raises:
             ConfigurationError: it does not.
@@ -342,7 +342,7 @@ class Membership:
                     why = error.details() if known else "it is no controller, which `--controller true` makes of it"
                     raise ConfigurationError(f"join: {target} does not take this worker: {why}") from error
                 if (problem := error.details() or error.code().name) != told:
-                    logger.warning("the controller at %s cannot be reached, and is tried again: %s", target, problem)
+                    logger.warning("the controller at %s cannot be reached; retrying: %s", target, problem)
                     told = problem
             await backoff.pause()
 

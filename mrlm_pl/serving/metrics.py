@@ -1,4 +1,4 @@
-"""Numbers of a server for Prometheus; needs the extra ``metrics``."""
+"""Metrics of a server for Prometheus; needs the extra ``metrics``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def serve_metrics(server: EnvironmentServer, port: int) -> None:
-    """Answer on a port of this machine with the server's numbers.
+    """Serve the server's metrics on a port of this machine.
 
     Raises:
         ConfigurationError: ``prometheus-client`` is not installed, or the port is taken.

@@ -52,7 +52,7 @@ class Endpoint:
     identity: Identity = PLAIN
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 1 << 16:  # the library takes others for one of these
+        if not 0 <= self.port < 1 << 16:  # gRPC takes others modulo 65536
             raise ConfigurationError(f"port: there is no port {self.port}; give 1 to 65535, or 0 for a free one")
         if not is_loopback(self.host) and not self.token:
             raise ConfigurationError(
@@ -66,10 +66,10 @@ class EnvironmentServer:
 
     Args:
         offer: the environments.
-        endpoint: where it listens.
-        limits: what it allows.
-        threads: that call environments.
-        queue: calls that may wait.
+        endpoint: its address.
+        limits: of the server.
+        threads: number of threads that call environments.
+        queue: longest queue of calls.
         policies: a :class:`~mrlm_pl.serving.policies.service.PolicyService` to serve as well; None has none.
         verifier: a :class:`~mrlm_pl.serving.verifiers.service.VerifierService` to serve as well; None has none.
     """
@@ -153,7 +153,7 @@ class EnvironmentServer:
         await self._server.wait_for_termination()
 
     async def drain(self, grace_seconds: float) -> None:
-        """Open no more sessions and take no more texts, wait for those that there are, at most so long, then stop."""
+        """Refuse new sessions and texts, wait for the current ones for at most ``grace_seconds``, then stop."""
         self.service.draining = True
         if self.verifier is not None:
             self.verifier.draining = True
@@ -188,7 +188,7 @@ class EnvironmentServer:
             started = loop.time()
             await asyncio.sleep(SWEEP_SECONDS)
             late = loop.time() - started - SWEEP_SECONDS
-            if late > SWEEP_SECONDS:  # the process stood still, and calls that would renew leases have yet to be read
+            if late > SWEEP_SECONDS:  # the process was suspended, and calls that renew leases are unread
                 self.service.sessions.prolong(late)
             await self.service.expire()
 

@@ -195,7 +195,7 @@ def test_sound_environments_pass(environment: Environment) -> None:
     ("environment", "failing", "message"),
     [
         (SharesTasks(), "splits are disjoint", "also in split 'train'"),
-        (Draws(), "determinism", "went otherwise"),
+        (Draws(), "determinism", "differs on a copy"),
         (DrawsTasks(), "task data", "another task when it is read again"),
         (Shares(), "copies are independent", "copies share state"),
         (Crashes(), "hostile replies", "ValueError"),
@@ -204,7 +204,7 @@ def test_sound_environments_pass(environment: Environment) -> None:
         (Unordered(), "order of calls", "step before reset was accepted"),
         (BadSum(), "determinism", "sum to 0.5"),
         (ClosesOnce(), "close", "AttributeError"),
-        (ForksBadly(), "copies in mid-episode", "went otherwise on a copy made in mid-episode"),
+        (ForksBadly(), "copies in mid-episode", "differs on a copy made in mid-episode"),
         (HoldsALock(), "copies in mid-episode", "its attribute 'lock': TypeError: cannot pickle"),
         (HoldsALock(), "copies in mid-episode", "set `forks = False` or write a copy method"),
         (

@@ -39,7 +39,7 @@ def test_who_gets_an_observation_acts_next() -> None:
         (Step(rewards={"b": 1.0}, done=True, stop_reason="end"), "before its first decision"),
         (Step(rewards={"a": 1.0}, components={"a": {"x": 0.4}}, done=True, stop_reason="end"), "sum to 0.4"),
         (Step({"a": ASKED}, done=True, stop_reason="end"), "done but"),
-        (Step(), "nobody received an observation"),
+        (Step(), "no agent received an observation"),
         (Step(done=True), "without a stop_reason"),
         (Step({"c": ASKED}), "observation is for agent 'c'"),
     ],
@@ -99,7 +99,7 @@ def test_the_base_class_keeps_the_order_of_calls(cls: type[Counting]) -> None:
     assert finished(environment.step(actions={"agent": SAID})).done
     with pytest.raises(EnvironmentContractError, match="after the episode was done"):
         finished(environment.step({"agent": SAID}))
-    assert finished(forked.step({"agent": SAID})).done, "the copy goes on from where it was made"
+    assert finished(forked.step({"agent": SAID})).done, "the copy continues from its fork"
     finished(environment.reset(task))
     assert not finished(environment.step({"agent": SAID})).done
 

@@ -1,4 +1,4 @@
-"""Schemas from elsewhere: what is refused when they are listed, and that applying them ends."""
+"""Schemas of others: refusals when they are listed, and an end of every check."""
 
 from __future__ import annotations
 

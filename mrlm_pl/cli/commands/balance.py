@@ -1,4 +1,4 @@
-"""``mrlm balance``: equally many right and wrong answers to each question, divided for training and validation."""
+"""``mrlm balance``: balance right and wrong answers to each question; split them for training and validation."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mrlm_pl.environment.rows import numbered_rows
 from mrlm_pl.errors import ConfigurationError, DataError
 
 HELD_OUT = ".validation"
-"""Comes before the suffix of a file with what was held out."""
+"""Stands before the suffix of the file with the held-out questions."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit status 0 after the files are written.
+    """Write the files and return exit status 0.
 
     Raises:
         ConfigurationError: a mistake in the options, or a file is there already.
@@ -59,18 +59,20 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def balance_parser() -> CommandParser:
-    """The parser of ``mrlm balance``."""
-    text = "Keep equally many right and wrong answers to each question, and hold questions out for validation."
+    """Return the parser of ``mrlm balance``."""
+    text = "Balance right and wrong answers to each question, and hold out questions for validation."
     parser = CommandParser(prog="mrlm balance", description=text, allow_abbrev=False)
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
     text = "Files of `mrlm collect`, folders of episodes, or files with rows {question, answer, correct}."
     parser.add_argument("answers", type=str, nargs="+", help=text)
-    text = "JSON-lines file, .jsonl or .jsonl.gz; what is held out goes beside it, to NAME.validation.jsonl."
+    text = "JSON-lines file, .jsonl or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."
     parser.add_argument("--output", type=str, required=True, help=text)
-    text = "Most right, and most wrong, answers to a question; all that have a counterpart by default."
+    text = "Most right and most wrong answers to a question. Default: all that have a counterpart."
     parser.add_argument("--per_question", type=PositiveInt | None, default=None, help=text)
-    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of what is dropped, made and held out.")
-    text = "Make plausible wrong answers of right ones where there are too few; they are marked as generated."
+    parser.add_argument(
+        "--seed", type=NonNegativeInt, default=0, help="Seed of dropped, generated and held-out answers."
+    )
+    text = "Generate plausible wrong answers from right ones where there are too few, marked as generated."
     parser.add_argument("--fill_wrong", action="store_true", help=text)
     text = "Files with {question, answer}: right answers to the questions that were answered, as GSM8K's solutions."
     parser.add_argument("--references", type=str, nargs="+", default=[], help=text)
@@ -78,13 +80,13 @@ def balance_parser() -> CommandParser:
     text = "Write the answers as pairs {prompt, chosen, rejected} too, to this file and NAME.validation.jsonl."
     parser.add_argument("--pairs", type=str | None, default=None, help=text)
     parser.add_argument(
-        "--report", type=str | None, default=None, help="JSON file for what was read, dropped and kept."
+        "--report", type=str | None, default=None, help="JSON file with the numbers of read, dropped and kept answers."
     )
     return parser
 
 
 def held_out_path(path: Path) -> Path:
-    """Where the validation part of a file is written.
+    """Return the path of the validation part of a file.
 
     >>> held_out_path(Path("runs/balanced.jsonl.gz")).name
     'balanced.validation.jsonl.gz'
@@ -94,7 +96,7 @@ def held_out_path(path: Path) -> Path:
 
 
 def pairs_of(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """The right and the wrong answers to each question as rows of pairs, in their order."""
+    """Return the right and wrong answers to each question as rows of pairs, in their order."""
     sides: dict[str, tuple[list[Answer], list[Answer]]] = {}
     for answer in answers:
         sides.setdefault(answer.question, ([], []))[0 if answer.correct else 1].append(answer)
@@ -110,10 +112,12 @@ def pairs_of(answers: Sequence[Answer]) -> list[dict[str, Any]]:
 
 
 def _read(sources: Sequence[str], references: Sequence[str]) -> tuple[list[Answer], int]:
-    """The answers of all files, and how many failed episodes were left out."""
+    """Return the answers of all files and the number of failed episodes among them."""
     for source in sources:
         if unfinished(Path(source)):
-            raise ConfigurationError(f"answers: {source!r} is half of a collection; repeat its `mrlm collect` to go on")
+            raise ConfigurationError(
+                f"answers: {source!r} is half of a collection; repeat its `mrlm collect` to complete it"
+            )
     found = [read_answers(source) for source in sources]
     answers = [answer for some, _ in found for answer in some]
     tasks = {answer.question: answer.task for answer in answers}
@@ -127,7 +131,7 @@ def _read(sources: Sequence[str], references: Sequence[str]) -> tuple[list[Answe
 
 
 def _write_splits(balanced: BalancedAnswers, output: Path, pairs: Path | None) -> dict[str, Path]:
-    """Write the files; the file of each split's answers."""
+    """Write the files; return the file of each split's answers."""
     files = {}
     for split, answers in balanced.splits.items():
         if split == "train" or answers:

@@ -1,4 +1,4 @@
-"""``mrlm check-env``: check that an environment keeps to the contract."""
+"""``mrlm check-env``: check that an environment keeps the contract."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
 
 SPLIT = "test"
-"""The split that all rows of ``--data`` are read as."""
+"""Split of all rows of ``--data``."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit status 0 when all checks pass, 1 when one fails; each check is a line.
+    """Print a line for each check; return exit status 0 if all pass, else 1.
 
-    With ``--data FILE`` the reference solution of every row is played instead, and each row that fails is a line.
+    With ``--data FILE`` play the reference solution of every row instead and print a line for each row that fails.
 
     Raises:
         ConfigurationError: a mistake in the options or in the environment's arguments.
         RemoteError: it is on a server that does not answer.
         DataError: its data cannot be read.
     """
-    parser = environment_parser("check-env", "Check that an environment keeps to the contract.")
+    parser = environment_parser("check-env", "Check that an environment keeps the contract.")
     parser.usage = (
         "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--config FILE] [--data FILE [--output FILE]]"
     )
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from mrlm_pl.environment.check import check_environment
 
-    _ = environment.agents  # one on a server is asked for here: if it cannot be, no check tells more
+    _ = environment.agents  # a remote one is reached here; without an answer no check says more
     results = check_environment(environment).checks
     for result in results:
         print(f"{'ok  ' if result.passed else 'FAIL'} {result.name}: {result.message}")

@@ -1,4 +1,4 @@
-"""``mrlm collect``: play episodes with a model and keep them in a file."""
+"""``mrlm collect``: play episodes with a model and write them to a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mrlm_pl.errors import ConfigurationError
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit status 0 after the episodes are written.
+    """Write the episodes and return exit status 0.
 
     Raises:
         ConfigurationError: a mistake in the options, or the file holds something else.
@@ -46,8 +46,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def collect_parser() -> CommandParser:
-    """The parser of ``mrlm collect``."""
-    text = "Play episodes with a run or a model and keep them in a file; in the run's own environment by default."
+    """Return the parser of ``mrlm collect``."""
+    text = "Play episodes with a run or a model and write them to a file. Default environment: the run's own."
     parser = playing_parser("collect", text, episodes=100, split="train", source="the run's training")
     parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl or .jsonl.gz.")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""``mrlm consolidate``: a sharded checkpoint, a folder with a file for each rank, as one whole file."""
+"""``mrlm consolidate``: write a sharded checkpoint, a folder with a file for each rank, as one file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ METADATA = "meta.pt"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit status 0 after the file is written.
+    """Write the file and return exit status 0.
 
     Raises:
         ConfigurationError: there is no such checkpoint, it would run code when it is read, or the file exists.
     """
     parser = argparse.ArgumentParser(prog="mrlm consolidate", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("checkpoint", type=Path, help="folder that `save_distributed_checkpoint: true` has written")
-    parser.add_argument("output", type=Path, help="file that any strategy can go on from")
+    parser.add_argument("checkpoint", type=Path, help="folder of a run with `save_distributed_checkpoint: true`")
+    parser.add_argument("output", type=Path, help="file that a run with any strategy can resume from")
     options = parser.parse_args(list(arguments))
     if not (options.checkpoint / METADATA).is_file():
         raise ConfigurationError(f"{str(options.checkpoint)!r} is no sharded checkpoint: it has no file {METADATA!r}")
@@ -58,7 +58,7 @@ def consolidate(folder: Path, output: Path) -> None:
 
 
 def numbered(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's state with its parameters told by number instead of by name, as an unsharded optimizer has it.
+    """Return an optimizer's state with numbers in place of its parameters' names, as an unsharded optimizer has it.
 
     >>> groups = [{"lr": 0.1, "params": ["b"]}, {"lr": 0.2, "params": ["a"]}]
     >>> numbered({"state": {"a": {"step": 1}, "b": {"step": 2}}, "param_groups": groups})["state"]

@@ -28,7 +28,7 @@ PLAYED = ("num_episodes", "split", "seed", "samples_per_task", "max_turns", "sea
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit status after the report is printed, and written where ``--output`` says: 1 if every episode failed, else 0.
+    """Print and write the report; return exit status 1 if every episode failed, else 0.
 
     Raises:
         ConfigurationError: a mistake in the options, or the model cannot be used.
@@ -76,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def eval_parser() -> CommandParser:
-    """The parser of ``mrlm eval``."""
+    """Return the parser of ``mrlm eval``."""
     text = "Score a run or a model on an environment: the run's own with its settings, unless another is named."
     parser = playing_parser("eval", text, episodes=200, split="test", source="the run's validation")
     parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report with transcripts.")
@@ -90,14 +90,16 @@ def eval_parser() -> CommandParser:
 
 
 def playing_parser(command: str, text: str, *, episodes: int, split: str, source: str) -> CommandParser:
-    """Return a parser with what ``eval`` and ``collect`` share: the model, the tasks and the sampling of ``source``."""
+    """Return a parser with the options of ``eval`` and ``collect`` alike: model, tasks, and ``source``'s sampling."""
     parser = environment_parser(command, text, required=False)
     parser.add_argument("--model", type=str, required=True, help="Run folder, model folder, hub id or builtin:tiny.")
     parser.add_argument("--seats", type=dict[str, str], default={}, help="Policy of each agent; a run has its own.")
     parser.add_argument("--device", type=str, default="auto", help="As torch names it; auto prefers an accelerator.")
     parser.add_argument("-n", "--num_episodes", type=PositiveInt, default=episodes, help="Episodes in all.")
     parser.add_argument("--split", choices=SPLITS, default=split, help="Split of the tasks.")
-    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Of the choice of tasks and of the sampling.")
+    parser.add_argument(
+        "--seed", type=NonNegativeInt, default=0, help="Seed of the choice of tasks and of the sampling."
+    )
     each = "Episodes of each task, at each temperature."
     parser.add_argument("--samples_per_task", type=PositiveInt, default=1, help=each)
     for name, kind, meaning in (
@@ -114,7 +116,7 @@ def playing_parser(command: str, text: str, *, episodes: int, split: str, source
 
 
 def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
-    """How turns are sampled: as the options say; what they leave out, as the run did, else by default.
+    """Return the sampling: of the options, else of the run, else the default.
 
     Raises:
         ConfigurationError: a value is out of its range.

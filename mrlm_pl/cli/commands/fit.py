@@ -32,7 +32,7 @@ OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines", "mrlm_p
 
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<=", 2**32 - 1)])
-"""What numpy takes for a seed."""
+"""The range of numpy's seeds."""
 
 
 class RunParser(ShortErrors, LightningArgumentParser):
@@ -69,7 +69,7 @@ class RunCommand(LightningCLI):
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """The one stage that is wanted: building a parser takes a while."""
+        """Return the one stage of this command, since building a parser takes a while."""
         # Predictions go to files: collecting them would keep all episodes of the loop in memory.
         return {self.stage: LightningCLI.subcommands()[self.stage] | {"return_predictions"}}
 
@@ -78,7 +78,7 @@ class RunCommand(LightningCLI):
         return {**kwargs, "return_predictions": False} if subcommand == "predict" else kwargs
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the seed. It is a number by default, so that a run can be repeated without having asked for it."""
+        """Add seed, folder and resume. The seed has a default, so that every run can be repeated."""
         parser.add_argument(
             "--seed_everything",
             type=Seed,
@@ -111,7 +111,7 @@ class RunCommand(LightningCLI):
         self.config = parser.read(args, bases, [self.stage])  # type: ignore[attr-defined] # a RunParser
 
     def _parse_ckpt_path(self) -> None:
-        """Nothing: the base class would replace the configured model by the one that the checkpoint was made with."""
+        """Do nothing; the base class would replace the configured model by the checkpoint's."""
 
     def before_instantiate_classes(self) -> None:
         """Check names that Lightning answers late or without the nearest one."""
@@ -121,12 +121,12 @@ class RunCommand(LightningCLI):
         if loop is not None and trainer[f"limit_{loop}_batches"] == 0:
             trainer[f"limit_{loop}_batches"] = None
             rank_zero_only(print)(
-                f"mrlm: `trainer.limit_{loop}_batches: 0` is left to `mrlm fit`; `mrlm {self.stage}` runs the loop",
+                f"mrlm: `trainer.limit_{loop}_batches: 0` applies to `mrlm fit`; `mrlm {self.stage}` runs the loop",
                 file=sys.stderr,
             )
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        """The trainer, whose run folder has the name of the first configuration file."""
+        """Return the trainer; its run folder has the name of the first configuration file."""
         try:
             trainer: Any = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError, TypeError) as error:
@@ -179,7 +179,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
 
 
 def with_own_configuration(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with the configuration of the run that they resume where they name none.
+    """Return the arguments; those that resume a run without a configuration have the run's own.
 
     Raises:
         ConfigurationError: the folder holds no run with a configuration, and no option names a model.

@@ -1,4 +1,4 @@
-"""``mrlm info``: versions, devices, the sandbox, and the classes and environments that can be named."""
+"""``mrlm info``: versions, devices, the sandbox, and the classes and environments that a configuration may name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("mrlm", "torch", "lightning", "transformers", "torchmetrics", "peft"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit status 0 after the facts are printed.
+    """Print the facts and return exit status 0.
 
     Raises:
         ConfigurationError: a plugin cannot be imported.
@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def collect() -> dict[str, Any]:
-    """All facts, as JSON-like data."""
+    """Return all facts as JSON-like data."""
     from lightning.pytorch import Callback, LightningDataModule
 
     from mrlm_pl.engines import Engine
@@ -86,9 +86,9 @@ def sandbox() -> dict[str, Any]:
 
 
 def _describe(classes: Iterable[type]) -> list[dict[str, Any]]:
-    """Entries of the classes that can be named, by name."""
+    """Return entries of the classes that a configuration may name, by name."""
     usable = [cls for cls in classes if not inspect.isabstract(cls) and not cls.__name__.startswith("_")]
-    # Of ours only what a package exports is meant to be named.
+    # Of our classes only exported ones have a name.
     packaged = [
         cls
         for cls in usable

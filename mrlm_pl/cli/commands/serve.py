@@ -39,12 +39,12 @@ from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
 logger = logging.getLogger(__name__)
 
 YOUNG_OBJECTS, YOUNG_COLLECTIONS = 20_000, 20
-"""Garbage is looked for so rarely that what a step makes is gone by then: else it is taken for lasting, and all the
-objects of thousands of sessions are searched again and again, each time with a pause of a tenth of a second."""
+"""Thresholds of the garbage collector. With lower ones it would promote the objects of a step and then scan those of
+thousands of sessions again and again, each time with a pause of a tenth of a second."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit status 0 when the server was stopped by SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT and return exit status 0.
 
     Raises:
         ConfigurationError: a mistake in the options, the settings of an environment, or the port is taken.
@@ -70,7 +70,7 @@ def _check_roles(options: Any) -> None:
     """Validate the options of controllers and workers.
 
     Raises:
-        ConfigurationError: they do not, or an address is wrong.
+        ConfigurationError: options exclude each other, or an address is wrong.
     """
     hosted = (options.environment, options.environments, options.settings, options.policies, options.verifier)
     if options.controller and (options.join or any(hosted)):
@@ -79,7 +79,7 @@ def _check_roles(options: Any) -> None:
             "workers with `mrlm serve --environments ... --join HOST:PORT`"
         )
     if options.advertise and not options.join:
-        raise ConfigurationError("advertise: it is told to a controller; name one with `--join HOST:PORT`")
+        raise ConfigurationError("advertise: only a controller needs it; name one with `--join HOST:PORT`")
     if options.join and not options.advertise and options.host in ("0.0.0.0", "::", "[::]"):
         raise ConfigurationError(
             f"host: clients cannot reach a worker at {options.host!r}; name an address of this machine with "
@@ -94,7 +94,7 @@ def _check_roles(options: Any) -> None:
 
 
 def _check_port(endpoint: Endpoint) -> None:
-    """Nothing when nobody listens on the port, so that no model is read in vain; gRPC tells what else is wrong.
+    """Validate that the port is free before a model is read; gRPC reports other faults.
 
     Raises:
         ConfigurationError: the port is taken.
@@ -122,7 +122,7 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
         raise ConfigurationError("environments: name at least one, as in `--environments math,code`")
     factories = hosted_environments(names, settings, allow_settings=options.allow_settings)
     for name, factory in factories.items():
-        made = factory({})  # a mistake in its settings is told now
+        made = factory({})  # a mistake in its settings ends the command
         made.close()
         logger.info("environment %s: agents %s", name, ", ".join(made.agents))
     offer = Offer(factories, options.processes, options.step_seconds)
@@ -132,7 +132,7 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
 
 
 def _policy_service(models: dict[str, str], device: str) -> Any:
-    """The service of policies, their models loaded; only here is torch needed."""
+    """Return the service of policies with its models loaded, which needs torch."""
     from mrlm_pl.engines import InProcessEngine
     from mrlm_pl.serving.policies.service import PolicyService
 
@@ -146,7 +146,7 @@ def _policy_service(models: dict[str, str], device: str) -> Any:
 
 
 def _verifier_service(options: Any) -> VerifierService:
-    """The service of a reward model, which has been read and has scored a text."""
+    """Return the service of a reward model that is loaded and has scored a text."""
     from mrlm_pl.reward_models.model import Precision, RewardModel
 
     limits = ScoreLimits(options.verifier_batch, options.verifier_queue)
@@ -155,50 +155,67 @@ def _verifier_service(options: Any) -> VerifierService:
     precision: Precision = options.verifier_precision or ("64" if options.device.startswith("cpu") else "32")
     tokens, room = options.verifier_max_tokens, options.verifier_batch_tokens
     scorer = RewardModel(folder, options.device, tokens, room, precision)
-    scorer.score_texts(["1 + 1 = ?"], ["2"])  # what is wrong with it is told before the port is open
+    scorer.score_texts(["1 + 1 = ?"], ["2"])  # a mistake ends the command before the port is open
     logger.info("verifier: %s on %s, %s bits", folder, options.device, precision.removeprefix("bf"))
     return VerifierService(scorer, folder, limits)
 
 
 def serve_parser() -> CommandParser:
-    """The options of the command."""
+    """Return the parser of the command."""
     text = "Host environments, policies and a verifier over gRPC."
     parser = environment_parser("serve", text, required=False)
     add = parser.add_argument
-    add("--environments", type=str, default="", help="Names or paths, with commas between them.")
-    add("--settings", type=str, help="YAML file with arguments of environments by name; its names are hosted as well.")
+    add("--environments", type=str, default="", help="Names or paths, separated by commas.")
+    add("--settings", type=str, help="YAML file with arguments of environments by name; these are hosted as well.")
     add("--policies", type=dict[str, str], default={}, help="Models to generate with, by names: '{judge: MODEL}'.")
-    add("--verifier", type=str, help="Reward model to score texts with: a run, a folder of a policy, or a hub id.")
-    add("--verifier_max_tokens", type=PositiveInt | None, help="Of a text; of a longer one the end; else the window.")
-    add("--verifier_batch", type=PositiveInt, default=64, help="Texts of one call of the model.")
-    add("--verifier_batch_tokens", type=PositiveInt, default=4096, help="Tokens of one forward pass, padding counted.")
-    add("--verifier_queue", type=PositiveInt, default=4096, help="Texts that may wait to be scored.")
-    add("--verifier_precision", type=Literal["64", "32", "bf16"] | None, help="Of its weights; 64 on a CPU, else 32.")
-    add("--device", type=str, default="cpu", help="Where policies and the verifier are, as torch names it.")
-    add("--controller", type=bool, default=False, help="Host nothing, but lead clients to workers that join.")
-    add("--join", type=str, help="HOST:PORT of a controller, to be a worker of it.")
-    add("--advertise", type=str, help="HOST:PORT at which clients reach this worker; else the one listened on.")
-    add("--allow_settings", type=bool, default=False, help="Let clients set the arguments that an environment names.")
+    add("--verifier", type=str, help="Reward model that scores texts: a run, a policy folder or a hub id.")
+    add(
+        "--verifier_max_tokens",
+        type=PositiveInt | None,
+        help="Tokens of a text; the end of longer texts is kept. Default: the context window.",
+    )
+    add("--verifier_batch", type=PositiveInt, default=64, help="Texts in one call of the model.")
+    add("--verifier_batch_tokens", type=PositiveInt, default=4096, help="Tokens in one forward pass, with padding.")
+    add("--verifier_queue", type=PositiveInt, default=4096, help="Longest queue of texts.")
+    add(
+        "--verifier_precision",
+        type=Literal["64", "32", "bf16"] | None,
+        help="Of its weights. Default: 64 on a CPU, else 32.",
+    )
+    add("--device", type=str, default="cpu", help="Device of policies and verifier, as torch names it.")
+    add("--controller", type=bool, default=False, help="Host nothing; place sessions on workers that join.")
+    add("--join", type=str, help="HOST:PORT of the controller to join as a worker.")
+    add("--advertise", type=str, help="HOST:PORT at which clients reach this worker. Default: the one it listens on.")
+    add(
+        "--allow_settings",
+        type=bool,
+        default=False,
+        help="Let clients set the arguments in an environment's client_settings.",
+    )
     add("--host", type=str, default="127.0.0.1", help="Address to listen on.")
-    add("--port", type=NonNegativeInt, default=50051, help="Port to listen on; 0 takes a free one, which is told.")
+    add("--port", type=NonNegativeInt, default=50051, help="Port to listen on; 0 takes a free one and prints it.")
     add("--token_file", type=str, help="File with the token that calls must carry; else MRLM_TOKEN.")
     add("--tls_certificate", type=str, help="PEM file of the server's certificate.")
     add("--tls_key", type=str, help="PEM file of its key.")
-    add("--tls_authority", type=str, help="PEM file of the certificates that sign the clients'; makes them necessary.")
+    add(
+        "--tls_authority",
+        type=str,
+        help="PEM file of the certificates that sign the clients'; requires client certificates.",
+    )
     add("--threads", type=PositiveInt, default=8, help="Threads that call environments.")
-    add("--processes", type=NonNegativeInt, default=0, help="Host processes for environments that compute long.")
-    add("--queue", type=PositiveInt, default=10_000, help="Calls that may wait for a thread.")
-    add("--max_sessions", type=PositiveInt, default=20_000, help="Sessions that may be live at once.")
-    add("--lease_seconds", type=PositiveFloat, default=120.0, help="A session without a call for so long is ended.")
+    add("--processes", type=NonNegativeInt, default=0, help="Host processes, for environments with long computations.")
+    add("--queue", type=PositiveInt, default=10_000, help="Longest queue of calls.")
+    add("--max_sessions", type=PositiveInt, default=20_000, help="Live sessions.")
+    add("--lease_seconds", type=PositiveFloat, default=120.0, help="Idle time after which a session ends.")
     add("--step_seconds", type=PositiveFloat, default=60.0, help="Time for one call of an environment.")
     add("--message_mb", type=PositiveInt, default=16, help="Size of the largest message, in MiB.")
-    add("--grace_seconds", type=PositiveFloat, default=30.0, help="After SIGTERM, time for live sessions to end.")
+    add("--grace_seconds", type=PositiveFloat, default=30.0, help="Time for live sessions to end after SIGTERM.")
     add("--metrics_port", type=NonNegativeInt, default=0, help="Port of metrics for Prometheus; 0 has none.")
     return parser
 
 
 def read_settings(path: str | None) -> dict[str, dict[str, Any]]:
-    """Arguments of environments by their names.
+    """Return the arguments of environments, by name.
 
     Raises:
         ConfigurationError: the file is missing, or is no mapping of mappings.
@@ -221,11 +238,11 @@ def _names(text: str) -> list[str]:
 def hosted_environments(
     names: Sequence[str], settings: Mapping[str, Mapping[str, Any]], *, allow_settings: bool
 ) -> dict[str, Factory]:
-    """What makes each environment, by the name under which it is hosted: its own.
+    """Return the factory of each environment, by the environment's own name.
 
     Args:
-        names: of environments, as :func:`find_environment` takes them.
-        settings: arguments by such a name, which is hosted as well.
+        names: environments, as :func:`find_environment` takes them.
+        settings: arguments by name; these environments are hosted as well.
         allow_settings: whether clients may set arguments.
 
     Raises:
@@ -241,7 +258,7 @@ def hosted_environments(
 
 
 def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings: bool) -> Factory:
-    """Make an environment of the class, with the arguments checked like those of a configuration file."""
+    """Return a function that makes an environment; its arguments are checked like those of a configuration file."""
 
     def make(overrides: Mapping[str, Any]) -> Environment:
         allowed = cls.client_settings if allow_settings else ()

@@ -1,4 +1,4 @@
-"""``mrlm sessions HOST:PORT``: what is live on a server."""
+"""``mrlm sessions HOST:PORT``: list the live sessions of a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER_SECONDS = 10.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit status 0 after the sessions are printed.
+    """Print the sessions and return exit status 0.
 
     Raises:
         RemoteError: the server does not answer.
@@ -27,8 +27,8 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="mrlm sessions", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("address", metavar="HOST:PORT")
-    parser.add_argument("--environment", default="", help="those of one environment")
-    parser.add_argument("--limit", type=int, default=50, help="how many are listed; 0 lists all")
+    parser.add_argument("--environment", default="", help="list sessions of one environment")
+    parser.add_argument("--limit", type=int, default=50, help="number of listed sessions; 0 lists all")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--token_file", help="file with the token; else MRLM_TOKEN")
     parser.add_argument("--tls_authority", help="PEM file of the certificates that sign the server's")
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _printable(text: str) -> str:
-    """The text without what would control a terminal: clients choose their names.
+    """Return a text without terminal control characters, since clients choose their names.
 
     >>> _printable("a\\x1b[2Jb\\n")
     'a?[2Jb?'

@@ -174,7 +174,7 @@ def named_class(name: str, bases: Sequence[type], key: str) -> Any:
             raise MistakeError(key, f"{error} (the value is {name!r})") from error
         if missing := sorted(getattr(found, "__abstractmethods__", ())):
             lacking = ", ".join(missing)
-            raise MistakeError(key, f"{path} does not define {lacking}; add what is missing{place_of(found)}")
+            raise MistakeError(key, f"{path} does not define {lacking}; define it{place_of(found)}")
         return found
     if any(issubclass(base, Environment) for base in bases) and name in (short := environments_by_name()):
         return short[name]

@@ -1,4 +1,4 @@
-"""The words of a command line and its YAML files before they are parsed; mistakes are reported with file and line."""
+"""Command-line words and YAML files before they are parsed; mistakes are reported with file and line."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _with_underscores(word: str) -> str:
 
 
 def config_files(arguments: Sequence[str]) -> list[Path]:
-    """The configuration files that arguments name and that exist."""
+    """Return the existing configuration files among the arguments."""
     return [path for path in _named(arguments) if path.is_file()]
 
 
 def check_exist(arguments: Sequence[str]) -> None:
-    """Refuse configuration files that do not exist.
+    """Validate that configuration files exist.
 
     Raises:
         ConfigurationError: the file, with the nearest in its folder.
@@ -68,10 +68,10 @@ def option_values(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def check_files(files: Sequence[Path]) -> None:
-    """Refuse files that are not a mapping in YAML.
+    """Validate that files are mappings in YAML.
 
     Raises:
-        ConfigurationError: file, line and what is wrong: syntax, nothing in it, no mapping, or a key that stands twice.
+        ConfigurationError: wrong syntax, an empty file, no mapping, or a duplicate key, with file and line.
     """
     for file in files:
         top = _composed(file)
@@ -86,14 +86,14 @@ def check_files(files: Sequence[Path]) -> None:
             for key, _ in node.value:
                 if key.value in seen:
                     raise ConfigurationError(
-                        f"{file}, line {_line(key)}: the key {key.value!r} stands in line {seen[key.value]} already; "
+                        f"{file}, line {_line(key)}: the key {key.value!r} is in line {seen[key.value]} already; "
                         "remove one of them"
                     )
                 seen[key.value] = _line(key)
 
 
 def place_of_key(name: str, files: Sequence[Path]) -> str:
-    """``FILE, line N`` of the last place where a dotted key stands; empty if no file has it."""
+    """Return ``FILE, line N`` of the last place of a dotted key; empty if no file has it."""
     parts = [part for part in name.split(".") if part]
     for file in reversed(files):
         top = _composed(file)
@@ -157,7 +157,7 @@ def _mappings(node: yaml.Node) -> Iterator[yaml.MappingNode]:
 
 
 def _lines_of(node: yaml.Node, parts: Sequence[str]) -> Iterator[int]:
-    """Lines of keys that are the last of ``parts``, where the ones before lead there; keys between may be left out."""
+    """Yield the lines of a dotted key; ``parts`` may leave out keys in between."""
     if isinstance(node, yaml.SequenceNode):
         for value in node.value:
             yield from _lines_of(value, parts)

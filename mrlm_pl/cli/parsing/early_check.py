@@ -1,7 +1,7 @@
-"""Answers the commonest typos before torch is imported: names and keys of trainer, algorithm, data and policies.
+"""Report frequent typos before torch is imported: names and keys of trainer, algorithm, data and policies.
 
-Class signatures are read from their source, which takes a tenth of the time that importing them does. What cannot be
-known for certain from the source (a class from elsewhere, ``**kwargs`` without a known base) is left to the parser.
+Signatures are read from the source of the classes, in a tenth of the time of their import. Anything uncertain (a class
+of another package, ``**kwargs`` without a known base) is left to the parser.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mrlm_pl.runs.plugins import plugin_entry_points
 PACKAGE = Path(__file__).parents[2]
 FOLDERS = {"model": "algorithms", "data": "data"}
 BASES = (PACKAGE / "learner", PACKAGE / "data")
-"""Where classes are that ours are based on, besides their own package."""
+"""Packages of the base classes of our classes."""
 
 KINDS = {"model": "algorithm", "data": "data module"}
 OWN_PLUGINS = ("mrlm_environments", "mrlm_callbacks")
@@ -159,7 +159,7 @@ def _check_keys(value: Any, owner: str, known: Sequence[str] | None, key: str) -
 
 
 def _exported(folder: Path) -> list[str]:
-    """The concrete classes that a package exports."""
+    """Return the concrete classes that a package exports."""
     stub = folder / "__init__.pyi"
     if stub.is_file():
         imports = [item for item in ast.parse(stub.read_text()).body if isinstance(item, ast.ImportFrom)]
@@ -179,7 +179,7 @@ def _environments_folder() -> Path | None:
 
 
 def _environment_names() -> tuple[dict[str, str], list[str]]:
-    """Our environments' class names by their short names, and all names of environments."""
+    """Return our environments' class names by short name, and all names of environments."""
     folder, short = _environments_folder(), dict[str, str]()
     if folder is None:
         return short, []
@@ -221,7 +221,7 @@ def parameters(file: Path, name: str) -> tuple[str, ...] | None:
 
 
 def _passed_on(made: ast.FunctionDef) -> set[str]:
-    """The names that a constructor hands to its base's itself."""
+    """Return the arguments that a constructor sets for its base."""
     calls = [item for item in ast.walk(made) if isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute)]
     above = [call for call in calls if call.func.attr == "__init__"]  # type: ignore[attr-defined]
     return {keyword.arg for call in above for keyword in call.keywords if keyword.arg is not None}
@@ -235,7 +235,7 @@ def _classes(file: Path) -> dict[str, ast.ClassDef]:
 
 @cache
 def _file_of(folder: Path, name: str) -> Path | None:
-    """The module of a package of ours that defines a class."""
+    """Return the module of a package of ours that defines a class."""
     if not name.isidentifier():
         return None
     definition = re.compile(rf"^class {name}\b", re.MULTILINE)

@@ -37,16 +37,16 @@ class RunOptions:
     recorded: RecordedEnvironment | None
 
     def name_of(self, environment: Environment) -> str:
-        """The environment's name in the run, else its own."""
+        """Return the environment's name in the run, else its own."""
         return (self.recorded.name if self.recorded else None) or environment.name
 
     def environment_settings(self) -> dict[str, Any]:
-        """The environment's arguments."""
+        """Return the environment's arguments."""
         return dict(self.config.environment.as_dict().get("init_args") or {})
 
 
 def environment_parser(command: str, description: str, *, required: bool = True) -> CommandParser:
-    """A parser with ``--config`` and ``--environment NAME``, whose arguments are ``--environment.ARGUMENT``."""
+    """Return a parser with ``--config``, ``--environment NAME`` and ``--environment.ARGUMENT``."""
     parser = CommandParser(prog=f"mrlm {command}", description=description, allow_abbrev=False)
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
     parser.add_subclass_arguments(Environment, "environment", required=required)
@@ -54,15 +54,14 @@ def environment_parser(command: str, description: str, *, required: bool = True)
 
 
 def parse(parser: CommandParser, arguments: Sequence[str]) -> Any:
-    """The options, with the environment built; see :func:`read`."""
+    """Return the options with the environment built; see :func:`read`."""
     return parser.instantiate(read(parser, arguments))
 
 
 def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
-    """The options, with the environment's class and arguments.
+    """Return the options with the environment's class and arguments.
 
-    Only the plugins that are needed to find an environment named on the command line are imported; a configuration
-    file may name any, so then all are.
+    An environment on the command line imports only the plugins up to its own; a configuration file imports all.
 
     Raises:
         ConfigurationError: an option, a file or the environment's arguments hold a mistake.
@@ -76,7 +75,7 @@ def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
 
 
 def read_with_run(parser: CommandParser, arguments: Sequence[str]) -> RunOptions:
-    """The options, with the environment of the run that ``--model`` names as the default, its arguments included.
+    """Return the options; the default environment is that of the run that ``--model`` names, with its arguments.
 
     Options for the environment come on top of the run's arguments, also where they name the same environment again.
 
@@ -98,7 +97,7 @@ def read_with_run(parser: CommandParser, arguments: Sequence[str]) -> RunOptions
 
 
 def shown_settings(config: Any) -> str:
-    """The arguments of an environment that differ from the defaults of its class, in one line.
+    """Return the arguments of an environment that differ from its defaults, in one line.
 
     Args:
         config: the class and its arguments, as the parser gives them.
@@ -116,7 +115,7 @@ def _plain(value: Any) -> Any:
 
 
 def _given(words: Sequence[str], option: str) -> str | None:
-    """The value of an option on the command line, else in the last configuration file that has it."""
+    """Return the value of an option on the command line, else in the last configuration file that has it."""
     values = [value for name, value in option_values(words) if name == option]
     if values:
         return _class_of(yaml.safe_load(values[-1]) if values[-1].startswith("{") else values[-1])
@@ -124,7 +123,7 @@ def _given(words: Sequence[str], option: str) -> str | None:
         try:
             found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError):
-            return None  # the parser says what is wrong with the file
+            return None  # the parser reports the fault of the file
         value = found.get(option.removeprefix("--")) if isinstance(found, dict) else None
         if value is not None:
             return _class_of(value)
@@ -132,13 +131,13 @@ def _given(words: Sequence[str], option: str) -> str | None:
 
 
 def _class_of(value: Any) -> str | None:
-    """The name, or the class's path in a mapping."""
+    """Return the name, or the class path in a mapping."""
     value = value.get("class_path") if isinstance(value, dict) else value
     return None if value is None else str(value)
 
 
 def _without(words: Sequence[str], option: str) -> list[str]:
-    """The words without an option and its value."""
+    """Return the words without an option and its value."""
     kept: list[str] = []
     skipped = False
     for word in words:

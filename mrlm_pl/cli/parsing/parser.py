@@ -63,11 +63,10 @@ class ShortErrors:
             _PARSED.reset(token)
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
-        """The namespace with its classes built.
+        """Return the namespace with its classes built.
 
         Raises:
-            MRLMError: a class refused its arguments. The library hides such an error among those of the other types
-                that the value might have had.
+            MRLMError: a class refused its arguments; the library reports this error as one of a type mismatch.
         """
         refusals: list[MRLMError] = []
 
@@ -77,8 +76,8 @@ class ShortErrors:
             except MRLMError as error:
                 refusals.append(error)
                 raise
-            except Exception as error:  # a class of the user's may fail in any way
-                if cls.__module__.partition(".")[0] in ("lightning", "torch"):  # whose errors Lightning's own CLI knows
+            except Exception as error:  # a class of the user's may raise anything
+                if cls.__module__.partition(".")[0] in ("lightning", "torch"):  # Lightning's CLI handles these
                     raise
                 found = place_of_error(error)
                 where = f" ({found})" if found else f"; for its traceback set {DEBUG_VARIABLE}=1"
@@ -115,7 +114,7 @@ class ShortErrors:
         raise ConfigurationError(f"{text}{'' if ' ' in key else file_of_key(key, words)}") from ex
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """The help in plain words, without the options of a class's help that the command line does not take."""
+        """Return the help in plain words, without options that the command line does not take."""
         text = plain_words(super().format_help(*args, **kwargs))  # type: ignore[misc]
         if not _CLASS_HELP.search(text):
             return text
@@ -134,7 +133,7 @@ def policy_help() -> str:
 
 
 def plain_words(text: str) -> str:
-    """The text of a docstring without its markup of names.
+    """Return the text of a docstring without its markup of names.
 
     >>> plain_words("see :class:`~mrlm_pl.rollout.cross_policy.CrossPolicy` and ``mode``")
     'see CrossPolicy and `mode`'
@@ -143,7 +142,7 @@ def plain_words(text: str) -> str:
 
 
 class CommandParser(ShortErrors, ArgumentParser):
-    """The parser of the commands that need no Lightning."""
+    """The parser of commands without Lightning."""
 
 
 def explain(message: str, parser: Any) -> str:
@@ -199,7 +198,7 @@ def _unaccepted_by_command(message: str, parser: Any) -> str | None:
 
 
 def _options(parser: Any) -> list[str]:
-    """All long options of a parser and of its sub-commands."""
+    """Return all long options of a parser and of its subcommands."""
     options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

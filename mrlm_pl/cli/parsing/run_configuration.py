@@ -1,4 +1,4 @@
-"""The configuration of a run in its folder, and what a resumed run may change of it."""
+"""The configuration of a run in its folder, and the settings that a resumed run may change."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def _same_path(old: Any, new: Any) -> bool:
-    """Whether two spellings name one file or folder."""
+    """Return whether two paths name one file or folder."""
     if not (isinstance(old, str) and isinstance(new, str)):
         return False
     return Path(old).exists() and Path(new).exists() and Path(old).samefile(new)

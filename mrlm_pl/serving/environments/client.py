@@ -51,8 +51,8 @@ _ELSEWHERE = (*_GONE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 class RemoteEnvironment(Environment, proxy=True):
     """An environment on one of several servers (``mrlm serve``).
 
-    Each episode is a session on one server. A server that is full, going down or gone is passed over, and tried again
-    later; when a server dies, the episodes on it fail, and are played again as failed episodes are.
+    Each episode is a session on one server. A server that is full, going down or gone is skipped and tried again later.
+    When a server dies, its episodes fail and are retried like other failed episodes.
 
     Args:
         address: ``HOST:PORT`` of a server, or of several.
@@ -62,8 +62,8 @@ class RemoteEnvironment(Environment, proxy=True):
         tls_authority: PEM file of the certificates that sign the servers'; with it the connection is encrypted.
         tls_certificate: PEM file of this client's certificate, where servers want one.
         tls_key: PEM file of its key.
-        open_seconds: how long to try for a server that opens a session.
-        step_seconds: how long to wait for the answer to a step.
+        open_seconds: deadline for opening a session on some server.
+        step_seconds: deadline of a step.
         message_mb: size of the largest message, in MiB; the server's counts where it is smaller.
 
     Raises:
@@ -96,7 +96,7 @@ class RemoteEnvironment(Environment, proxy=True):
         self._dropped: weakref.finalize[[Address, str, int], RemoteEnvironment] | None = None
 
     @property
-    def agents(self) -> tuple[str, ...]:  # type: ignore[override] # asked for when it is first needed
+    def agents(self) -> tuple[str, ...]:  # type: ignore[override] # requested at the first read
         """The agents, as the first server that answers has them.
 
         Raises:
@@ -110,11 +110,11 @@ class RemoteEnvironment(Environment, proxy=True):
         return self._described
 
     def tasks(self, split: str) -> TaskSource:
-        """Return the server's tasks, read as they are needed; see :meth:`Environment.tasks`."""
+        """Return the server's tasks, read in parts; see :meth:`Environment.tasks`."""
         return RemoteTasks(self, split)
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
-        """Return the tools of the episode that is under way."""
+        """Return the tools of the current episode."""
         return self._tools.get(agent, ())
 
     async def reset(self, task: Task) -> Observations:  # type: ignore[override] # async versions are accepted
@@ -131,7 +131,7 @@ class RemoteEnvironment(Environment, proxy=True):
             opening.add_done_callback(_close_unwanted)
             raise
         self._place, self._session, self._turn = place, opened.session, 0
-        # One that is dropped without close() must not be kept alive for ever.
+        # An environment that is dropped without close() must not renew its lease.
         self._dropped = weakref.finalize(self, _close_in_background, place, opened.session, os.getpid())
         self._tools = from_json(opened.tools, tools_from)
         return from_json(opened.observations, observations_from)
@@ -246,10 +246,10 @@ class RemoteEnvironment(Environment, proxy=True):
 
 
 class RemoteTasks(TaskSource):
-    """The tasks of a split of a remote environment; parts of it are read when they are first needed.
+    """The tasks of a split of a remote environment, read in parts.
 
     Args:
-        environment: whose tasks they are.
+        environment: the remote environment.
         split: the split.
 
     Raises:
@@ -287,7 +287,7 @@ _reached: dict[Address, tuple[bool, float]] = {}
 
 
 async def _on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine on the connections' loop, awaited on whatever loop this is."""
+    """Await a coroutine that runs on the connections' loop; return its result."""
     return await asyncio.wrap_future(submit(coroutine))
 
 
@@ -296,7 +296,7 @@ async def _pass_over(place: Address) -> None:
 
 
 async def _reaches(worker: Address, session: str) -> bool:
-    """Return whether the network leads to a worker and its session; asked once in a while."""
+    """Return whether a worker and its session can be reached; a failure is remembered for a while."""
     known, asked = _reached.get(worker, (False, -math.inf))
     now = asyncio.get_running_loop().time()
     if not known and now - asked > ASK_AGAIN_SECONDS:
@@ -311,12 +311,12 @@ async def _reaches(worker: Address, session: str) -> bool:
 
 
 def _close_in_background(place: Address, session: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked process has copies of its parent's environments, and no right to their sessions
+    if os.getpid() == owner:  # a forked process has copies of its parent's environments, but not their sessions
         submit(_close(place, session))
 
 
 def _close_unwanted(opening: Future[tuple[pb.OpenReply, Address]]) -> None:
-    """Close a session that came when nobody waited for it any more."""
+    """Close a session whose caller has been cancelled."""
     if not opening.cancelled() and opening.exception() is None:
         opened, place = opening.result()
         _close_in_background(place, opened.session, os.getpid())
@@ -328,11 +328,11 @@ async def _close(place: Address, session: str) -> None:
     try:
         await server.call("Close", pb.CloseRequest(session=session), ASK_SECONDS)
     except StatusError:
-        return  # the server is gone, and the session with it; or its lease will end it
+        return  # the session is gone with its server, or its lease will end it
 
 
 def _told(error: StatusError, what: str) -> Exception:
-    """The error that the environment would have raised here, where it can be told; else what happened on the way."""
+    """Return the environment's own error if its class is known here, else one of the connection."""
     name, colon, text = error.text.partition(": ")
     cls = getattr(errors, name, None)
     if colon and isinstance(cls, type) and issubclass(cls, errors.MRLMError):

@@ -1,4 +1,4 @@
-"""A server's offer: environments by name, their instances, and their tasks."""
+"""The environments of a server, by name: their instances and tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mrlm_pl.environment.hosts import EnvironmentHosts
 logger = logging.getLogger(__name__)
 
 Factory = Callable[[Mapping[str, Any]], Environment]
-"""Makes an environment of a client's settings; they override the server's."""
+"""Makes an environment with a client's settings, which override the server's."""
 
 
 class UnknownEnvironmentError(Exception):
@@ -26,13 +26,13 @@ class Offer:
     """Environments by name.
 
     Args:
-        factories: how each is made.
+        factories: of the environments.
         processes: host processes for their instances; 0 keeps them in the server's.
-        step_seconds: that a call of one may take, where it is in a host process.
+        step_seconds: deadline of a call in a host process.
     """
 
     MAX_VARIANTS = 64
-    """Environments with settings of clients that are kept; the oldest makes room for a new one."""
+    """Number of kept environments; the oldest is dropped for a new one."""
 
     def __init__(self, factories: Mapping[str, Factory], processes: int, step_seconds: float) -> None:
         self.factories = dict(factories)
@@ -60,7 +60,7 @@ class Offer:
                     found = self._make(name, settings)
                 except BaseException:
                     with self._lock:
-                        self._making.pop(key, None)  # clients may try settings without end
+                        self._making.pop(key, None)  # clients may try any number of settings
                     raise
                 self._keep(key, found)
             return found
@@ -120,5 +120,5 @@ def _close(environment: Environment) -> None:
         closing = environment.close()  # type: ignore[func-returns-value]  # a coroutine where it is async
         if inspect.iscoroutine(closing):
             asyncio.run(closing)
-    except Exception as error:  # whatever it raises at its end, those that are served next are not concerned
+    except Exception as error:  # an environment may raise anything
         logger.warning("closing the environment %s: %s", environment.name, error)

@@ -30,7 +30,7 @@ Code = grpc.StatusCode
 MAX_TASKS = 1000
 MAX_KEY_CHARACTERS = 128
 KEPT_KEYS = 100_000
-"""Keys of sessions that have made a turn or are over; a request to open that comes late opens no second one."""
+"""Remembered keys of sessions that have advanced or ended; a late request with such a key opens no second session."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Limits:
     """Limits of a server.
 
     Args:
-        lease_seconds: a session without a call for so long is ended; clients may ask for less.
-        step_seconds: that one call of an environment may take.
-        sessions: live at once.
+        lease_seconds: idle time after which a session ends; clients may request less.
+        step_seconds: deadline of one call of an environment.
+        sessions: live sessions.
         message_mb: size of one message, in MiB.
     """
 
@@ -51,7 +51,7 @@ class Limits:
 
 
 def _unary(method: str) -> Any:
-    """Return a call of the protocol that a method of the service answers; its exceptions become statuses."""
+    """Return an RPC handler that calls a method of the service and turns exceptions into statuses."""
 
     async def answered(self: EnvironmentService, request: Any, context: Any) -> Any:
         try:
@@ -60,7 +60,7 @@ def _unary(method: str) -> Any:
             if context.cancelled():
                 raise
             refusal = refusal_of(asyncio.CancelledError())
-        except Exception as error:  # an environment may raise anything, and each is told with its class
+        except Exception as error:  # an environment may raise anything
             refusal = refusal_of(error)
         return await refuse(context, refusal.code, refusal.reason)
 
@@ -73,7 +73,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
     Args:
         offer: the environments.
         workers: threads that call them.
-        limits: what is allowed.
+        limits: of the server.
     """
 
     def __init__(self, offer: Offer, workers: Workers, limits: Limits) -> None:
@@ -85,8 +85,6 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         self._opened: dict[str, asyncio.Future[pb.OpenReply]] = {}
         self._used: OrderedDict[str, None] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
-
-    # The requests, however they arrive.
 
     async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
         """Return a new session, or the one that was opened with the same key and has made no turn yet."""
@@ -127,7 +125,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         return await asyncio.shield(session.busy)
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
-        """Renews leases; tells which sessions are gone."""
+        """Renew leases; return the sessions that are gone."""
         unknown = []
         for identifier in request.sessions:
             try:
@@ -137,7 +135,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         return pb.KeepAliveReply(unknown=unknown)
 
     async def close(self, request: pb.CloseRequest) -> pb.CloseReply:
-        """Ends a session; one that is gone is no error, so that this may be asked again."""
+        """End a session; one that is gone is no error, so that the request may be repeated."""
         session = self.sessions.get(request.session)
         if session is not None:
             self.end(session, "it was closed")
@@ -225,15 +223,15 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         return reply
 
     def _failed(self, session: Session, error: Exception) -> Exception:
-        """Return the error of a turn that failed; a turn with side effects must not be repeated."""
+        """Return the error of a failed turn, which must not be repeated if it may have had side effects."""
         if isinstance(error, (EnvironmentContractError, QueueFullError)):
-            return error  # nothing was done, so the turn may be asked for again
+            return error  # nothing was executed, so the turn may be repeated
         session.failure = refusal_of(error)
         return session.failure
 
     def _close_soon(self, client: str, name: str, environment: Environment) -> None:
         if type(environment).close is Environment.close:
-            return  # it holds nothing
+            return  # it has no resources
         task = asyncio.ensure_future(self._close(client, name, environment))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -244,11 +242,11 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
                 await asyncio.wait_for(environment.close(), self.limits.step_seconds)
             else:
                 await self.workers.run(client, environment.close, self.limits.step_seconds, must=True)
-        except Exception as error:  # whatever an environment does at its end is of no more use to anybody
+        except Exception as error:  # an environment may raise anything
             logger.warning("closing a session of %s: %s", name, error)
 
     async def closed(self, timeout: float) -> None:
-        """Wait until the environments of ended sessions are closed, at most so many seconds."""
+        """Wait until the environments of ended sessions are closed, for at most ``timeout`` seconds."""
         if self._closing:
             await asyncio.wait(self._closing, timeout=timeout)
 
@@ -273,7 +271,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         return await self.workers.run(client, function, self.limits.step_seconds)
 
     def _forget_answer(self, session: Session) -> None:
-        """Let go of the answer to the request that opened a session: the client has it, and it may be large."""
+        """Drop the answer to the opening request: the client has it, and it may be large."""
         if self._opened.pop(session.key, None) is not None:
             self._used[session.key] = None
             while len(self._used) > KEPT_KEYS:
@@ -282,8 +280,6 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
     def _forget_failure(self, key: str, done: asyncio.Future[pb.OpenReply]) -> None:
         if done.cancelled() or done.exception() is not None:
             self._opened.pop(key, None)
-
-    # How they arrive.
 
     Open = _unary("open")
     Step = _unary("step")
@@ -348,6 +344,6 @@ def refusal_of(error: BaseException) -> RefusalError:
 
 
 def _retrieved(done: asyncio.Future[Any]) -> None:
-    """Nobody may be waiting for it any more: then its error is not to be reported as lost."""
+    """Mark the error of a turn as read, since its caller may be gone."""
     if not done.cancelled():
         done.exception()

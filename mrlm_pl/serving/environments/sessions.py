@@ -17,11 +17,11 @@ from mrlm_pl.serving.transport import environment_pb2 as pb
 
 DIGEST_DIGITS = 12
 REMEMBERED = 50_000
-"""Ended sessions of which the reason is kept."""
+"""Number of ended sessions whose reason is kept."""
 
 
 class RefusalError(Exception):
-    """A request that is not served: the status and the reason."""
+    """A refused request: its status and the reason."""
 
     def __init__(self, code: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
@@ -33,17 +33,17 @@ class Session:
     """An episode under way.
 
     Args:
-        id: random, so that nobody guesses another's and none comes again.
+        id: random, so that it is unique and cannot be guessed.
         environment: the instance.
         name: the environment's name.
-        client: who opened it.
-        lease_seconds: how long it lives without a call.
-        key: with which it was opened; "" is none.
-        quick: its steps are made on the event loop.
+        client: name of its client.
+        lease_seconds: idle time after which it ends.
+        key: of its opening request; empty: none.
+        quick: its steps run on the event loop.
         turn: the next turn.
-        reply: the last step's answer.
-        failure: what the environment raised in the next turn, which is not made again.
-        busy: the step that is being made.
+        reply: to the last step.
+        failure: the environment's error in the next turn, which is not executed again.
+        busy: the running step.
     """
 
     id: str
@@ -69,7 +69,7 @@ class Session:
         return self.lease_seconds if self.busy is not None else self.touched + self.lease_seconds - time.monotonic()
 
     def described(self) -> pb.SessionDescription:
-        """Describe it for others: a digest stands for the id, because the id is enough to step and close it."""
+        """Return its description, with a digest in place of the id, which would let others step and close it."""
         return pb.SessionDescription(
             session=hashlib.sha256(self.id.encode()).hexdigest()[:DIGEST_DIGITS],
             environment=self.name,
@@ -105,16 +105,16 @@ class SessionTable:
         return iter(list(self._live.values()))
 
     def new_id(self) -> str:
-        """Return an id that no session had or will have; it begins with the worker's, where there is one."""
+        """Return a unique id; it begins with the worker's id, if there is one."""
         return f"{self.prefix}{secrets.token_urlsafe(16)}"
 
     def add(self, session: Session) -> None:
-        """Take a session in."""
+        """Add a session."""
         self._live[session.id] = session
         self.opened_total += 1
 
     def get(self, identifier: str) -> Session | None:
-        """Return the session, if it is live."""
+        """Return the live session of an id, or None."""
         return self._live.get(identifier)
 
     def find(self, identifier: str) -> Session:
@@ -131,7 +131,7 @@ class SessionTable:
         return session
 
     def end(self, session: Session, reason: str) -> bool:
-        """Forget a session but for the reason; False if that was done before."""
+        """Remove a session and keep the reason; return False if it was removed before."""
         if self._live.pop(session.id, None) is None:
             return False
         self._ended[session.id] = reason
@@ -140,7 +140,7 @@ class SessionTable:
         return True
 
     def prolong(self, seconds: float) -> None:
-        """Give all leases so much longer."""
+        """Extend all leases."""
         for session in self._live.values():
             session.touched += seconds
 

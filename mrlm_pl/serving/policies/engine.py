@@ -34,7 +34,7 @@ class RemoteEngine(Engine):
         address: ``HOST:PORT``.
         token_file: file with the token; without it, the environment variable ``MRLM_TOKEN``.
         identity: for TLS.
-        seconds: that one call may take, with all that is tried again when the server cannot be reached.
+        seconds: deadline of one call, retries included.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RemoteEngine(Engine):
         return found
 
     def load(self, policy: str, weights: Any, version: int) -> None:
-        """Refuses: the weights are the server's.
+        """Raise: the weights are the server's.
 
         Raises:
             EngineError: always.
@@ -68,7 +68,7 @@ class RemoteEngine(Engine):
         raise EngineError(f"policy {policy!r} is on {self.address.target}; its weights cannot be set from here")
 
     def precision(self, policy: str) -> str | None:
-        """``unknown``: the server does not tell; see :meth:`Engine.precision`."""
+        """Return ``unknown``, since servers do not report it; see :meth:`Engine.precision`."""
         return "unknown"
 
     def policies(self) -> dict[str, str]:
@@ -101,11 +101,10 @@ class RemoteEngine(Engine):
             return  # caches are bounded; a server that is gone has none
 
     async def _ask(self, method: str, request: Any) -> Any:
-        """The reply, which a server that dies and is started again in time gives as well: a request has its seed."""
+        """Return the reply; requests have seeds, so that a restarted server gives the same one."""
         backoff = Backoff(self.seconds)
 
         def ask(server: Connection) -> Awaitable[Any]:
-            # Not waited for in the library, so that what keeps the server from answering can be told.
             return server.call(method, request, max(backoff.left, 0.001), _STUB, patience=0)
 
         def final(error: StatusError, address: Address) -> Exception | None:
@@ -114,7 +113,7 @@ class RemoteEngine(Engine):
             return None if error.code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED) else RemoteError(str(error))
 
         def waiting(problem: StatusError) -> None:
-            logger.warning("%s does not answer, and is waited for %g s", self.address.target, self.seconds)
+            logger.warning("%s does not answer; retrying for %g s", self.address.target, self.seconds)
 
         try:
             reply, _ = await first_answer([self.address], ask, backoff, final, waiting)

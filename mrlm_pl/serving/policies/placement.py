@@ -1,4 +1,4 @@
-"""Policies of a run whose weights are on a server: their engines, and the check that the server has what is meant."""
+"""Policies of a run whose weights are on a server: their engines, and the check of the server's models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEY_VARIABLE = "MRLM_API_KEY"
 
 
 def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
-    """Return the engine, or one that asks servers for the policies that are ``served_by`` one.
+    """Return the engine, or one that routes policies with ``served_by`` to their servers.
 
     Args:
         engine: of all other policies.
@@ -73,7 +73,7 @@ def _over_http(name: str, place: str, policy: Policy) -> OpenAICompatible:
 
 def _check_vocabulary(name: str, policy: Policy, address: str, model: str, vocabulary: str) -> None:
     if not vocabulary:
-        logger.warning("%s does not tell the vocabulary of policy %r, which so cannot be checked", address, name)
+        logger.warning("%s does not report the vocabulary of policy %r, so it cannot be checked", address, name)
     elif vocabulary != policy.vocabulary_digest:
         raise ConfigurationError(
             f"policies.{name}.model: {policy.name_or_path!r} has another vocabulary than {model!r}, which {address} "

@@ -18,13 +18,13 @@ from mrlm_pl.serving.transport.connection import refuse
 logger = logging.getLogger(__name__)
 
 MAX_REQUESTS = 1024
-"""Turns of one call."""
+"""Largest number of turns in one call."""
 
 
 class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
-    """Generates for callers; the calls are made one after the other, each as one batch of the engine.
+    """Sample for callers, one call after the other, each as one batch of the engine.
 
-    A request has its seed, so asking again gives the same tokens.
+    Requests have seeds, so a repeated request gives the same tokens.
 
     Args:
         engine: with the policies loaded.
@@ -40,7 +40,7 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
 
     async def Sample(self, request: pb.SampleBatch, context: Any) -> pb.SampleReplies:  # noqa: N802 (of the protocol)
         if len(request.requests) > MAX_REQUESTS:
-            text = f"{len(request.requests)} turns in one call; at most {MAX_REQUESTS} are taken"
+            text = f"{len(request.requests)} turns in one call; at most {MAX_REQUESTS} are allowed"
             return await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
             asked = [_from_request(item) for item in request.requests]

@@ -1,6 +1,6 @@
-"""Which of several servers to ask first: those that were gone lately are passed over until they answer again.
+"""The order in which several servers are asked: servers that are gone are skipped until they answer again.
 
-What is known is shared by all environments of a process, so that not each episode finds out for itself.
+All environments of a process share this knowledge.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mrlm_pl.serving.transport.connection import Address, Connection, StatusErro
 from mrlm_pl.serving.transport.security import Identity, read_token
 
 FIRST_REST, LONGEST_REST = 1.0, 30.0
-"""Seconds after which a server that was gone is asked whether it is back; doubled each time that it is not."""
+"""Seconds between probes of a server that is gone: the first, and the longest after doublings."""
 
 PROBE_SECONDS = 3.0
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def addresses_of(
     Raises:
         ConfigurationError: no address is given, or one is not ``HOST:PORT``; a file cannot be read.
     """
-    identity.for_client()  # a mistake is told before the first call
+    identity.for_client()  # raises for a mistake before the first call
     read_token(token_file)
     targets = [address] if isinstance(address, str) else list(address)
     return tuple(Address(target, token_file, identity, message_mb) for target in dict.fromkeys(targets or [""]))
@@ -65,9 +65,9 @@ async def first_answer(
 
     Args:
         addresses: of servers that can stand in for each other.
-        ask: makes one request.
-        backoff: pauses between rounds over all servers, and when to give up.
-        final: the exception for an error that asking again would not change, else None.
+        ask: sends one request.
+        backoff: pauses between rounds over all servers.
+        final: the exception for an error that a repetition does not change, else None.
         waiting: is called after the first round without an answer.
         rotate: begin with another server than the last call, rather than with the first one.
 
@@ -104,20 +104,20 @@ def is_gone(address: Address) -> bool:
 
 
 def note_gone(address: Address) -> None:
-    """Pass the server over until it answers; to be called on the loop of all connections."""
+    """Skip the server until it answers; call this on the loop of all connections."""
     if not is_gone(address):
         _gone[address] = asyncio.ensure_future(_until_back(address))
 
 
 def note_back(address: Address) -> None:
-    """The server has answered."""
+    """Stop skipping a server that has answered."""
     asking = _gone.pop(address, None)
     if asking is not None:
         asking.cancel()
 
 
 async def _until_back(address: Address) -> None:
-    """Ask in the background, ever more rarely, until the server answers whatever it is."""
+    """Probe the server in the background, at growing intervals, until it answers."""
     backoff = Backoff(first=FIRST_REST, longest=LONGEST_REST)
     while await backoff.pause():
         try:

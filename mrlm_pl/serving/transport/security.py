@@ -1,4 +1,4 @@
-"""Authentication of callers: tokens, TLS, and the rule that nothing is served beyond this machine without a token."""
+"""Authentication of callers: tokens and TLS. Serving beyond this machine requires a token."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class Identity:
     Args:
         certificate: of this end.
         key: of the certificate.
-        authority: certificates that the other end's must be signed by; a server that has one wants a certificate of
-            every client.
+        authority: certificates that sign the other end's; a server with one requires a certificate of every client.
     """
 
     certificate: str | None = None
@@ -112,10 +111,10 @@ def with_token(token: str | None) -> tuple[tuple[str, str], ...]:
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):
-    """Refuses calls without the token, except those that ask for the server's health.
+    """Refuses calls without the token, except health checks.
 
     Args:
-        token: what calls must carry.
+        token: of valid calls.
     """
 
     def __init__(self, token: str) -> None:
@@ -150,7 +149,7 @@ def _file(path: str, name: str) -> bytes:
 
 
 def _pem(path: str, name: str) -> bytes:
-    """Return a file with a key or certificates; the library would only say later that the connection fails."""
+    """Return the content of a file with a key or certificates; gRPC would only fail later, at the connection."""
     content = _file(path, name)
     wanted = "PRIVATE KEY" if name == "tls_key" else "CERTIFICATE"
     if f"{wanted}-----".encode() not in content:

@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 Code = grpc.StatusCode
 MAX_BATCH = 1024
 MAX_CHARACTERS = 1 << 20
-"""Of a conversation; what a server takes."""
+"""Longest conversation."""
 
 REQUEST_CHARACTERS = 1 << 20
 """A request is closed at this size, so that it fits into a message whatever the alphabet."""
 
 AT_ONCE = 4
-"""Requests of one call that are under way."""
+"""Requests of one call in flight."""
 
 LONGEST_PAUSE = 5.0
 _AGAIN = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.CANCELLED)
@@ -46,12 +46,12 @@ _waited_for: set[tuple[Address, ...]] = set()
 
 @dataclass(frozen=True)
 class Terms:
-    """Whom a client asks, and for how long.
+    """Servers and deadlines of a client.
 
     Args:
         addresses: of servers with the same model.
-        timeout_seconds: that one request may take; twice as long each time that it was late.
-        patience_seconds: after which a request that nobody has answered fails.
+        timeout_seconds: deadline of one attempt, doubled after each one that was late.
+        patience_seconds: deadline of a request, retries included.
         batch_size: conversations of one request.
     """
 
@@ -108,7 +108,7 @@ def _parts(conversations: Sequence[Conversation], batch_size: int) -> Iterator[l
 
 
 async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[TextScore]:
-    """Return the scores of one request, from whichever server answers first."""
+    """Return the scores of one request from the first server that answers."""
     request = pb.ScoreRequest(
         conversations=[pb.Conversation(id=next(_ids), messages=to_json(messages)) for messages in conversations]
     )
@@ -121,7 +121,7 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
             return await server.call("Score", request, seconds, verifier_pb2_grpc.VerifierServiceStub, patience=0)
         except StatusError as error:
             if error.code is Code.DEADLINE_EXCEEDED:
-                allowed *= 2  # it may have too much to do, and never be done in time
+                allowed *= 2  # an overloaded server may need longer
             raise
 
     def final(error: StatusError, address: Address) -> Exception | None:
@@ -171,7 +171,7 @@ def _tell(terms: Terms, problem: StatusError) -> None:
     if problem.code is not Code.RESOURCE_EXHAUSTED and terms.addresses not in _waited_for:
         _waited_for.add(terms.addresses)
         logger.warning(
-            "the verifier at %s gives no scores (%s), and is waited for %g s",
+            "the verifier at %s gives no scores (%s); retrying for %g s",
             terms.targets,
             problem,
             terms.patience_seconds,

@@ -1,4 +1,4 @@
-"""A verifier that lives on a server, used like any other scorer of texts. gRPC is imported when a client is made."""
+"""A verifier on a server, used like any other scorer of texts. gRPC is imported when a client is made."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from mrlm_pl.settings import between, positive
 class VerifierClient(TextScorer):
     """Probabilities from ``mrlm serve --verifier``. All clients of a process, and copies of them, share a connection.
 
-    A server that cannot be reached, is late or is full is asked again, as long as ``patience_seconds`` say, at the next
-    address where there are several; asking twice changes nothing. The pauses between are random, and nothing but their
-    length is.
+    Requests to a server that cannot be reached, is late or is full are repeated for ``patience_seconds``, with several
+    addresses at the next one. Repetitions change nothing; only the pauses between them are random.
 
     Args:
         address: ``HOST:PORT`` of a server, or of several with the same model.
@@ -21,9 +20,9 @@ class VerifierClient(TextScorer):
         tls_authority: PEM file of the certificates that sign the servers'; with it the connection is encrypted.
         tls_certificate: PEM file of this client's certificate, where servers want one.
         tls_key: PEM file of its key.
-        timeout_seconds: that one request may take before it is asked again, with twice the time.
-        patience_seconds: for which scores are waited for; let the data module's ``step_timeout`` be longer.
-        batch_size: conversations of one request.
+        timeout_seconds: deadline of one attempt; the next one has twice the time.
+        patience_seconds: deadline of a score; set the data module's ``step_timeout`` above it.
+        batch_size: conversations in one request.
 
     Raises:
         ConfigurationError: no address is given, or one is not ``HOST:PORT``; a number is out of range; a file cannot be

@@ -1,4 +1,4 @@
-"""The service: scores of conversations, many callers' in one call of the model, on one thread beside the event loop."""
+"""The service: scores conversations of many callers in one call of the model, on one thread beside the event loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 Code = grpc.StatusCode
 SERVICE = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
 DECIMALS = 6
-"""Of a probability: the digits after them depend on which conversations share a call of the model."""
+"""Decimals of a probability; further ones depend on the conversations that share a batch."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class ScoreLimits:
     """Limits of a service.
 
     Args:
-        batch: conversations of one call of the model.
-        queue: conversations that may wait.
+        batch: conversations in one call of the model.
+        queue: longest queue of conversations.
 
     Raises:
         ConfigurationError: a value is below 1.
@@ -50,7 +50,7 @@ class ScoreLimits:
 
 
 class _Request:
-    """The conversations of one call that still have to be scored."""
+    """The conversations of one call and their scores."""
 
     def __init__(self, conversations: Sequence[Conversation], deadline: float | None) -> None:
         self.conversations, self.deadline = conversations, deadline
@@ -60,7 +60,7 @@ class _Request:
 
     @property
     def waiting(self) -> int:
-        """Conversations that the model has not been given, and shall be given."""
+        """Number of conversations that wait for the model."""
         return 0 if self.done.done() else len(self.conversations) - self.next
 
 
@@ -68,15 +68,14 @@ _Item = tuple[_Request, int]
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
-    """Scores with one scorer. What waits is scored together, one conversation of each request in turn.
+    """Score with one scorer; waiting requests share batches, one conversation of each in turn.
 
-    Of a request that was cancelled, or whose deadline has passed, nothing more is scored. All methods run on one event
-    loop.
+    Requests that are cancelled or late are not scored any further. All methods run on one event loop.
 
     Args:
         scorer: is called on a thread, never twice at the same time.
-        model: its name, for those who ask.
-        limits: how much is taken.
+        model: its name.
+        limits: of batches and queue.
     """
 
     def __init__(self, scorer: TextScorer, model: str, limits: ScoreLimits = ScoreLimits()) -> None:
@@ -106,7 +105,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         except RemoteError as error:
             return await self._refuse(context, Code.INVALID_ARGUMENT, str(error))
         if self.draining:
-            return await self._refuse(context, Code.UNAVAILABLE, "the verifier is going down; ask again, or another")
+            return await self._refuse(context, Code.UNAVAILABLE, "the verifier is going down; ask another")
         waiting = self.waiting
         if waiting and waiting + len(conversations) > self.limits.queue:
             text = f"{waiting} conversations are waiting, and {self.limits.queue} may; ask again later"
@@ -132,12 +131,12 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         return pb.ScoreReply(scores=[asked.scores[number] for number in range(len(conversations))])
 
     async def drain(self, deadline: float) -> None:
-        """Take no more requests, and wait for those that there are until the event loop's clock says so."""
+        """Refuse new requests and wait for the current ones, until ``deadline`` of the event loop's clock."""
         self.draining = True
         await until(lambda: not self.busy, deadline - asyncio.get_running_loop().time())
 
     def close(self) -> None:
-        """Stop scoring; what waits is not answered. May be called twice."""
+        """Stop scoring and cancel waiting requests; may be called twice."""
         self.draining = True
         for request in self._requests:
             request.done.cancel()
@@ -158,7 +157,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             self._runner = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
-        """Score until nothing waits."""
+        """Score until no request waits."""
         while batch := self._next_batch():
             try:
                 await self._score(batch)
@@ -166,13 +165,13 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
                 await self._score_apart(batch, error)
 
     def _next_batch(self) -> list[_Item]:
-        """Conversations of those requests that are still wanted, one of each in turn."""
+        """Return conversations of the current requests, one of each in turn."""
         now = asyncio.get_running_loop().time()
         batch: list[_Item] = []
         while self._requests and len(batch) < self.limits.batch:
             request = self._requests.popleft()
             if request.deadline is not None and now > request.deadline and not request.done.done():
-                request.done.set_exception(TimeoutError("the deadline passed before all was scored"))
+                request.done.set_exception(TimeoutError("the deadline passed before all conversations were scored"))
             if request.waiting:
                 batch.append((request, request.next))
                 request.next += 1
@@ -183,7 +182,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         """Score a batch, and answer the requests that are complete.
 
         Raises:
-            Exception: what the scorer raised; then nothing of the batch is answered.
+            Exception: of the scorer; no request of the batch is answered then.
         """
         conversations = [request.conversations[number] for request, number in batch]
         self.batches_total += 1
@@ -195,7 +194,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
                 request.done.set_result(None)
 
     async def _score_apart(self, batch: Sequence[_Item], error: Exception) -> None:
-        """Score what each request has in a batch that failed by itself, so that one does not fail all others."""
+        """Score the conversations of a failed batch request by request, so that one does not fail the others."""
         shares: dict[_Request, list[_Item]] = {}
         for item in batch:
             shares.setdefault(item[0], []).append(item)
@@ -213,7 +212,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
                 request.done.set_exception(fault)
 
     def _scores(self, conversations: Sequence[Conversation]) -> list[pb.Score]:
-        """Runs on the thread of the model."""
+        """Return the scores; runs on the thread of the model."""
         found = self.scorer.score_batch(conversations)
         if len(found) != len(conversations):
             raise RemoteError(f"the scorer gave {len(found)} scores for {len(conversations)} conversations")

@@ -1,4 +1,4 @@
-"""``mrlm balance``: the files that it writes, what it prints and refuses, and that it is quick to start."""
+"""``mrlm balance``: its files, output and refusals, and its quick start."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_a_signal_ends_it_in_order_and_the_same_command_continues(collect, monke
 
     monkeypatch.setattr(command.CollectionFile, "add", interrupted)
     told = collect("-n", "12", "--output", "a.jsonl", status=status)
-    assert f"{name} has ended collect; what was written is kept; continue with `mrlm collect --model" in told
+    assert f"{name} has ended collect; the written episodes are kept; continue with `mrlm collect --model" in told
     assert "Traceback" not in told
     monkeypatch.setattr(command.CollectionFile, "add", add)
     collect("-n", "12", "--output", "a.jsonl")

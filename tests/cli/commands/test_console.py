@@ -1,4 +1,4 @@
-"""What a run prints and logs: progress, models, agents, hyper-parameters, and where to go on."""
+"""Output and log of a run: progress, models, agents, hyper-parameters, and the command that continues it."""
 
 from __future__ import annotations
 

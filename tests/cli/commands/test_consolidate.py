@@ -1,4 +1,4 @@
-"""``mrlm consolidate``: what it refuses. What it makes is tried with two processes in tests/trainer/test_fsdp.py."""
+"""``mrlm consolidate``: its refusals. tests/trainer/test_fsdp.py tests its file with two processes."""
 
 from pathlib import Path
 

@@ -131,5 +131,5 @@ def test_a_writer_that_fails_tells_the_learner(disk: SmallDisk) -> None:
     writer.write(path, [Episode("e", Task("t", "train", 0), "g", 0, 0, {}, "end")])
     with pytest.raises(StorageError, match=r"iteration-000000\.jsonl\.gz' cannot be written: No space left on device"):
         writer.finish()
-    writer.finish()  # it has been told
+    writer.finish()  # its thread has ended with the error
     assert not list(path.parent.iterdir())

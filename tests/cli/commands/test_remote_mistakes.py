@@ -1,4 +1,4 @@
-"""What a new user does wrong with servers is answered in a line, with the exit status that the document tells."""
+"""Mistakes of new users with servers end in one line, with the documented exit status."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def short(err: str) -> bool:
         ("serve --environments math --port 0 --metrics_port 99999", "metrics_port: cannot listen on port 99999"),
         ("serve --environments math --join nowhere", "join: the address 'nowhere' is not HOST:PORT"),
         ("serve --environments math --join h:1 --advertise h", "advertise: the address 'h' is not HOST:PORT"),
-        ("serve --environments math --advertise h:1", "advertise: it is told to a controller; name one with `--join"),
+        ("serve --environments math --advertise h:1", "advertise: only a controller needs it; name one with `--join"),
         ("serve --controller true --environments math", "controller: it hosts nothing; leave out environments"),
         ("serve --environments math --tls_key {not} --tls_certificate {not}", "tls_key: '{not}' is no PEM file"),
         ("sessions 127.0.0.1", "the address '127.0.0.1' is not HOST:PORT"),

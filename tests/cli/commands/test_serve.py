@@ -40,7 +40,7 @@ class Running:
         self.target = self.line.split()[-1]
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Exit status and what was logged."""
+        """Exit status and log."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         _, log = self.process.communicate(timeout=30)
@@ -99,7 +99,7 @@ def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     step = asyncio.run(environment.step({"agent": Message("assistant", task.data["answer"])}))
-    assert step.rewards == {"agent": 1.0}, "live sessions go on"
+    assert step.rewards == {"agent": 1.0}, "live sessions continue"
     assert server.process.poll() is None
     environment.close()
     other.close()

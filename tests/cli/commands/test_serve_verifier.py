@@ -123,7 +123,7 @@ def test_a_folder_that_is_not_there_is_told_at_once(mrlm: Any, monkeypatch: Any,
     Path("runs/correctness_model").mkdir(parents=True)
 
     class Hub:
-        """A hub that nobody reaches."""
+        """A hub that cannot be reached."""
 
         def model_info(self, name: str, timeout: float) -> None:
             assert timeout <= 5

@@ -1,4 +1,4 @@
-"""Runs of a trainer: what they leave, and how they are continued."""
+"""Runs of a trainer: their files, and their continuation."""
 
 import csv
 import json
@@ -330,7 +330,7 @@ def test_a_run_that_a_signal_ends_says_how_to_continue(
     status, _, told = mrlm("train", "--output", "runs/toy", "--resume")
     assert status == 0, told
     assert "changed since" not in told
-    assert outcome("runs/toy")["step"] == 4  # the toy's data begin each run anew
+    assert outcome("runs/toy")["step"] == 4  # the toy's data restart in each run
 
 
 def test_a_signal_before_the_first_checkpoint_is_told(monkeypatch: pytest.MonkeyPatch, fit: Any) -> None:

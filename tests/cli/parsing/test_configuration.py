@@ -1,4 +1,4 @@
-"""What a user may write, and how mistakes are answered: exit status 2, one message, no traceback, nothing loaded."""
+"""Forms of a configuration, and mistakes in it: exit status 2, one message, no traceback, nothing loaded."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Typos are answered before torch is imported; what the source tells is what the parser knows."""
+"""Typos are reported before torch is imported; signatures from the source equal those of the parser."""
 
 import inspect
 import subprocess

@@ -108,7 +108,7 @@ def test_a_bug_in_an_environment_is_told_with_file_and_line(
     logged = "\n".join(record.getMessage() for record in caplog.records)
     told = [line for line in (out + err + logged).splitlines() if fault in line]
     assert told, out + err
-    assert len(told) == 1 or command == "check-env", "each check tells what it has found"
+    assert len(told) == 1 or command == "check-env", "each check reports its fault"
     assert f"{module}.py:{line_of(comment)}" in told[0]
     assert "Traceback" not in out + err
 
@@ -163,7 +163,7 @@ FILES = {
     "list": ("- model\n", "wrong.yaml, line 1: a configuration is a mapping"),
     "twice": (
         "trainer:\n  max_epochs: 1\n  max_epochs: 2\n",
-        "wrong.yaml, line 3: the key 'max_epochs' stands in line 2",
+        "wrong.yaml, line 3: the key 'max_epochs' is in line 2",
     ),
     "policy key": (
         "model:\n  class_path: GRPO\n  init_args:\n    policies:\n      main:\n        lerning_rate: 1.0e-3\n",

@@ -1,4 +1,4 @@
-"""Whatever a client sends has the right status and text, and the server goes on."""
+"""Any request of a client has the right status and text, and the server continues."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_tools_are_those_of_the_episode(served: Served) -> None:
     environment = remote(served)
     assert environment.tools("agent") == ()
     assert begun(environment).tools("agent") == Scripted.tools_offered
-    assert begun(environment).tools("nobody") == ()
+    assert begun(environment).tools("other") == ()
 
 
 def test_copies_have_sessions_of_their_own(served: Served) -> None:
@@ -277,7 +277,7 @@ def test_a_request_that_is_too_large_disturbs_no_other(served: Served) -> None:
         with pytest.raises(RemoteError, match=r"larger than max \(1000\d+ vs\. 16777216\); make the message smaller"):
             refused.result(20)
     assert [step.rewards for step in steps] == [{"agent": 1.0}] * 30
-    assert say(huge).rewards == {"agent": 1.0}, "and the session goes on"
+    assert say(huge).rewards == {"agent": 1.0}, "and the session continues"
     for environment in (huge, *playing):
         environment.close()
 

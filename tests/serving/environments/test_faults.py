@@ -1,4 +1,4 @@
-"""What clients and servers make of each other's death, silence and nonsense."""
+"""Clients and servers when the other end dies, is silent or sends nonsense."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def say(environment: Any, text: str = "go") -> Any:
 
 
 def failure(environment: Any, text: str) -> tuple[Exception | None, float]:
-    """What a step raises, and when."""
+    """Return the error of a step, and its time."""
     try:
         say(environment, text)
     except Exception as error:
@@ -265,7 +265,7 @@ def test_a_connection_that_falls_silent_is_replaced(served: Served) -> None:
     proxy.silence()
     started = time.monotonic()
     assert say(environment).rewards == {"agent": 2.0}, "and the turn was made once"
-    assert time.monotonic() - started < 80, "pings tell the library that nobody is there"
+    assert time.monotonic() - started < 80, "pings detect the silence"
     environment.close()
     proxy.close()
 

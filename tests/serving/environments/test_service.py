@@ -272,7 +272,7 @@ def test_health_and_draining(served: Served) -> None:
     code, text = refusal(served.open)
     assert code is Code.UNAVAILABLE
     assert "going down" in text
-    assert served.step(session, 0).turn == 0, "what is under way goes on"
+    assert served.step(session, 0).turn == 0, "live sessions continue"
     assert not draining.done()
     served.stub.Close(pb.CloseRequest(session=session))
     draining.result(10)
@@ -302,7 +302,7 @@ def test_environments_and_tasks_are_listed(served: Served) -> None:
         ("duo", ["left", "right"]),
         ("scripted", ["agent"]),
     ]
-    assert reply.environments[0].summary == "Two agents act at the same time, three times; ``async``."
+    assert reply.environments[0].summary == "Let two agents act simultaneously, three times; ``async``."
     tasks = served.stub.GetTasks(pb.TasksRequest(environment="scripted", split="train", start=198, count=10))
     assert [task["index"] for task in json.loads(tasks.tasks)] == [198, 199]
     assert tasks.size == 200

@@ -58,7 +58,7 @@ def reached(run: subprocess.Popen[str], folder: Path, count: int) -> None:
 
 
 def cost(folder: Path, iterations: int = ITERATIONS) -> tuple[int, int]:
-    """How many episodes of a whole run were lost, and how many were played again."""
+    """Return the numbers of failed and of retried episodes of a whole run."""
     found = episodes(folder)
     lost = sum(episode["error"] is not None for episode in found)
     again = sum(episode["attempts"] > 1 and episode["error"] is None for episode in found)
@@ -147,7 +147,7 @@ def test_a_server_that_stands_still_for_a_while(tmp_path: Path, process: Any, ru
     server = serve_math(process)
     run = begun(runs, tmp_path / "run", on(server.target))
     server.send(signal.SIGSTOP)
-    time.sleep(1.0)  # what was under way is done
+    time.sleep(1.0)  # running steps have ended
     still = collections(tmp_path / "run")
     time.sleep(5.0)
     assert run.poll() is None

@@ -1,4 +1,4 @@
-"""Training runs, in this process, on servers and ways to them that fail: what it costs, and that it costs no more."""
+"""Training runs in this process with failing servers and connections: their cost, and no more than that."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EPISODES, STEPS = ITERATIONS * GROUPS * GROUP_SIZE, ITERATIONS * GROUPS * GROUP_
 
 
 class Letters(SingleAgentEnvironment):
-    """Pays the share of digits in each of two replies; ``trouble`` is told of each step before it is made."""
+    """Rewards the fraction of digits in each of two replies; calls ``trouble`` before each step."""
 
     name = "letters"
     trouble: Trouble = staticmethod(lambda task, number: None)
@@ -63,7 +63,7 @@ class Letters(SingleAgentEnvironment):
 
 @dataclass
 class Run:
-    """What a run has left: weights, token ids of the episodes, ``rollout/failed_episodes``, how often each began."""
+    """Results of a run: weights, token ids of the episodes, ``rollout/failed_episodes``, attempts of each episode."""
 
     weights: dict[str, torch.Tensor]
     tokens: list[list[int]]
@@ -72,11 +72,11 @@ class Run:
     errors: list[str]
 
     def equals(self, other: Run) -> bool:
-        """Whether the weights are the same, bit for bit."""
+        """Return whether the weights are the same, bit for bit."""
         return all(torch.equal(weight, other.weights[name]) for name, weight in self.weights.items())
 
     def resembles(self, other: Run) -> bool:
-        """Whether the episodes are the same; what is sampled at other times is rounded differently."""
+        """Return whether the episodes are the same; batches of other turns round differently."""
         pairs = ((weight, other.weights[name]) for name, weight in self.weights.items())
         return self.tokens == other.tokens and all(torch.allclose(*pair, rtol=0, atol=1e-5) for pair in pairs)
 
@@ -118,7 +118,7 @@ def trained(
 
 @pytest.fixture
 def train(model_folder: Path, quiet_trainer: Any) -> Callable[..., Run]:
-    """Trains on an environment that is told of each step."""
+    """Train on an environment that calls ``trouble`` before each step."""
     return lambda environment, trouble=None, **options: trained(
         model_folder, quiet_trainer(), environment, trouble, **options
     )
@@ -210,7 +210,7 @@ def test_the_only_address_falls_silent_and_answers_new_connections(serve: Any, t
         lambda task, number: proxy.silence() if number == STEPS // 3 else None,
         step_timeout=120.0,
     )
-    assert 10 < time.monotonic() - started < 80, "pings tell the library that nobody is there"
+    assert 10 < time.monotonic() - started < 80, "pings detect the silence"
     proxy.close()
     assert run.failed == [0.0] * ITERATIONS
     assert run.attempts == [1] * EPISODES
@@ -280,7 +280,7 @@ def test_a_server_with_twice_the_load_that_it_bears_and_a_slow_reader(
     assert len(refused) >= ITERATIONS * TURNS
     assert run.failed == [0.0] * ITERATIONS
     assert run.attempts == [1] * EPISODES
-    assert Letters.made["steps"] == STEPS, "what is refused was not made"
+    assert Letters.made["steps"] == STEPS, "refused steps are not executed"
     assert run.equals(undisturbed)
 
 

@@ -1,4 +1,4 @@
-"""Policies behind gRPC give what they give in this process."""
+"""Policies behind gRPC sample the same as in this process."""
 
 from __future__ import annotations
 
@@ -102,6 +102,6 @@ def test_what_cannot_be_served_is_told(remote: RemoteEngine) -> None:
         asyncio.run(remote.sample([SampleRequest((), "judge", 0, Sampling())]))
     with pytest.raises(EngineError, match="its weights cannot be set from here"):
         remote.load("judge", None, 1)
-    nobody = RemoteEngine("127.0.0.1:9", seconds=0.5)
+    absent = RemoteEngine("127.0.0.1:9", seconds=0.5)
     with pytest.raises(RemoteError):
-        asyncio.run(nobody.sample(requests(1)))
+        asyncio.run(absent.sample(requests(1)))

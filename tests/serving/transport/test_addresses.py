@@ -57,11 +57,11 @@ def test_an_address_that_is_gone_costs_its_time_once(serve: Server, monkeypatch:
 
 
 def test_it_is_asked_ever_more_rarely_and_in_the_background(serve: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    rests: list[float] = []
+    pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
-        rests.append(seconds)
-        if len(rests) == 8:
+        pauses.append(seconds)
+        if len(pauses) == 8:
             await asyncio.Event().wait()
 
     class Clock:
@@ -79,9 +79,9 @@ def test_it_is_asked_ever_more_rarely_and_in_the_background(serve: Server, monke
     monkeypatch.setattr(addresses, "connection", connection)
     (address,) = remote("127.0.0.1:9").addresses
     client.submit(_noted(address)).result(10)
-    eventually(lambda: len(rests) == 8)
+    eventually(lambda: len(pauses) == 8)
     longest = [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    assert all(most / 2 <= rest <= most for rest, most in zip(rests, longest, strict=True))
+    assert all(most / 2 <= rest <= most for rest, most in zip(pauses, longest, strict=True))
     assert is_gone(address)
     client.submit(_forgotten(address)).result(10)
     assert not is_gone(address)
@@ -104,7 +104,7 @@ def test_when_all_are_gone_all_are_tried(serve: Server) -> None:
     assert all(is_gone(address) for address in environment.addresses)
     late = serve(port=ports[0])
     made = opened(environment)
-    assert late.live == 1, "although nobody had noticed yet that it is back"
+    assert late.live == 1, "before a probe has found it"
     assert not is_gone(environment.addresses[0])
     made.close()
 
@@ -135,7 +135,7 @@ def test_what_is_asked_outside_of_episodes_passes_over_them_too(
     assert environment.agents == ("agent",)
     tasks = environment.tasks("train")
     assert [tasks[index].index for index in range(0, 200, 64)] == [0, 64, 128, 192]
-    assert time.monotonic() - started < 10.0, "and it is not waited for"
+    assert time.monotonic() - started < 10.0, "and does not delay the request"
     monkeypatch.setattr(client, "ASK_SECONDS", 0.5)
     with pytest.raises(RemoteError, match=r"no server answers at .* within 0\.5 s; start one .*[Rr]efused"):
         _ = remote(f"127.0.0.1:{free_port()}").agents

@@ -40,7 +40,7 @@ def serve() -> Iterator[Callable[..., Verifier]]:
 
 @pytest.fixture
 def lying() -> Iterator[Callable[..., LyingServer]]:
-    """Starts servers that answer with what a function says."""
+    """Starts servers that answer with the result of a function."""
     started: list[LyingServer] = []
 
     def start(answer: Callable[..., Any]) -> LyingServer:

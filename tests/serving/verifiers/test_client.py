@@ -1,4 +1,4 @@
-"""The client: order, what it waits for, whom it asks next, and what it does not believe."""
+"""The client: order, retries, several addresses, and wrong answers."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_it_waits_for_a_server_that_starts_late_and_says_so_once(
     told = [record.getMessage() for record in caplog.records if record.name == "mrlm_pl.serving.verifiers.asking"]
     assert len(told) == 2, told
     assert told[0].startswith(f"the verifier at 127.0.0.1:{port} gives no scores (UNAVAILABLE")
-    assert told[0].endswith("and is waited for 10 s")
+    assert told[0].endswith("; retrying for 10 s")
     assert told[1] == f"the verifier at 127.0.0.1:{port} gives scores again"
 
 

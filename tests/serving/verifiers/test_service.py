@@ -1,4 +1,4 @@
-"""The service: order, batches, bounds, deadlines, and what it refuses."""
+"""The service: order, batches, bounds, deadlines and refusals."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_score_that_is_no_number_is_never_sent(serve: Any, scorer: type[Spoken
     code, told = refusal(server.ask, "0.5", text)
     assert code is Code.INTERNAL
     assert told.startswith(f"NonFiniteError: a scorer gave {text}")
-    assert len(server.ask("0.5").scores) == 1, "it goes on"
+    assert len(server.ask("0.5").scores) == 1, "it continues"
 
 
 @pytest.mark.parametrize("text", ["1.0001", "-0.0001"])

@@ -1,4 +1,4 @@
-"""Training runs, in this process, that are paid by a verifier's server, which is killed meanwhile."""
+"""Training runs in this process that are rewarded by a verifier on a server, which is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EPISODES, STEPS = ITERATIONS * GROUPS * GROUP_SIZE, ITERATIONS * GROUPS * GROUP_
 
 
 class Verified(SingleAgentEnvironment):
-    """Pays what a scorer gives each of two replies; ``trouble`` is told of each before it is scored."""
+    """Rewards each of two replies with its score; calls ``trouble`` before each score."""
 
     name = "verified"
     trouble: Callable[[int], None] = staticmethod(lambda number: None)
@@ -68,7 +68,7 @@ class Verified(SingleAgentEnvironment):
 
 @dataclass
 class Run:
-    """What a run has left."""
+    """Results of a run."""
 
     weights: dict[str, torch.Tensor]
     tokens: list[list[int]]
@@ -79,7 +79,7 @@ class Run:
     paid: Counter[str]
 
     def equals(self, other: Run) -> bool:
-        """Whether episodes, rewards and weights are the same, bit for bit."""
+        """Return whether episodes, rewards and weights are the same, bit for bit."""
         same = all(torch.equal(weight, other.weights[name]) for name, weight in self.weights.items())
         return same and (self.tokens, self.rewards) == (other.tokens, other.rewards)
 
@@ -131,7 +131,7 @@ def killer(process: Any) -> Iterator[Callable[..., Killer]]:
 
 @pytest.fixture
 def train(model_folder: Path, tmp_path: Path) -> Callable[..., Run]:
-    """Trains with a client of some servers; ``trouble`` is told of each score before it is asked for."""
+    """Train with a client of some servers; call ``trouble`` before each score."""
 
     def run(name: str, target: str, trouble: Callable[[int], None], patience: float = 60.0, **options: Any) -> Run:
         Verified.asked, Verified.paid, Verified.trouble = Counter(), Counter(), staticmethod(trouble)
@@ -167,7 +167,7 @@ def train(model_folder: Path, tmp_path: Path) -> Callable[..., Run]:
 
 
 def check(run: Run, undisturbed: Run) -> None:
-    """Nothing is lost, nothing doubled, and nothing else than without trouble."""
+    """Check that a run with trouble equals one without: no score is lost or doubled."""
     assert run.attempts == [1] * EPISODES
     assert run.errors == [None] * EPISODES
     assert run.asked == run.paid == undisturbed.paid
