@@ -267,8 +267,7 @@ class TurnOrder:
                 )
             if reward != 0 and agent not in self._acted:
                 raise self._error(
-                    f"agent {agent!r} was rewarded {reward!r} before its first decision",
-                    "reward an agent after it has acted",
+                    f"agent {agent!r} has reward {reward!r} before its first decision", "reward it after it has acted"
                 )
         for agent, parts in step.components.items():
             if not isinstance(parts, Mapping) or not all(isinstance(part, SupportsFloat) for part in parts.values()):

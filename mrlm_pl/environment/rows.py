@@ -87,7 +87,7 @@ def _checked(row: Any, where: str, fields: Sequence[str]) -> dict[str, Any] | Da
     if isinstance(row, DataError):
         return row
     if not isinstance(row, dict):
-        return DataError(f"{where}: {_shortened(row)} is not an object with named fields")
+        return DataError(f"{where}: {row!r:.80} is not an object with named fields")
     lone = _lone_surrogate(row)
     if lone:
         return DataError(f"{where}: {lone} is half of a character (a lone surrogate); replace it")
@@ -238,16 +238,13 @@ def _unpacked(path: Path) -> bytes:
 
 def _missing(path: Path) -> str:
     if path.is_dir():
-        return f"{path} is a folder; name one file in it, such as {next(iter(sorted(_names(path))), 'rows.jsonl')}"
+        names = sorted(item.name for item in path.iterdir() if item.is_file())
+        return f"{path} is a folder; name one file in it, such as {next(iter(names), 'rows.jsonl')}"
     if not path.parent.is_dir():
         return f"data file {path} does not exist, nor does its folder {path.parent}"
     if near := nearest_path(path):
         return f"data file {path} does not exist; did you mean {near}?"
     return f"data file {path} does not exist; it is looked for in the folder {path.parent.resolve()}, check the path"
-
-
-def _names(folder: Path) -> list[str]:
-    return [item.name for item in folder.iterdir() if item.is_file()]
 
 
 def _jsonl_rows(text: str, path: Path) -> list[tuple[int, Any]]:
@@ -327,8 +324,3 @@ def _lone_surrogate(value: Any) -> str | None:
     if isinstance(value, list):
         return next(filter(None, map(_lone_surrogate, value)), None)
     return None
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

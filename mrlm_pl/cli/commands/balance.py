@@ -69,9 +69,7 @@ def balance_parser() -> CommandParser:
     parser.add_argument("--output", type=str, required=True, help=text)
     text = "Most right and most wrong answers to a question. Default: all that have a counterpart."
     parser.add_argument("--per_question", type=PositiveInt | None, default=None, help=text)
-    parser.add_argument(
-        "--seed", type=NonNegativeInt, default=0, help="Seed of dropped, generated and held-out answers."
-    )
+    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of dropped, made and held-out answers.")
     text = "Generate plausible wrong answers from right ones where there are too few, marked as generated."
     parser.add_argument("--fill_wrong", action="store_true", help=text)
     text = "Files with {question, answer}: right answers to the questions that were answered, as GSM8K's solutions."
@@ -79,9 +77,7 @@ def balance_parser() -> CommandParser:
     parser.add_argument("--validation_share", type=float, default=0.2, help="Share of the questions held out; 0: none.")
     text = "Write the answers as pairs {prompt, chosen, rejected} too, to this file and NAME.validation.jsonl."
     parser.add_argument("--pairs", type=str | None, default=None, help=text)
-    parser.add_argument(
-        "--report", type=str | None, default=None, help="JSON file with the numbers of read, dropped and kept answers."
-    )
+    parser.add_argument("--report", type=str | None, default=None, help="JSON file with the numbers of answers.")
     return parser
 
 
@@ -115,9 +111,7 @@ def _read(sources: Sequence[str], references: Sequence[str]) -> tuple[list[Answe
     """Return the answers of all files and the number of failed episodes among them."""
     for source in sources:
         if unfinished(Path(source)):
-            raise ConfigurationError(
-                f"answers: {source!r} is half of a collection; repeat its `mrlm collect` to complete it"
-            )
+            raise ConfigurationError(f"answers: {source!r} is half of a collection; complete it with `mrlm collect`")
     found = [read_answers(source) for source in sources]
     answers = [answer for some, _ in found for answer in some]
     tasks = {answer.question: answer.task for answer in answers}

@@ -167,41 +167,24 @@ def serve_parser() -> CommandParser:
     add = parser.add_argument
     add("--environments", type=str, default="", help="Names or paths, separated by commas.")
     add("--settings", type=str, help="YAML file with arguments of environments by name; these are hosted as well.")
-    add("--policies", type=dict[str, str], default={}, help="Models to generate with, by names: '{judge: MODEL}'.")
+    add("--policies", type=dict[str, str], default={}, help="Models to generate with, by name: '{judge: MODEL}'.")
     add("--verifier", type=str, help="Reward model that scores texts: a run, a policy folder or a hub id.")
-    add(
-        "--verifier_max_tokens",
-        type=PositiveInt | None,
-        help="Tokens of a text; the end of longer texts is kept. Default: the context window.",
-    )
+    add("--verifier_max_tokens", type=PositiveInt | None, help="Tokens kept of a text's end. Default: the window.")
     add("--verifier_batch", type=PositiveInt, default=64, help="Texts in one call of the model.")
     add("--verifier_batch_tokens", type=PositiveInt, default=4096, help="Tokens in one forward pass, with padding.")
     add("--verifier_queue", type=PositiveInt, default=4096, help="Longest queue of texts.")
-    add(
-        "--verifier_precision",
-        type=Literal["64", "32", "bf16"] | None,
-        help="Of its weights. Default: 64 on a CPU, else 32.",
-    )
+    add("--verifier_precision", type=Literal["64", "32", "bf16"] | None, help="Default: 64 on a CPU, else 32.")
     add("--device", type=str, default="cpu", help="Device of policies and verifier, as torch names it.")
     add("--controller", type=bool, default=False, help="Host nothing; place sessions on workers that join.")
     add("--join", type=str, help="HOST:PORT of the controller to join as a worker.")
-    add("--advertise", type=str, help="HOST:PORT at which clients reach this worker. Default: the one it listens on.")
-    add(
-        "--allow_settings",
-        type=bool,
-        default=False,
-        help="Let clients set the arguments in an environment's client_settings.",
-    )
+    add("--advertise", type=str, help="HOST:PORT at which clients reach this worker. Default: where it listens.")
+    add("--allow_settings", type=bool, default=False, help="Let clients set arguments in client_settings.")
     add("--host", type=str, default="127.0.0.1", help="Address to listen on.")
     add("--port", type=NonNegativeInt, default=50051, help="Port to listen on; 0 takes a free one and prints it.")
-    add("--token_file", type=str, help="File with the token that calls must carry; else MRLM_TOKEN.")
+    add("--token_file", type=str, help="File with the token of valid calls. Default: MRLM_TOKEN.")
     add("--tls_certificate", type=str, help="PEM file of the server's certificate.")
     add("--tls_key", type=str, help="PEM file of its key.")
-    add(
-        "--tls_authority",
-        type=str,
-        help="PEM file of the certificates that sign the clients'; requires client certificates.",
-    )
+    add("--tls_authority", type=str, help="PEM file of the clients' authorities; requires client certificates.")
     add("--threads", type=PositiveInt, default=8, help="Threads that call environments.")
     add("--processes", type=NonNegativeInt, default=0, help="Host processes, for environments with long computations.")
     add("--queue", type=PositiveInt, default=10_000, help="Longest queue of calls.")

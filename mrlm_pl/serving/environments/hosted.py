@@ -9,17 +9,16 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import grpc
+
 from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.environment.hosts import EnvironmentHosts
+from mrlm_pl.serving.environments.sessions import RefusalError
 
 logger = logging.getLogger(__name__)
 
 Factory = Callable[[Mapping[str, Any]], Environment]
 """Makes an environment with a client's settings, which override the server's."""
-
-
-class UnknownEnvironmentError(Exception):
-    """The server has no environment of that name."""
 
 
 class Offer:
@@ -46,10 +45,13 @@ class Offer:
         """Return the environment of a name with a client's settings, made once; blocks while it is made.
 
         Raises:
-            UnknownEnvironmentError: there is none of that name.
+            RefusalError: there is none of that name.
         """
         if name not in self.factories:
-            raise UnknownEnvironmentError(f"there is no environment {name[:100]!r} here; there are {self.names()}")
+            there = ", ".join(sorted(self.factories))
+            raise RefusalError(
+                grpc.StatusCode.NOT_FOUND, f"there is no environment {name[:100]!r} here; there are {there}"
+            )
         key = (name, repr(sorted(settings.items())))
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
@@ -69,7 +71,7 @@ class Offer:
         """Return the tasks of a split; blocks while data is read.
 
         Raises:
-            UnknownEnvironmentError: there is no environment of that name.
+            RefusalError: there is no environment of that name.
         """
         template = self.template(name, settings)
         key = (name, repr(sorted(settings.items())), split)
@@ -79,10 +81,6 @@ class Offer:
             with self._lock:
                 self._sources[key] = source
         return source
-
-    def names(self) -> str:
-        """Return the names, for messages."""
-        return ", ".join(sorted(self.factories))
 
     def _make(self, name: str, settings: Mapping[str, Any]) -> Environment:
         environment = self.factories[name](settings)

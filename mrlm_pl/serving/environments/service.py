@@ -17,8 +17,8 @@ from mrlm_pl.concurrency.workers import DeadlineError, QueueFullError, Workers, 
 from mrlm_pl.environment import Environment, Observations, Step
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
-from mrlm_pl.serving.environments.hosted import Offer, UnknownEnvironmentError
-from mrlm_pl.serving.environments.sessions import RefusalError, Session, SessionTable, UnknownSessionError
+from mrlm_pl.serving.environments.hosted import Offer
+from mrlm_pl.serving.environments.sessions import RefusalError, Session, SessionTable
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.codec import actions_from, from_json, settings_from, task_from, to_json
@@ -126,13 +126,10 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
         """Renew leases; return the sessions that are gone."""
-        unknown = []
-        for identifier in request.sessions:
-            try:
-                self.sessions.find(identifier)
-            except UnknownSessionError:
-                unknown.append(identifier)
-        return pb.KeepAliveReply(unknown=unknown)
+        sessions = {identifier: self.sessions.get(identifier) for identifier in request.sessions}
+        for session in filter(None, sessions.values()):
+            session.touch()
+        return pb.KeepAliveReply(unknown=[identifier for identifier, session in sessions.items() if session is None])
 
     async def close(self, request: pb.CloseRequest) -> pb.CloseReply:
         """End a session; one that is gone is no error, so that the request may be repeated."""
@@ -328,8 +325,6 @@ def refusal_of(error: BaseException) -> RefusalError:
     match error:
         case RefusalError():
             return error
-        case UnknownSessionError() | UnknownEnvironmentError():
-            return RefusalError(Code.NOT_FOUND, str(error))
         case RemoteError() | ConfigurationError() | IndexError():
             return RefusalError(Code.INVALID_ARGUMENT, text)
         case EnvironmentContractError():

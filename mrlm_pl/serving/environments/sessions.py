@@ -81,10 +81,6 @@ class Session:
         )
 
 
-class UnknownSessionError(Exception):
-    """There is no such session, and why, where that is known."""
-
-
 class SessionTable:
     """Sessions by their id.
 
@@ -121,12 +117,12 @@ class SessionTable:
         """Return the session, its lease renewed.
 
         Raises:
-            UnknownSessionError: there is none.
+            RefusalError: there is none.
         """
         session = self._live.get(identifier)
         if session is None:
             reason = self._ended.get(identifier, "it was never opened here, or the server was started again")
-            raise UnknownSessionError(f"session {identifier[:40]!r} is unknown: {reason}")
+            raise RefusalError(grpc.StatusCode.NOT_FOUND, f"session {identifier[:40]!r} is unknown: {reason}")
         session.touch()
         return session
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.serving.environments import sessions
-from mrlm_pl.serving.environments.sessions import Session, SessionTable, UnknownSessionError
+from mrlm_pl.serving.environments.sessions import RefusalError, Session, SessionTable
 
 
 class Clock:
@@ -72,9 +72,9 @@ def test_an_ended_session_tells_why() -> None:
     assert not table.end(mine, "another reason")
     assert len(table) == 1
     assert list(table) == [other]
-    with pytest.raises(UnknownSessionError, match=f"session '{mine.id}' is unknown: it was closed"):
+    with pytest.raises(RefusalError, match=f"session '{mine.id}' is unknown: it was closed"):
         table.find(mine.id)
-    with pytest.raises(UnknownSessionError, match="never opened here, or the server was started again"):
+    with pytest.raises(RefusalError, match="never opened here, or the server was started again"):
         table.find("nonsense")
     assert table.opened_total == 2
 
@@ -94,7 +94,7 @@ def test_reasons_are_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) 
     ended = [session(table) for _ in range(5)]
     for number, item in enumerate(ended):
         table.end(item, f"reason {number}")
-    with pytest.raises(UnknownSessionError, match="never opened here"):
+    with pytest.raises(RefusalError, match="never opened here"):
         table.find(ended[1].id)
-    with pytest.raises(UnknownSessionError, match="reason 2"):
+    with pytest.raises(RefusalError, match="reason 2"):
         table.find(ended[2].id)
