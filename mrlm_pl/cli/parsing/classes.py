@@ -155,9 +155,14 @@ def parameters(cls: type) -> dict[str, Any]:
     for base in reversed(cls.__mro__):
         if "__init__" in vars(base):
             own = inspect.signature(base.__init__).parameters  # type: ignore[misc]
-            hints |= {**dict.fromkeys(own, inspect.Parameter.empty), **get_type_hints(base.__init__)}  # type: ignore[misc]
+            try:
+                typed = get_type_hints(base.__init__)  # type: ignore[misc]
+            except NameError:  # a name that only type checkers import: its values are left to the parser
+                typed = {}
+            untyped = {name: item.empty if item.annotation is item.empty else Any for name, item in own.items()}
+            hints |= {**untyped, **typed}
     names = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
-    return {name: hints[name] for name in names}
+    return {name: hints.get(name, Any) for name in names}
 
 
 def named_class(name: str, bases: Sequence[type], key: str) -> Any:
@@ -297,4 +302,5 @@ def _root(cls: type) -> str:
     return cls.__module__.partition(".")[0]
 
 
-_NO_SETTINGS = sys.stdlib_module_names
+_NO_SETTINGS = {*sys.stdlib_module_names, "jsonargparse"}
+"""Packages whose classes are values, not classes that a configuration names."""

@@ -92,6 +92,11 @@ def test_environment_variable_sets_a_default_below_files(parsed, monkeypatch):
     assert result["trainer"]["max_epochs"] == 1
 
 
+def test_an_existing_file_is_a_value(parsed):
+    Path("rows.jsonl").touch()
+    assert parsed("--data.file", "rows.jsonl")["data"]["init_args"]["file"] == "rows.jsonl"
+
+
 def test_policy_fields_without_a_policy_in_a_file(parsed):
     result = parsed("--model.policies.a.learning_rate", "3", "--model.policies.b.model=x", "--model.policies.a.model=y")
     assert result["model"]["init_args"]["policies"] == {

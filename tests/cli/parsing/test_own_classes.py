@@ -61,6 +61,16 @@ def test_a_class_of_the_working_folder_is_found(mrlm, folder: Path, module: str,
     assert f"class_path: {module}.Rhyme" in out
 
 
+def test_an_annotation_for_type_checkers_alone_is_left_to_the_parser(mrlm, folder: Path) -> None:
+    text = ENVIRONMENT.replace("words: int = 40", "words: 'Number' = 40").replace(
+        "\n\nclass Rhyme",
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from numbers import Number\n\n\nclass Rhyme",
+    )
+    (folder / "own_checked.py").write_text(text)
+    status, out, err = mrlm("check-env", "own_checked.Rhyme")
+    assert status == 0, out + err
+
+
 def test_a_new_process_finds_it_too(folder: Path, module: str) -> None:
     script = Path(sys.executable).with_name("mrlm")
     done = subprocess.run([script, "check-env", f"{module}.Rhyme"], cwd=folder, capture_output=True, text=True)

@@ -1,0 +1,48 @@
+"""Names and values of a configuration against the types of parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from jsonargparse.typing import Path_fr, PositiveInt
+
+from mrlm_pl.cli.parsing.classes import resolved, unfit
+from mrlm_pl.cli.parsing.config_files import MistakeError
+from mrlm_pl.environment import Environment
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [
+        ("rows.jsonl", Path_fr | None),
+        ("3", PositiveInt | None),
+        ("2", float),
+        ("1:00", str | dict[str, int]),
+        ("false", Environment | bool),
+        (["a", "b"], list[Literal["a", "b"]]),
+        ({"x": "1"}, dict[str, int]),
+        (None, Environment | None),
+    ],
+)
+def test_plain_values_stay_as_they_are(value: Any, annotation: Any) -> None:
+    Path("rows.jsonl").touch()
+    assert resolved(value, annotation, "key") == value
+    assert unfit(value, annotation, "key") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "text"),
+    [
+        ("rovs.jsonl", Path_fr, r"key: File does not exist: .*rovs\.jsonl'; did you mean 'rows\.jsonl'\?"),
+        ("-1", PositiveInt, "key: -1 does not conform to restriction v>0"),
+        ("fast", float | None, "key: expected float, but the value is fast"),
+        (["a", "c"], list[Literal["ab", "a"]], "key: expected one of 'ab', 'a', but the value is c"),
+        ({"x": "y"}, dict[str, int], r"key\.x: expected int, but the value is y"),
+    ],
+)
+def test_a_value_of_another_type_is_named(value: Any, annotation: Any, text: str) -> None:
+    Path("rows.jsonl").touch()
+    with pytest.raises(MistakeError, match=text):
+        raise unfit(value, annotation, "key") or AssertionError("it fits")
