@@ -39,8 +39,9 @@ class PlainEngine(Engine):
             raise EngineError("PlainEngine samples from the whole distribution; set top_p to 1 and top_k to 0")
         model, version = self.models[request.policy]
         generator = torch.Generator().manual_seed(request.seed % 2**63)
+        limit = request.limit(model.config.max_position_embeddings)
         ids, logprobs = list(request.token_ids), []
-        while len(logprobs) < request.sampling.max_tokens and (not logprobs or ids[-1] not in request.stop_ids):
+        while len(logprobs) < limit and (not logprobs or ids[-1] not in request.stop_ids):
             logits = model(torch.tensor([ids], device=model.device)).logits[0, -1].float().cpu()
             logp = torch.log_softmax(logits / (request.sampling.temperature or 1.0), -1)
             greedy = request.sampling.temperature == 0
