@@ -26,10 +26,14 @@ END_SECONDS = 10.0
 
 
 class EventLoopThread:
-    """A running event loop; the thread is a daemon."""
+    """A running event loop; the thread is a daemon.
+
+    Attributes:
+        closed: True after :meth:`close`.
+    """
 
     def __init__(self) -> None:
-        self._loop, self._closed, self._stall_warned = asyncio.new_event_loop(), False, False
+        self._loop, self.closed, self._stall_warned = asyncio.new_event_loop(), False, False
         self._thread = threading.Thread(target=self._loop.run_forever, name="mrlm-event-loop", daemon=True)
         self._thread.start()
 
@@ -92,11 +96,6 @@ class EventLoopThread:
             return "(its thread has ended)"
         return f"in {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
-    @property
-    def closed(self) -> bool:
-        """True after :meth:`close`."""
-        return self._closed
-
     def cancel_all(self) -> None:
         """Cancel all coroutines and wait for their end; warn of those that continue."""
         ending = self.submit(_cancel_others())
@@ -112,7 +111,7 @@ class EventLoopThread:
         """Cancel all coroutines and end the thread, or abandon a blocked one; may be called twice."""
         if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self.cancel_all()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(END_SECONDS)

@@ -26,8 +26,9 @@ class Snapshot:
     def __init__(self, policy: Policy, version: int) -> None:
         self.version = version
         self._adapter_only = policy.lora is not None
-        shared = {} if not self._adapter_only else _tensors(policy.network, adapter=False)
-        self.network: Any = copy.deepcopy(policy.network, {id(tensor): tensor for tensor in shared.values()})
+        own, tensors = self._own(policy.network), all_tensors(policy.network)
+        shared = {id(tensor): tensor for name, tensor in tensors.items() if name not in own}
+        self.network: Any = copy.deepcopy(policy.network, shared)
 
     @torch.no_grad()
     def take(self, policy: Policy, version: int) -> None:
@@ -62,10 +63,6 @@ class Snapshot:
             tensor.copy_(saved[name])
 
     def _own(self, network: Any) -> dict[str, Tensor]:
-        return _tensors(network, adapter=True if self._adapter_only else None)
-
-
-def _tensors(network: Any, adapter: bool | None) -> dict[str, Tensor]:
-    """Return weights and buffers by name: those of adapters, all others, or (None) both."""
-    named = all_tensors(network).items()
-    return {name: tensor for name, tensor in named if adapter is None or is_adapter(name) == adapter}
+        """Return weights and buffers by name; with LoRA, those of adapters alone."""
+        tensors = all_tensors(network).items()
+        return {name: tensor for name, tensor in tensors if not self._adapter_only or is_adapter(name)}

@@ -25,17 +25,15 @@ class SessionCache:
 
     Args:
         capacity: most bytes of keys and values; 0 keeps none.
+
+    Attributes:
+        size: bytes of the held keys and values.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._entries: OrderedDict[tuple[str, str], tuple[tuple[int, ...], Tensor]] = OrderedDict()
-        self._size = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes of the held keys and values."""
-        return self._size
+        self.size = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -62,10 +60,10 @@ class SessionCache:
         self._drop((policy, session))
         if states.nbytes > self._capacity:
             return
-        while self._size + states.nbytes > self._capacity:
+        while self.size + states.nbytes > self._capacity:
             self._drop(next(iter(self._entries)))
         self._entries[policy, session] = tuple(token_ids), states
-        self._size += states.nbytes
+        self.size += states.nbytes
 
     def drop_policy(self, policy: str) -> None:
         """Drop all sessions of a policy."""
@@ -84,4 +82,4 @@ class SessionCache:
     def _drop(self, key: tuple[str, str]) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._size -= entry[1].nbytes
+            self.size -= entry[1].nbytes

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import IO, Any
 
@@ -76,8 +77,7 @@ class RayConnection:
         self._silent_since: float | None = None
         self._answered: float | None = None
         self._looking = threading.Lock()
-        self._stop, self._ready = threading.Event(), threading.Event()
-        self._failure: BaseException | None = None
+        self._stop, self._ready = threading.Event(), Future[None]()
         self._folder: Path | None = None
         self._own: list[Any] = []
         self._below: set[Any] = set()
@@ -92,11 +92,11 @@ class RayConnection:
         self._thread = threading.Thread(target=self._live, name="mrlm-ray", daemon=True)
         self._thread.start()
         atexit.register(self.close)
-        if not self._ready.wait(seconds):
+        if not wait([self._ready], seconds).done:
             self._stop.set()
             raise EngineError(f"Ray at {self.address} did not answer within {seconds:g} s; {self._remedy()}")
-        if self._failure is not None:
-            raise EngineError(f"Ray at {self.address} cannot be used: {self._failure}; {self._remedy()}")
+        if (failure := self._ready.exception()) is not None:
+            raise EngineError(f"Ray at {self.address} cannot be used: {failure}; {self._remedy()}")
 
     @classmethod
     def shared(cls, address: str | None, seconds: float) -> RayConnection:
@@ -181,10 +181,9 @@ class RayConnection:
             self.ray.init(**options)
             self._look_around()
         except BaseException as error:
-            self._failure = error
-            self._ready.set()
+            self._ready.set_exception(error)
             return
-        self._ready.set()
+        self._ready.set_result(None)
         self._stop.wait()
         if not self.broken():
             self.ray.shutdown()
