@@ -51,7 +51,7 @@ class Snapshot:
             ConfigurationError: it is of a model of another shape.
         """
         own, saved = self._own(self.network), state["weights"]
-        shapes = [{(name, tensor.shape) for name, tensor in state.items()} for state in (own, saved)]
+        shapes = [{(name, tensor.shape) for name, tensor in held.items()} for held in (own, saved)]
         wrong = {name for name, _ in shapes[0] ^ shapes[1]}
         if wrong:
             raise ConfigurationError(
