@@ -100,7 +100,7 @@ class _Told:
 class FakeCluster:
     """The parts of :class:`~mrlm_pl.engines.ray.cluster.RayCluster` that a pool uses."""
 
-    host = "127.0.0.1"
+    host, loop = "127.0.0.1", CALLS
     address = "here"
 
     def __init__(self, started_here: bool = True) -> None:

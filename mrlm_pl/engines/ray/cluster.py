@@ -34,6 +34,7 @@ class RayCluster:
         address: ``HOST:PORT`` of the head.
         host: address of this process for the workers.
         started_here: whether this process started Ray.
+        loop: waits for answers.
 
     Raises:
         ConfigurationError: Ray is not installed, or another pool of this process uses another address.
@@ -45,7 +46,7 @@ class RayCluster:
         self._ray, self._silence = self._connection.ray, silence
         self.address, self.host = str(self._connection.address), str(self._connection.host)
         self.started_here: bool = self._connection.started_here
-        self._loop = EventLoopThread()
+        self.loop = EventLoopThread()
         self._group: Any = None
         self._gpus: list[tuple[str, ...]] = []
         self._gpus_each = 0.0
@@ -141,7 +142,7 @@ class RayCluster:
             method: name of the method.
             arguments: of the method.
         """
-        return self._loop.submit(self._answer(getattr(actor, method).remote(*arguments).future(), who, does, seconds))
+        return self.loop.submit(self._answer(getattr(actor, method).remote(*arguments).future(), who, does, seconds))
 
     async def _answer(self, asked: Future[Any], who: str, does: str, seconds: float) -> Any:
         future, deadline = asyncio.wrap_future(asked), time.monotonic() + seconds
@@ -177,7 +178,7 @@ class RayCluster:
         group, self._group = self._group, None
         if group is not None and not self._connection.broken():
             wait([in_daemon(partial(self._ray.util.remove_placement_group, group))], STOP_SECONDS)  # it may hang
-        self._loop.close()
+        self.loop.close()
         self._connection.gpus.give_back(self._gpus, self._gpus_each)
         self._connection.give_back()
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.concurrency.calls import together
-from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray.group import OfWorkers, WorkerGroup
 from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
@@ -57,7 +56,6 @@ class RayReference(OfWorkers, Reference):
         self._group = WorkerGroup(
             "the reference pool", self._worker, workers, address, resources, transfer, deadlines, replacements
         )
-        self._loop = EventLoopThread()
         self._planners: dict[str, Any] = {}  # models on the meta device, to plan passes
 
     def _worker(self, place: int, gpus: str | None) -> tuple[type, tuple[Any, ...]]:
@@ -80,17 +78,12 @@ class RayReference(OfWorkers, Reference):
         passes = self._passes(self._planners[model], policy, rows)
         precision = Precision.now(device)
         calls = [(model, one.to("cpu"), precision) for one in passes]
-        found = self._loop.submit(self._ask(calls)).result()
+        found = self._group.cluster.loop.submit(self._ask(calls)).result()
         dtype = found[0].dtype if found else torch.float32
         flat = torch.zeros(rows.token_ids.numel(), dtype=dtype, device=device)
         for one, values in zip(passes, found, strict=True):
             flat[one.destinations] = values.to(device)
         return flat.view(rows.token_ids.shape)
-
-    def close(self) -> None:
-        """End the workers; see :meth:`OfWorkers.close`."""
-        super().close()
-        self._loop.close()
 
     def _loaded(self, policy: Policy) -> str:
         """Load the policy's initial weights into the workers if necessary; return their name there."""
