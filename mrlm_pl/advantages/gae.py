@@ -114,7 +114,7 @@ def _finite(what: str, numbers: Tensor) -> Tensor:
 def turn_discounts(action_mask: Tensor, gamma: float) -> Tensor:
     """``gamma`` [B, T] on the last action token of each turn, 1 on its other tokens, 0 outside the mask.
 
-    A turn is an unbroken run of action tokens: what the policy sampled between two pieces of environment text. Given as
+    A turn is an unbroken run of action tokens, which the policy sampled between two texts of the environment. Given as
     ``gamma`` to the functions of this package, it makes the discount count turns instead of tokens.
 
     >>> mask = torch.tensor([[True, True, False, True]])

@@ -161,7 +161,7 @@ def step_normalized_advantages(rewards: Tensor, group_ids: Tensor, steps: Tensor
     mean is GRPO's. Equal returns have exactly 0, and so has an episode in which the agent took no step.
 
     Args:
-        rewards: [B], what the agent earned in an episode.
+        rewards: [B], the agent's return in an episode.
         group_ids: [B] int64, equal for the episodes of a task and an agent.
         steps: [B] int64, turns of the agent in the episode.
         eps: added to ``s_k``, in units of reward.

@@ -53,8 +53,8 @@ def decision_returns(
     Args:
         returns: by joint action, which has the number of each agent's decision.
         place: of the agent in the joint actions.
-        partners: the sum over so many decisions of the others in place of the mean: how many a decision would have been
-            combined with had nothing failed. For comparison with implementations that add up.
+        partners: return the sum over this number of decisions of the others in place of the mean: the number that each
+            decision is combined with if nothing fails. For comparison with implementations that add up.
 
     >>> decision_returns({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 4.0}, 0)
     {0: 1.5, 1: 3.5}
@@ -75,7 +75,7 @@ def decision_returns(
 def counterfactual_advantages(
     returns: Mapping[tuple[int, ...], float], place: int, bonus: Callable[[int], float] = lambda number: 0.0
 ) -> dict[tuple[int, ...], float]:
-    """What one agent's decision adds to each joint action: the return minus its mean over that agent's decisions.
+    """Return an agent's part in each joint action: the return minus its mean over the agent's decisions.
 
     The decisions of the others are kept, as in COMA (arXiv 1705.08926), whose expectation is replaced by the mean over
     the decisions that were sampled; exactly 0 where these are all worth the same.
@@ -83,7 +83,7 @@ def counterfactual_advantages(
     Args:
         returns: by joint action, which has the number of each agent's decision.
         place: of the agent in the joint actions.
-        bonus: what a decision of the agent, by its number, is worth beside the return.
+        bonus: addition to the return of each decision of the agent, by its number.
 
     >>> square = {(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 4.0}
     >>> counterfactual_advantages(square, 0)

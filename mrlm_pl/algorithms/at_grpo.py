@@ -21,8 +21,8 @@ class ATGRPO(PolicyGradient):
         A_g  = (r_g - mean(r)) / (std(r) + 1e-6)
         loss = reduce_t( -min(rho_t A_g, clip(rho_t, 1 - clip.low, 1 + clip.high) A_g) + beta KL_t )
 
-    The best is the one with the highest mean over the agents among those that the environment goes on with. What
-    follows a decision does not count, as it is known for the best one only. ``clip_fraction`` is logged as well.
+    The best is the one with the highest mean over the agents among those that do not end the episode. Later
+    rewards do not count, as they are known for the best one only. ``clip_fraction`` is logged as well.
 
     Args:
         reward: ``team`` is the mean over the agents, ``own`` each agent's own.

@@ -24,7 +24,7 @@ class CISPO(PolicyGradient):
         A_i  = (r_i - m) / (s + 1e-6)
         loss = reduce_t( -sg(clip(rho_t, 1 - clip.low, 1 + clip.high)) A_i log pi(token_t) + beta KL_t )
 
-    What is logged is described at :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+    The metrics are those of :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
         clip: bounds of the weight; ``low: 1`` has no lower one, as in the paper.

@@ -82,7 +82,7 @@ class COMA(PolicyGradient):
 
 
 def _has_counterfactual(joints: Sequence[tuple[int, ...]]) -> bool:
-    """Whether two of the joint actions differ in the decision of one agent alone.
+    """Return whether two of the joint actions differ in the decision of one agent alone.
 
     >>> _has_counterfactual([(0, 0), (1, 1)]), _has_counterfactual([(0, 0), (1, 0)])
     (False, True)

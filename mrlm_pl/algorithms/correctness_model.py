@@ -13,11 +13,9 @@ from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryCalib
 
 from mrlm_pl.errors import NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.reward_model import RewardModelAlgorithm
 from mrlm_pl.losses import correctness_loss
 from mrlm_pl.losses.masking import last_token_mask
-from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import token_values
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.settings import one_of
@@ -54,10 +52,9 @@ class CorrectnessModel(RewardModelAlgorithm):
     probability) and ``question_only_auc``, the area under the curve of the probe's guess; NaN where it is not defined.
 
     Args:
-        policies: the weights; one policy.
-        optimization: see :class:`Algorithm`.
-        value_learning_rate: of the value head and of the probe; None is the policy's own.
         score_tokens: where the score is trained: at the ``last`` token or at all of the ``response``.
+        policies, optimization, value_learning_rate: see :class:`~mrlm_pl.learner.reward_model.RewardModelAlgorithm`;
+            the probe has the learning rate of the value head.
 
     Raises:
         ConfigurationError: there are several policies, or an unknown name.
@@ -65,14 +62,8 @@ class CorrectnessModel(RewardModelAlgorithm):
 
     data_module = "AnswerDataModule"
 
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
-        value_learning_rate: float | None = None,
-        score_tokens: ScoreTokens = "last",
-    ) -> None:
-        super().__init__(policies, optimization, value_learning_rate)
+    def __init__(self, *args: Any, score_tokens: ScoreTokens = "last", **settings: Any) -> None:
+        super().__init__(*args, **settings)
         one_of(get_args(ScoreTokens), "", score_tokens=score_tokens)
         self.score_tokens = score_tokens
         self.question_probe: QuestionProbe | None = None
@@ -221,7 +212,7 @@ class AnswerMeasures(nn.Module):
             self.accuracy.update(chances, labels)
 
     def take(self) -> dict[str, float]:
-        """The numbers by name, after which counting begins anew; a number that is not defined is NaN.
+        """Return the numbers by name, and reset the counts; a number that is not defined is NaN.
 
         Without right, or without wrong answers there is no curve, and without either nothing at all.
         """

@@ -24,7 +24,7 @@ class DrMAS(PolicyGradient):
 
     GRPO also compares an agent with itself alone, but counts every episode once; the two are alike where an agent
     acts once in every episode. ``zero_variance: exclude`` is the paper's filter: an agent whose returns are all equal
-    in a task's episodes does not learn from them, while the task's other agents do. What is logged is described at
+    in a task's episodes does not learn from them, while the task's other agents do. The metrics are those of
     :class:`~mrlm_pl.algorithms.grpo.GRPO`.
 
     Args:

@@ -27,11 +27,11 @@ class IPPO(PolicyGradient):
     every agent's rows as a world of their own. It adds what agents with one policy, or with one goal, need:
 
     * ``agent_critics``, one for each agent, also where agents share a policy: roles that see or earn different things
-      do not share a value. Each critic reads its agent's tokens, learns from that agent's rows alone, and rests when
-      there are none. Its loss is the mean over them; ``value_coefficient`` does not apply to it.
+      do not share a value. Each critic reads its agent's tokens, learns from that agent's trajectories alone, and is
+      not updated when there are none. Its loss is the mean over them; ``value_coefficient`` does not apply to it.
     * advantages whitened for each agent by itself, so that one that earns much does not drown out another.
-    * ``reward: team``: each turn is paid the mean over the agents of what was earned from then until the agent's next
-      turn, whoever earned it.
+    * ``reward: team``: the reward of each turn is the mean over the agents of all rewards from then until its agent's
+      next turn.
 
     Of a critic ``train/AGENT/critic/value_loss``, ``grad_norm`` and ``grad_norm_value`` are logged; the other numbers
     are those of :class:`~mrlm_pl.algorithms.ppo.PPO`.
@@ -39,7 +39,7 @@ class IPPO(PolicyGradient):
     Args:
         agent_critics: a model that estimates the values, by agent, for all agents whose policy is trained; None gives
             each policy a value head, which agents in its seats share. A critic needs its agent's tokenizer.
-        reward: what an agent's turns are paid: its ``own`` reward or the ``team``'s.
+        reward: of an agent's turns: its ``own`` or the ``team``'s.
         whiten_over: whose advantages are whitened together: those of each ``agent`` or of each ``policy``.
         value_learning_rate, value_clip, value_coefficient: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
         gamma, discount_unit, lam, whiten_advantages, clip, kl, task_normalization: see

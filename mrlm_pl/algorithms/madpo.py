@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.optimization import Optimization
-from mrlm_pl.losses import (
-    PreferenceLoss,
-    joint_logp,
-    preference_gap,
-    preference_loss,
-    preference_metrics,
-    sequence_logp,
-)
-from mrlm_pl.policy import Policy
+from mrlm_pl.losses import PreferenceLoss, joint_logp, preference_gap, preference_loss
+from mrlm_pl.losses.preference import preference_metrics, sequence_logp
 
 
 class MADPO(Algorithm):
@@ -31,13 +24,13 @@ class MADPO(Algorithm):
         loss = mean over pairs of -log sigmoid(beta gap)                                  or another loss of DPO
 
     There is one preference for all agents, so the loss is one over all policies, and each one's gradient depends on
-    what the others have learned already. With one agent it is DPO. The reference of a policy is the policy as it is
+    the others' log-probabilities. With one agent it is DPO. The reference of a policy is the policy as it is
     before the first update; its log-probabilities are computed once for all pairs. Use it with
     ``JointPreferenceDataModule``.
 
     Logged under ``train/``: ``rewards_chosen`` and ``rewards_rejected`` (means of ``beta (log pi - log pi_ref)`` of the
     joint actions), ``reward_margin`` (their difference), ``preference_accuracy`` (share of pairs with a positive gap);
-    for each of several policies ``reward_margin``, what it adds to the joint one, and ``grad_norm``; under ``val/`` and
+    for each of several policies ``reward_margin``, its part of the joint one, and ``grad_norm``; under ``val/`` and
     ``test/`` ``loss`` and the means of the joint actions.
 
     Args:
@@ -55,15 +48,14 @@ class MADPO(Algorithm):
 
     def __init__(
         self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
+        *args: Any,
         loss: PreferenceLoss = "sigmoid",
         beta: float = 0.1,
         label_smoothing: float = 0.0,
         margin: float | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, optimization)
+        super().__init__(*args, **settings)
         self.refuse_dropout()
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta = beta

@@ -1,4 +1,4 @@
-"""Co-training of agents that discuss a question: PPO in which each answer is paid for what it led to."""
+"""Co-training of agents that discuss a question: PPO with a reward for the influence of each answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.answers import AnswerRows, answer_rows
-from mrlm_pl.learner.credit.influence import InfluencePay, Sums, learnt_in
+from mrlm_pl.learner.credit.influence import InfluencePay, Sums, learned_in
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, agent_places
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
 from mrlm_pl.learner.kl import IN_REWARD, KL
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 class MAPoRL(PolicyGradient):
-    """Multi-agent post-co-training (MAPoRL, arXiv 2502.18439): PPO on answers that are paid for their influence.
+    """Multi-agent post-co-training (MAPoRL, arXiv 2502.18439): PPO on answers with a reward for their influence.
 
     ``V(t, a)`` is the score in [0, 1] of what agent a says in turn t: the component ``score`` of its reward. Whatever
-    else it earns there (a penalty, say) is its own and shared with nobody. With ``reward: team`` and
+    else it earns there (a penalty, say) is its own and not shared. With ``reward: team`` and
     ``mean_j`` over the agents::
 
         R(t, a) = [V(t, a) + sum_{t' > t} gamma^(t' - t) mean_j V(t', j)] / sum_{t' >= t} gamma^(t' - t)
@@ -58,7 +58,7 @@ class MAPoRL(PolicyGradient):
     Args:
         policies, seats, agent_critics: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
         reward: whose later scores reward an answer: those of the whole ``team`` or the agent's ``own``.
-        horizon: ``discounted_sum`` is the above, ``last`` pays the last turn's scores alone, ``current`` this turn's.
+        horizon: ``discounted_sum`` is the above, ``last`` takes the last turn's scores alone, ``current`` this turn's.
         gamma: discount factor of the scores, from turn to turn.
         alpha0: paid for an own change from wrong to right, and its negative for one from right to wrong, while the
             others had been wrong before: self-correction.
@@ -154,7 +154,7 @@ class MAPoRL(PolicyGradient):
         paid: list[Episode] = []
         for episode in episodes:
             if not episode.failed:
-                found, told = self.pay.paid(episode if turns is None else learnt_in(episode, turns))
+                found, told = self.pay.paid(episode if turns is None else learned_in(episode, turns))
                 paid.append(found)
                 sums.append(told)
         self._log_rewards(sums, turns)

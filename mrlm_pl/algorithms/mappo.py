@@ -24,7 +24,7 @@ class MAPPO(PolicyGradient):
 
     ``s_t`` is the joint state before step t of the environment: all agents' conversations so far, in the order of the
     steps. The critic, a language model with a value head, reads it as text in its own chat format. ``r_t`` is the mean
-    over the agents of what they were paid at that step. All tokens that any agent sampled at step t share ``A_t``::
+    over the agents of their rewards at that step. All tokens that any agent sampled at step t share ``A_t``::
 
         d_t    = r_t + gamma V(s_{t+1}) - V(s_t),      A_t = d_t + gamma lambda A_{t+1}
         actor  = reduce_t( -min(rho A_t, clip(rho, 1 - clip.low, 1 + clip.high) A_t) + beta KL )
@@ -46,7 +46,7 @@ class MAPPO(PolicyGradient):
         value_learning_rate: of the critic's value head; None is the critic's learning rate.
         gamma: discount factor, from step to step of the environment.
         lam: GAE's lambda per step; 0 trusts the critic, 1 the returns.
-        targets: what the critic is trained towards: ``lambda``, ``td`` or ``monte_carlo``.
+        targets: of the critic's training: ``lambda``, ``td`` or ``monte_carlo``.
         whiten_advantages: subtract the advantages' mean and divide by their standard deviation.
         clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         value_clip: how far a value may move before its gradient stops; None has no bound.

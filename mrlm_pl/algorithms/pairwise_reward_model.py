@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from mrlm_pl.errors import NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.reward_model import RewardModelAlgorithm
 from mrlm_pl.losses import bradley_terry_loss
-from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least
 
 
@@ -30,10 +30,8 @@ class PairwiseRewardModel(RewardModelAlgorithm):
     ``loss``, ``pair_accuracy`` and ``margin``.
 
     Args:
-        policies: the weights; one policy.
-        optimization: see :class:`Algorithm`.
-        value_learning_rate: of the value head; None is the policy's own.
         margin: how far the chosen answer must be ahead.
+        policies, optimization, value_learning_rate: see :class:`~mrlm_pl.learner.reward_model.RewardModelAlgorithm`.
 
     Raises:
         ConfigurationError: there are several policies, or the margin is negative or not finite.
@@ -41,14 +39,8 @@ class PairwiseRewardModel(RewardModelAlgorithm):
 
     data_module = "PreferenceDataModule"
 
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
-        value_learning_rate: float | None = None,
-        margin: float = 0.0,
-    ) -> None:
-        super().__init__(policies, optimization, value_learning_rate)
+    def __init__(self, *args: Any, margin: float = 0.0, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         at_least(0, "", margin=margin)
         self.margin = margin
 

@@ -15,7 +15,7 @@ class RLOO(PolicyGradient):
         loss = reduce_t( -A_i log pi(token_t) + beta KL_t )
 
     There is no ratio and no clip, so use a rollout once (``data.passes`` and ``data.minibatches`` 1); GRPO with
-    ``advantage: leave_one_out`` is the clipped form. What is logged is described at
+    ``advantage: leave_one_out`` is the clipped form. The metrics are those of
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:

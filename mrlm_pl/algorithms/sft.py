@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: on the actions of demonstrations, on what the environment answers, or on both."""
+"""Supervised fine-tuning: on the actions of demonstrations, on the environment's answers, or on both."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class SFT(Algorithm):
         if not self.observation_weight:
             return
         for split, table in rows.items():
-            # After its first action a row goes on with more than actions only where the environment answered.
+            # Tokens after the first action that are no actions are answers of the environment.
             if not any(False in row.action_mask[row.action_mask.index(True) :] for row in table):
                 raise DataError(
                     f"objective {self.objective!r} learns from what follows an action, but no row of the {split} data "
-                    "goes on after one; give it conversations of several turns, or use behavioral_cloning"
+                    "continues after one; give it conversations of several turns, or use behavioral_cloning"
                 )
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:

@@ -162,7 +162,7 @@ def _scored_answers(row: Trajectory, episode: Episode, where: str) -> list[Answe
     scores = [turn.components[SCORE] for turn in row.turns]
     for score in scores:
         if not _is_number(score, 0.0, 1.0):
-            raise DataError(f"{where}: a turn's {SCORE!r} is {score!r}; it must lie in [0, 1] to say what is right")
+            raise DataError(f"{where}: a turn's {SCORE!r} is {score!r}; it must lie in [0, 1]")
     return [_answer(row, text, float(score > 0.5), episode, where) for text, score in zip(said, scores, strict=True)]
 
 

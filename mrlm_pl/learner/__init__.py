@@ -1,1 +1,1 @@
-"""What algorithms are made of: batches, metrics, critics, policy gradients."""
+"""The parts of algorithms: batches, metrics, critics, policy gradients."""

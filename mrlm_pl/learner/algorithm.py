@@ -1,4 +1,4 @@
-"""What every algorithm shares: policies in seats, one optimizer, the checks that stop a broken run, the export."""
+"""The base of all algorithms: policies in seats, one optimizer, the checks that stop a broken run, the export."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Algorithm(LightningModule, ABC):
     """Fewest episodes per task that the advantage is defined for."""
 
     uses_greedy_baseline: bool = False
-    """Whether each task is also played once with the most probable tokens, for comparison."""
+    """Play each task once more with the most probable tokens, for comparison."""
 
     def __init__(
         self,
@@ -98,17 +98,17 @@ class Algorithm(LightningModule, ABC):
 
     @property
     def collection_over(self) -> bool:
-        """Whether the remaining updates on the current rollout are skipped; the same on every rank."""
+        """True if the remaining updates on the current rollout are skipped; the same on every rank."""
         return False
 
     @property
     def uses_importance_ratio(self) -> bool:
-        """Whether the loss uses the importance ratio ``pi / pi_old``; without it a rollout serves one update."""
+        """True if the loss uses the importance ratio ``pi / pi_old``; without it a rollout serves one update."""
         return True
 
     @property
     def turn_tree(self) -> Branching | None:
-        """How the decisions of each state branch, or None for a group of separate episodes of each task."""
+        """The branching of the decisions in each state, or None for a group of separate episodes of each task."""
         return None
 
     @abstractmethod
@@ -202,11 +202,11 @@ class Algorithm(LightningModule, ABC):
         return 0.0 * next(weight for weight in learner.model.parameters() if weight.requires_grad).flatten()[0]
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
-        """What the algorithm adds to the reward of a turn, or None."""
+        """Return the function that adds to the reward of a turn, or None."""
         return None
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        """Whether the episodes of a task have equal returns, agent by agent; failures do not count.
+        """Return whether the episodes of a task have equal returns, agent by agent; failures do not count.
 
         Returns are those of the environment. What :meth:`turn_bonus` adds does not count: answers that are all right or
         all wrong carry no signal about the task, whatever their lengths are (DAPO, arXiv 2503.14476).
@@ -214,9 +214,7 @@ class Algorithm(LightningModule, ABC):
         return equal_returns(group)
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
-        """Whether the loss weighs each token by the probability that its sampler gave it, so that others than the
-        current weights may have sampled.
-        """
+        """Return whether the loss weighs each token by its sampler's probability, so that stale weights may sample."""
         return False
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
@@ -228,11 +226,11 @@ class Algorithm(LightningModule, ABC):
         return self.metrics.take_rollout()
 
     def progress(self) -> dict[str, Any]:
-        """What decides the future beside weights and data, as plain values for the checkpoint."""
+        """Return the state beside the weights, such as running baselines, as plain values for the checkpoint."""
         return {}
 
     def load_progress(self, progress: Mapping[str, Any]) -> None:
-        """Take over what :meth:`progress` gave."""
+        """Restore the state that :meth:`progress` returned."""
 
     def policy(self, name: str) -> Policy:
         """The policy of that name."""
@@ -389,7 +387,7 @@ class Algorithm(LightningModule, ABC):
         self.measure("test", batch)
 
     def measure(self, prefix: str, batch: Any) -> None:
-        """Add what a batch measures to the metrics of an evaluation, named ``val/...`` or ``test/...``."""
+        """Add the measures of a batch to the metrics of an evaluation, named ``val/...`` or ``test/...``."""
         self.metrics.add_evaluation(prefix, batch.means(), batch.counts())
 
     def on_validation_epoch_end(self) -> None:
@@ -403,7 +401,7 @@ class Algorithm(LightningModule, ABC):
             self.log(name, value, prog_bar=on_evaluation_bar(name))
 
     def evaluation_metrics(self, prefix: str) -> dict[str, float]:
-        """Return what an evaluation loop has measured on all ranks, by name under ``val/`` or ``test/``, once."""
+        """Return the metrics of an evaluation loop on all ranks, by name under ``val/`` or ``test/``, once."""
         return self.metrics.take_evaluation(prefix, self.trainer)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
@@ -503,9 +501,9 @@ class Algorithm(LightningModule, ABC):
             )
 
     def sampler_differs(self, sampling: Sampling) -> bool:
-        """Whether the sampler's log-probabilities are not the learner's up to rounding in single precision.
+        """Return whether the sampler's log-probabilities differ from the learner's beyond rounding in single precision.
 
-        They are not with truncated sampling, in reduced precision, and where the engine of a trained policy computes in
+        They do with truncated sampling, in reduced precision, and where the engine of a trained policy computes in
         another precision than the learner or does not tell.
         """
         learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(self.trainer.precision))
@@ -517,7 +515,7 @@ class Algorithm(LightningModule, ABC):
         return any(self._engine.precision(name) not in (None, learner) for name in trained)
 
     def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
-        """Whether training uses the log-probabilities that the sampler reported."""
+        """Return whether training uses the log-probabilities that the sampler reported."""
         return True
 
     def take_part(self, batch: Batch) -> None:

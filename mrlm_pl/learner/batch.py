@@ -30,7 +30,7 @@ class PolicyBatch:
         action_mask: [B, T] bool, True where the policy sampled the token.
         behavior_logp: [B, T] fp32 of the behavior policy, as the sampler reported them, 0 outside the mask.
         groups: [B] int64, number of the row's group: the episodes of a task, or the answers of a pair. A group is
-            served in one micro-batch, and its rows compute what they begin with in common once.
+            served in one micro-batch, and a forward pass computes the common prefix of its rows once.
         comparisons: [B] int64; rows with the same label are compared with each other: those of one agent in a group,
             or in one state of a turn tree.
         episode_tokens: [B] int64, action tokens of the row's episode in the whole collection.
@@ -41,7 +41,7 @@ class PolicyBatch:
             sampler's are used.
         values: [B, T] fp32, expected return before each action token as it was estimated at the time of sampling, or
             None.
-        returns: [B, T] fp32, what the estimates are trained towards, or None.
+        returns: [B, T] fp32, the targets of the estimates, or None.
         observation_mask: [B, T] bool, True where the environment answered an action, or None.
         reference_sums: [B] fp32, log-probability of the row's action tokens under the frozen reference, or None.
         correct: [B] fp32 in [0, 1], whether the row's answer is right, or None.
@@ -76,7 +76,7 @@ class PolicyBatch:
         return self.behavior_logp if self.proximal_logp is None else self.proximal_logp
 
     def inputs(self) -> dict[str, Any]:
-        """Return the arguments of a policy's forward pass; the rows of a group share what they begin with."""
+        """Return the arguments of a policy's forward pass; the rows of a group share their prefix."""
         return {
             "token_ids": self.token_ids,
             "lengths": self.lengths,

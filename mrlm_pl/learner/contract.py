@@ -26,11 +26,11 @@ class RolloutLearner(Protocol):
     """Fewest episodes per task that the advantage is defined for."""
 
     uses_greedy_baseline: bool
-    """Whether each group comes with one greedy episode of its task."""
+    """True if each group comes with one greedy episode of its task."""
 
     @property
     def uses_importance_ratio(self) -> bool:
-        """Whether the loss uses the importance ratio; without it a rollout serves one update."""
+        """True if the loss uses the importance ratio; without it a rollout serves one update."""
 
     @property
     def trainer(self) -> Any:
@@ -77,7 +77,7 @@ class RolloutLearner(Protocol):
 
     @property
     def training(self) -> bool:
-        """Whether the modules are in training mode."""
+        """True if the modules are in training mode."""
 
     def train(self, mode: bool = True) -> Any:
         """Set training mode."""
@@ -106,7 +106,7 @@ class RolloutLearner(Protocol):
 
     @property
     def collection_over(self) -> bool:
-        """Whether the remaining updates on the current rollout are skipped; the same on every rank."""
+        """True if the remaining updates on the current rollout are skipped; the same on every rank."""
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         """Return the indices [b] of the rows whose loss can have a gradient."""

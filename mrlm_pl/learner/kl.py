@@ -16,7 +16,7 @@ ESTIMATORS = {"k3": kl_k3, "k3_straight_through": kl_k3_straight_through}
 
 @dataclass(frozen=True)
 class KL:
-    """How the KL divergence from the reference policy is penalized.
+    """The penalty for the KL divergence from the reference policy.
 
     Args:
         coefficient: weight ``beta`` of the penalty; 0 needs no reference policy.

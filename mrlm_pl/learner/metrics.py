@@ -20,7 +20,7 @@ _ON_EVALUATION_BAR = ("reward", "accuracy", "auc", "nll", "preference_accuracy",
 
 
 class Metrics:
-    """Sums of what an algorithm measures, until it is logged.
+    """Sums of the measures of an algorithm, until they are logged.
 
     The numbers of an update are summed on the device, micro-batch by micro-batch, and leave it in one transfer and one
     gather over the ranks when the update is complete.

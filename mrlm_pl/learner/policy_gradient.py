@@ -1,4 +1,4 @@
-"""What the policy gradients share: advantages of tokens, a token loss, its reduction, and an optional critic."""
+"""The base of the policy gradients: advantages of tokens, a token loss, its reduction."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyGradient(Algorithm):
-    """Base of the policy gradients: a subclass sets how returns become advantages, and what else it is made of.
+    """Base of the policy gradients: a subclass sets how returns become advantages, and its other parts.
 
     A subclass sets :attr:`advantage`, or overrides :meth:`advantages`; its constructor may set :attr:`clip`,
-    :attr:`gae`, :attr:`tree` and :attr:`critic`. What differs more overrides :meth:`credit` or :meth:`token_losses`.
+    :attr:`gae`, :attr:`tree` and :attr:`critic`. It overrides :meth:`credit` or :meth:`token_losses` for other rules.
 
     Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
     micro-batches: ``approx_kl`` (k3 estimate of the KL divergence of the current policy from the old policy),
@@ -113,7 +113,7 @@ class PolicyGradient(Algorithm):
     """
 
     kl_placements: ClassVar[tuple[Placement, ...]] = ("loss",)
-    """Where the KL penalty can be, the default first; ``reward`` needs rewards of single tokens."""
+    """Places of the KL penalty, the default first; ``reward`` needs rewards of single tokens."""
 
     advantage: Callable[[Tensor, Tensor], Tensor]
     """Returns advantages [N] from returns [N] and the numbers [N] of the groups in which they are compared."""
@@ -279,7 +279,7 @@ class PolicyGradient(Algorithm):
             rows.values = values
 
     def log_values(self, learner: str, returns: Moments, errors: Moments) -> None:
-        """Log how good the values were: 1 is perfect, 0 as good as a constant."""
+        """Log the mean return and the explained variance of the values: 1 is perfect, 0 as good as a constant."""
         explained = 1.0 - (errors.std / returns.std) ** 2 if returns.std else 0.0
         self.metrics.rollout[self.metrics.name("return", learner)] = returns.mean
         self.metrics.rollout[self.metrics.name("explained_variance", learner)] = explained
@@ -307,7 +307,7 @@ class PolicyGradient(Algorithm):
             rows[name].advantages = whiten(rows[name].advantages, rows[name].action_mask, moments[name])
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
-        """What is added to a turn's reward, or None.
+        """Return the function that adds to the reward of a turn, or None.
 
         Raises:
             ConfigurationError: ``overlong_buffer`` is wider than a turn may be long.
@@ -410,7 +410,7 @@ class PolicyGradient(Algorithm):
                 )
 
     def recomputes(self, sampling: Sampling) -> bool:
-        """Whether pi_old is the learner's at the time of sampling rather than the sampler's."""
+        """Return whether pi_old is the learner's at the time of sampling rather than the sampler's."""
         return self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp
 
     def reads_sampler_logprobs(self, sampling: Sampling) -> bool:

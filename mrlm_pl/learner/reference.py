@@ -34,7 +34,7 @@ class ReferencePolicy:
 
     @property
     def here(self) -> bool:
-        """Whether this process holds the weights and computes the log-probabilities."""
+        """True if this process holds the weights and computes the log-probabilities."""
         return self.used and self.remote is None
 
     def logprobs(self, policy: Policy, rows: PolicyBatch, trainer: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the reward models share: one policy with a value head whose value before a row's last token is the score."""
+"""The base of the reward models: one policy with a value head; the value before a row's last token is the score."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class RewardModelAlgorithm(Algorithm):
         return self.policy(name).idle_values()
 
     def values(self, name: str, rows: PolicyBatch, mask: Tensor) -> Tensor:
-        """Value [B, T] before each token where ``mask`` [B, T] is True, 0 elsewhere."""
+        """Return the value [B, T] before each token where ``mask`` [B, T] is True, 0 elsewhere."""
         inputs = {**rows.inputs(), "action_mask": mask}
         return self.policy(name).values(**inputs, dropout_key=self.global_step)
 
     def scores(self, name: str, rows: PolicyBatch) -> Tensor:
-        """The score [B] of each row: the value before its last token."""
+        """Return the score [B] of each row: the value before its last token."""
         last = last_token_mask(rows.action_mask)
         return self.values(name, rows, last)[last]

@@ -24,7 +24,7 @@ RatioLevel = Literal["token", "sequence", "geometric_mean"]
 
 @dataclass(frozen=True)
 class Correction:
-    """How a token loss is weighted for a sampler ``mu`` that is not the policy ``pi_old`` the update starts from.
+    """The weight of a token loss for a sampler ``mu`` that is not the policy ``pi_old`` the update starts from.
 
     Args:
         kind: ``none``; ``plain`` multiplies with ``pi_old / mu`` (decoupled PPO, arXiv 2505.24298); ``truncated`` with

@@ -78,7 +78,7 @@ def ratio_max_deviation(logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> 
 
 
 def mismatch(learner_logp: Tensor, sampler_logp: Tensor, action_mask: Tensor) -> dict[str, Tensor]:
-    """How far the learner's distribution is from the sampler's, from the sampler's tokens; each number 0-dim.
+    """Return the distance of the learner's distribution from the sampler's, from the sampler's tokens; each 0-dim.
 
     With ``w = pi / mu`` per token: ``k1`` the mean of ``-log w`` and ``k3`` that of ``w - 1 - log w``, two estimates of
     ``KL(mu || pi)`` in nats; ``mean_ratio`` the mean of ``w``, whose expectation is 1; ``chi_square`` the mean of

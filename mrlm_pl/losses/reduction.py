@@ -18,7 +18,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import masked_values
 
 Reduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length", "episode_mean"]
-"""What has equal weight.
+"""The unit of equal weight.
 
 - ``token_mean``: every action token.
 - ``sequence_mean``: every row, as the mean of its tokens.
@@ -44,20 +44,6 @@ class BatchTotals:
 
     def __add__(self, other: BatchTotals) -> BatchTotals:
         return BatchTotals(self.tokens + other.tokens, self.sequences + other.sequences, self.episodes + other.episodes)
-
-    def to_tensor(self, device: torch.device | str = "cpu") -> Tensor:
-        """The three numbers [3] in fp64, to be summed over ranks and read back with ``from_tensor``."""
-        return torch.tensor(dataclasses.astuple(self), dtype=torch.float64, device=device)
-
-    @classmethod
-    def from_tensor(cls, totals: Tensor) -> BatchTotals:
-        """The totals that a ``to_tensor`` result [3], summed over ranks or not, stands for.
-
-        >>> BatchTotals.from_tensor(2 * BatchTotals(4, 1, 1).to_tensor())
-        BatchTotals(tokens=8.0, sequences=2.0, episodes=2.0)
-        """
-        tokens, sequences, episodes = totals.tolist()
-        return cls(tokens, sequences, episodes)
 
 
 def episode_token_counts(action_mask: Tensor, episode_ids: Tensor) -> Tensor:
@@ -110,7 +96,7 @@ def token_weights(
     """Weight [B, T] of each token's loss, 0 outside the mask.
 
     Over the global batch the weights of every ``*_mean`` sum to 1; the weighted sum of the token losses is the
-    reduction. A row's weights depend on that row and ``totals`` alone, hence not on padding or on its neighbours.
+    reduction. A row's weights depend on that row and ``totals`` alone, hence not on padding or on other rows.
 
     Args:
         reduction: see ``Reduction``.

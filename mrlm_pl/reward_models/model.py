@@ -176,15 +176,15 @@ class _ValueModel(LoadedModel):
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
         lengths = torch.tensor([len(ids) for ids in rows])
-        width = int(lengths.max())
-        padded = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows])
-        last = torch.zeros_like(padded, dtype=torch.bool)
-        last[torch.arange(len(rows)), lengths - 1] = True
+        padded = pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True)
+        last = torch.arange(padded.shape[1]) == lengths[:, None] - 1
         with torch.no_grad():
             values = self.policy.values(*(item.to(self.device) for item in (padded, lengths, last)))
-        return [float(row[length - 1]) for row, length in zip(values.cpu(), lengths.tolist(), strict=True)]
+        found: list[float] = values.cpu()[last].tolist()
+        return found
 
 
 class _Classifier(LoadedModel):
@@ -234,11 +234,12 @@ class _Classifier(LoadedModel):
 
     def _run(self, rows: Sequence[Sequence[int]], padding: int) -> list[float]:
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
-        width = max(len(ids) for ids in rows)
-        padded = torch.tensor([[*ids, *[padding] * (width - len(ids))] for ids in rows], device=self.device)
-        lengths = torch.tensor([[len(ids)] for ids in rows], device=self.device)
-        mask = (torch.arange(width, device=self.device) < lengths).long()
+        padded = pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True, padding_value=padding)
+        lengths = torch.tensor([[len(ids)] for ids in rows])
+        mask = (torch.arange(padded.shape[1]) < lengths).long()
         with torch.no_grad():
-            logits = self.network(input_ids=padded, attention_mask=mask).logits
-        return [float(value) for value in logits[:, 0]]
+            logits = self.network(input_ids=padded.to(self.device), attention_mask=mask.to(self.device)).logits
+        found: list[float] = logits[:, 0].tolist()
+        return found

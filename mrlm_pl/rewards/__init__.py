@@ -1,4 +1,4 @@
-"""Rewards as pure functions, to be added to what an environment pays."""
+"""Rewards as pure functions, to be added to those of an environment."""
 
 import lazy_loader
 

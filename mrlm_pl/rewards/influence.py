@@ -1,6 +1,7 @@
-"""What an answer in a discussion is paid for what it led to, its own later answers and those of the others.
+"""Rewards of an answer in a discussion for its influence on the agent's own later answers and on those of the others.
 
-Source: arXiv 2502.18439 (MAPoRL), with the signs that the paper means: becoming right pays, becoming wrong costs.
+Source: arXiv 2502.18439 (MAPoRL), with the signs that the paper means: positive for becoming right, negative for becoming
+wrong.
 
 A score table is a list over the turns of a discussion; each turn maps the persons who answered in it to their scores
 ``V(t, a)`` in [0, 1]. A discussion that ended early has fewer turns, and a person may be absent from a turn.
@@ -29,7 +30,7 @@ ROUNDING = 1e-12
 def influence_rewards(
     scores: ScoreTable, gamma: float, reward: RewardShare = "team", horizon: Horizon = "discounted_sum"
 ) -> list[dict[str, float]]:
-    """``R(t, a)``, in the shape of the scores: what each answer is paid for itself and for what came after it.
+    """Return ``R(t, a)``, in the shape of the scores: the reward of each answer for itself and for later answers.
 
     With T turns and ``mean_j`` over the persons who answered in a turn::
 
@@ -42,7 +43,7 @@ def influence_rewards(
         scores: the score table.
         gamma: discount factor from turn to turn, in [0, 1].
         reward: whose scores count: those of the whole ``team`` or the person's ``own``.
-        horizon: ``discounted_sum`` is the above; ``last`` pays every answer the last turn's mean score (``own``: the
+        horizon: ``discounted_sum`` is the above; ``last`` gives every answer the last turn's mean score (``own``: the
             person's last score), ``current`` its own turn's mean score (its own score).
 
     Raises:
@@ -85,12 +86,12 @@ def influence_rewards(
 def incentives(
     scores: ScoreTable, alpha0: float = 0.0, alpha1: float = 0.0, beta0: float = 0.0, beta1: float = 0.0
 ) -> tuple[list[dict[str, float]], int]:
-    """Pay for changing sides well and for making others do so, in the shape of the scores, and the number of ties.
+    """Return rewards for changing sides well and for making others do so, in the shape of the scores, and the ties.
 
     An answer is right when its score is above .5; the others are when the mean of theirs is. An answer that was wrong
-    before and is right now is paid the positive amount, one that was right and is wrong now the negative one; what it
-    did to the others is paid to it likewise when they change from its turn to the next. An amount that compares with
-    exactly .5 is a tie: it pays 0 and is counted, unless there was no change that could have been paid.
+    before and is right now earns the positive amount, one that was right and is wrong now the negative one. It earns
+    the same for the others when they change from its turn to the next. A comparison with a mean of exactly .5 is a
+    tie: it earns 0 and is counted, unless there was no change.
 
     Args:
         scores: the score table.
@@ -120,7 +121,7 @@ def incentives(
 
 
 def incentive_signs(scores: ScoreTable) -> tuple[list[dict[str, dict[str, int]]], int]:
-    """Which incentives each answer earns, 1 or -1 by kind in the shape of the scores, and the number of ties.
+    """Return the incentives that each answer earns, 1 or -1 by kind in the shape of the scores, and the number of ties.
 
     The own change from the turn before is compared with the others in the turn before; the change of the others up to
     the next turn is that of those who answered in both turns. See :func:`incentives`.
@@ -157,7 +158,7 @@ def incentive_signs(scores: ScoreTable) -> tuple[list[dict[str, dict[str, int]]]
 
 
 def _side(scores: Sequence[float]) -> int:
-    """1 when the mean of the scores is above .5, -1 when it is below, 0 when it is neither."""
+    """Return 1 when the mean of the scores is above .5, -1 when it is below, 0 when it is neither."""
     distance = math.fsum(scores) / len(scores) - 0.5
     if abs(distance) < ROUNDING:
         return 0
@@ -165,7 +166,7 @@ def _side(scores: Sequence[float]) -> int:
 
 
 def _known(values: Sequence[float | None]) -> list[tuple[int, float]]:
-    """The values that are there, with their places."""
+    """Return the values that are not None, with their places."""
     return [(place, value) for place, value in enumerate(values) if value is not None]
 
 

@@ -1,4 +1,4 @@
-"""What a resumed run takes from its checkpoint and what from its configuration.
+"""The division of a resumed run between its checkpoint and its configuration.
 
 The trainer's progress comes from the checkpoint, in one form whichever hook saved it, so that no batch is repeated.
 Lightning counts epochs and batches in about 40 numbers and infers from their differences at which hook a checkpoint
@@ -28,7 +28,7 @@ PLAIN_TRAINER = (
 class ExactResume(Callback):
     """Saves and restores the trainer's progress exactly, and keeps the configured optimizer settings.
 
-    Torch restores learning rates, weight decay and betas with the optimizer's state, over what is configured.
+    Torch restores learning rates, weight decay and betas with the optimizer's state, over the configured ones.
     :class:`~mrlm_pl.learner.algorithm.Algorithm` brings this callback along.
     """
 
@@ -107,7 +107,7 @@ def at_batch_end(state: dict[str, Any], epoch_batches: int, accumulation: int) -
     """Return the state of a fit loop as ``on_train_batch_end`` of the last whole batch would have saved it.
 
     Args:
-        state: what the loop returned, at any hook; a new dictionary is returned.
+        state: of the loop, at any hook; a new dictionary is returned.
         epoch_batches: batches in an epoch.
         accumulation: batches in an update.
     """

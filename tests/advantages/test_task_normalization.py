@@ -1,4 +1,4 @@
-"""Task normalisation: published numbers, the same from any cut, and degenerate task types."""
+"""Task normalization: published numbers, the same from any cut, and degenerate task types."""
 
 import pytest
 import torch

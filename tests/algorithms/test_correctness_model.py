@@ -34,7 +34,7 @@ ROWS = [row(f"{n}+{n}?", f"{n + n + wrong}", not wrong) for n in range(8) for wr
 
 
 class Watch(Callback):
-    """What was logged in each step and each validation, and the gradients of the first update."""
+    """The metrics of each step and each validation, and the gradients of the first update."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
@@ -205,7 +205,7 @@ def test_measures_are_those_of_arithmetic() -> None:
     again = measures.take()
     assert math.isnan(again["auc"])
     assert math.isnan(again["question_only_auc"])
-    assert again["accuracy"] == pytest.approx(1 / 2), "counting began anew"
+    assert again["accuracy"] == pytest.approx(1 / 2), "the counts were reset"
     assert all(math.isnan(value) for value in measures.take().values())
 
 

@@ -107,7 +107,7 @@ def test_an_agent_without_signal_is_left_out_and_counted(model_folder: Path, qui
 
 
 class Asks(Environment):
-    """The solver speaks one to three times, then the critic once; the solver alone is paid by what it says."""
+    """The solver speaks one to three times, then the critic once; the solver alone earns by its answers."""
 
     name = "asks"
     agents = ("solver", "critic")
@@ -138,4 +138,4 @@ def test_a_run_with_turns_of_different_numbers(model_folder: Path, quiet_trainer
     assert metrics["train/solver/grad_norm"] > 0
     assert metrics["train/solver/filtered_agents"] == 0
     assert metrics["train/critic/filtered_agents"] == 1
-    assert "train/critic/grad_norm" not in metrics, "an agent that is always paid alike rests"
+    assert "train/critic/grad_norm" not in metrics, "an agent with equal rewards is not updated"

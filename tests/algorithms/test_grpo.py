@@ -71,7 +71,7 @@ def test_a_failed_episode_shrinks_its_group() -> None:
 
 
 def test_only_action_tokens_have_a_gradient(model_folder: Path) -> None:
-    """What stands at padding and at observed positions changes no gradient."""
+    """The numbers at padding and at observed positions change no gradient."""
     algorithm = loaded(model_folder)
     batch = rows(algorithm, [1.0, -1.0], [4, 2])
     totals = {"main": batch_totals(batch.action_mask)}

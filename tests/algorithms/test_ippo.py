@@ -1,4 +1,4 @@
-"""IPPO: what it adds to PPO for agents that share a policy or a goal."""
+"""IPPO: its additions to PPO for agents that share a policy or a goal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MAPoRL: what turns are paid, where credit ends, what the critics read, and which turns are learnt from."""
+"""MAPoRL: the rewards of turns, the ends of credit, the input of the critics, and the turns that are trained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.learner.credit.influence import InfluencePay, learnt_in, scores_of
+from mrlm_pl.learner.credit.influence import InfluencePay, learned_in, scores_of
 from mrlm_pl.policy import LoRA, Policy
 from tests.support.discussion import PERSONS, Discussion
 
@@ -33,7 +33,7 @@ BY_TURN = [f"{person}@{turn}" for person in PERSONS for turn in (1, 2, 3)]
 def discussion(
     scores: dict[str, tuple[float, ...]] = SCORES, by_turn: bool = False, rest: float = 0.0, policy: str = "main"
 ) -> Episode:
-    """A record in which each answer is two tokens behind three of the environment, and ``rest`` is paid beside it."""
+    """A record in which each answer is two tokens behind three of the environment, and ``rest`` is a reward beside it."""
     rows: dict[str, list[Trajectory]] = {}
     for person, (begin, values) in zip(scores, enumerate(scores.values()), strict=True):
         agents = [f"{person}@{turn}" if by_turn else person for turn in range(1, len(values) + 1)]
@@ -61,7 +61,7 @@ def pay(**options: Any) -> InfluencePay:
 
 
 def rewards(episode: Episode) -> dict[str, list[float]]:
-    """What each person's turns are paid, in their order."""
+    """The rewards of each person's turns, in their order."""
     found: dict[str, dict[int, float]] = {}
     for row in episode.rows():
         for turn in row.turns:
@@ -85,7 +85,7 @@ def test_a_turn_is_paid_its_influence_and_what_is_not_shared(by_turn: bool) -> N
 
 def test_incentives_are_paid_and_summed_by_kind() -> None:
     # Ann goes from wrong to right beside a right bob: alpha1 for her in turn 2, beta1 for bob in turn 1. Bob ends at
-    # exactly .5: his change from right is a tie, and so is what it would say of ann's last influence.
+    # exactly .5: his change from right is a tie, and so is ann's last influence on him.
     paid, sums = pay(alpha0=1.0, alpha1=10.0, beta0=100.0, beta1=1000.0).paid(discussion())
     earned = {
         person: [round(value - base) for value, base in zip(found, INFLUENCE[person], strict=True)]
@@ -101,7 +101,7 @@ def test_incentives_are_paid_and_summed_by_kind() -> None:
 def test_labels_are_scores_like_any_other() -> None:
     paid, _ = pay(alpha0=0.5).paid(discussion({"ann": (0.0, 1.0), "bob": (0.0, 0.0), "eve": (1.0, 0.0)}))
     # Turn 1: .3 (1 / 3) / 1.3 for the wrong and (1 + .1) / 1.3 for the right. Bob was wrong and eve right before: a
-    # tie, which pays ann nothing. Eve gave up what was right beside the wrong.
+    # tie, for which ann earns 0. Eve gave up what was right beside the wrong.
     assert rewards(paid) == {
         "ann": pytest.approx([0.1 / 1.3, 1.0]),
         "bob": pytest.approx([0.1 / 1.3, 0.0]),
@@ -151,17 +151,17 @@ def test_turns_are_counted_by_answers_and_not_by_steps(by_turn: bool) -> None:
     record = dataclasses.replace(discussion(), trajectories=trajectories)
     assert scores_of(record) == [{"a": 0.2, "b": 0.8, "leader": 0.5}, {"a": 0.4, "b": 0.6, "leader": 0.2}]
     found = rewards(pay().paid(record)[0])
-    # The mean of the second turn is .4: (.2 + .12) / 1.3 and so on. The summarizer keeps what it was paid.
+    # The mean of the second turn is .4: (.2 + .12) / 1.3 and so on. The summarizer keeps its reward.
     assert found == {
         "a": pytest.approx([0.32 / 1.3, 0.4]),
         "b": pytest.approx([0.92 / 1.3, 0.6]),
         "leader": pytest.approx([0.62 / 1.3, 0.2]),
         "summarizer": [0.125],
     }
-    learnt = learnt_in(record, [1])
+    kept = learned_in(record, [1])
     steps = [
         (turn.agent.partition("@")[0], turn.index)
-        for row in learnt.rows()
+        for row in kept.rows()
         for turn in row.turns
         if row.action_mask[turn.start]
     ]
@@ -176,8 +176,8 @@ def test_what_comes_before_an_answer_is_of_the_same_turn() -> None:
     )
     assert scores_of(record) == [{"ann": 0.2, "bob": 0.9}, {"ann": 1.0, "bob": 0.5}]
     assert rewards(pay().paid(record)[0])["ann"] == pytest.approx([(0.2 + 0.3 * 0.75) / 1.3, 0.125, 1.0])
-    (row,) = learnt_in(record, [2]).trajectories["ann"]
-    assert [place for place, learnt in enumerate(row.action_mask) if learnt] == [3, 5]
+    (row,) = learned_in(record, [2]).trajectories["ann"]
+    assert [place for place, trained in enumerate(row.action_mask) if trained] == [3, 5]
 
 
 def test_records_that_cannot_be_scored_are_refused() -> None:
@@ -197,7 +197,7 @@ def test_records_that_cannot_be_scored_are_refused() -> None:
 def test_an_episode_that_is_cut_short_before_any_score_does_not_end_the_run(
     model_folder: Path, quiet_trainer: Any
 ) -> None:
-    # What the rollouts record of a question that fills the context window: nobody has acted.
+    # The record of a question that fills the context window: no agent has acted.
     silent = dataclasses.replace(discussion(), trajectories={}, stop_reason="context_window", truncated=True)
     alone = prepared(model_folder, quiet_trainer(), [discussion()], turn_schedule=[[1]])
     beside = prepared(model_folder, quiet_trainer(), [silent, discussion()], turn_schedule=[[1]])
@@ -205,7 +205,7 @@ def test_an_episode_that_is_cut_short_before_any_score_does_not_end_the_run(
         assert found[1]["main"].action_mask.sum() == 4
     assert torch.equal(beside[1]["main"].advantages, alone[1]["main"].advantages)
     assert alone[0].take_prepared_metrics() == beside[0].take_prepared_metrics()
-    # One who had called a tool by then keeps what the call was paid.
+    # One who had called a tool by then keeps the reward of the call.
     row = discussion({"ann": (1.0,)}).trajectories["ann"][0]
     call = dataclasses.replace(row, turns=(dataclasses.replace(row.turns[0], reward=0.1, components={"call": 0.1}),))
     paid, sums = pay().paid(dataclasses.replace(silent, trajectories={"ann": (call,)}))
@@ -262,7 +262,7 @@ def test_what_is_logged_of_a_collection(model_folder: Path, quiet_trainer: Any) 
     assert [told[f"train/trained/turn_{turn}"] for turn in (1, 2, 3)] == [1.0, 0.0, 1.0]
 
 
-# What a critic reads.
+# The critics' input.
 
 
 def test_a_critic_reads_the_question_and_one_answer(model_folder: Path, quiet_trainer: Any) -> None:
@@ -288,15 +288,15 @@ def test_a_critic_reads_the_question_and_one_answer(model_folder: Path, quiet_tr
     for place, agent in enumerate(agent for agent in BY_TURN if not agent.endswith("@1")):
         person, _, turn = agent.partition("@")
         answer = record.trajectories[agent][0].token_ids[3:]
-        learnt = rows[f"{agent}/critic"]
-        assert learnt.token_ids.tolist() == [[*prompt, *answer]], (
+        trained = rows[f"{agent}/critic"]
+        assert trained.token_ids.tolist() == [[*prompt, *answer]], (
             "the question of the first turn, no word of the others"
         )
-        assert learnt.action_mask.tolist() == [[False] * len(prompt) + [True] * TOKENS]
+        assert trained.action_mask.tolist() == [[False] * len(prompt) + [True] * TOKENS]
         critic = critics[agent]
-        hidden = critic.model(learnt.token_ids, output_hidden_states=True).hidden_states[-1]
+        hidden = critic.model(trained.token_ids, output_hidden_states=True).hidden_states[-1]
         values = critic.value_head(hidden)[0, len(prompt) - 1 : -1].tolist()
-        assert learnt.values[learnt.action_mask].tolist() == pytest.approx(values, abs=1e-5)
+        assert trained.values[trained.action_mask].tolist() == pytest.approx(values, abs=1e-5)
         influence = INFLUENCE[person][int(turn) - 1]
         last = influence - values[1]
         advantages = [values[1] - values[0] + 0.5 * last, last]
@@ -304,7 +304,7 @@ def test_a_critic_reads_the_question_and_one_answer(model_folder: Path, quiet_tr
             advantages, abs=1e-5
         )
         returns = [value + advantage for value, advantage in zip(values, advantages, strict=True)]
-        assert learnt.returns[learnt.action_mask].tolist() == pytest.approx(returns, abs=1e-5)
+        assert trained.returns[trained.action_mask].tolist() == pytest.approx(returns, abs=1e-5)
     assert rows["main"].values is None
 
 
@@ -316,13 +316,13 @@ def test_answers_in_one_conversation_are_rows_of_their_own(model_folder: Path, q
     record = discussion()
     with torch.no_grad():
         rows = algorithm.prepare([record, dataclasses.replace(record, group="h")], Sampling())
-    learnt = rows["bob/critic"]
+    trained = rows["bob/critic"]
     ids = record.trajectories["bob"][0].token_ids
-    assert [row[-TOKENS:] for row in learnt.token_ids.tolist()] == [
+    assert [row[-TOKENS:] for row in trained.token_ids.tolist()] == [
         list(ids[start : start + 2]) for start in (3, 8, 13)
     ] * 2
-    assert learnt.groups.tolist() == [0, 0, 0, 1, 1, 1]
-    assert learnt.returns[learnt.action_mask].view(6, 2)[:, 0].tolist() == pytest.approx(
+    assert trained.groups.tolist() == [0, 0, 0, 1, 1, 1]
+    assert trained.returns[trained.action_mask].view(6, 2)[:, 0].tolist() == pytest.approx(
         [*INFLUENCE["bob"]] * 2, abs=1e-6
     )
 
@@ -340,7 +340,7 @@ def test_a_record_without_messages_has_no_question(model_folder: Path, quiet_tra
 
 
 def test_only_the_actions_of_the_turns_are_learnt_from() -> None:
-    (row,) = learnt_in(discussion(), [1, 3]).trajectories["ann"]
+    (row,) = learned_in(discussion(), [1, 3]).trajectories["ann"]
     assert [place for place, acted in enumerate(row.action_mask) if acted] == [3, 4, 13, 14]
     assert row.logprobs == tuple(-1.0 if acted else 0.0 for acted in row.action_mask)
     assert row.token_ids == discussion().trajectories["ann"][0].token_ids
@@ -521,8 +521,8 @@ def test_a_team_with_a_leader_is_trained_on_its_labels(policies_by: Any, quiet_t
     def watched(*arguments: Any) -> Any:
         rows = prepare(*arguments)
         for agent in environment.agents:
-            learnt = rows[f"{agent}/critic"]
-            first = learnt.token_ids[0][: int(learnt.action_mask[0].int().argmax())]
+            trained = rows[f"{agent}/critic"]
+            first = trained.token_ids[0][: int(trained.action_mask[0].int().argmax())]
             reads[agent] = algorithm.policy("main").tokenizer.decode(first)
         return rows
 
@@ -539,7 +539,7 @@ def test_a_team_with_a_leader_is_trained_on_its_labels(policies_by: Any, quiet_t
     assert len(set(reads.values())) == 1, "all of them, the leader too, read the question alone"
 
 
-# What is refused.
+# Errors.
 
 
 @pytest.mark.parametrize(

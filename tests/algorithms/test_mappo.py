@@ -1,4 +1,4 @@
-"""MAPPO: what the centralised critic reads, the credit that its values give, and the runs."""
+"""MAPPO: the input of the centralized critic, the credit that its values give, and the runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bytes_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Relay(Environment):
-    """Left, right and left again speak; at the end both are paid 1 and the share of digits in all replies."""
+    """Left, right and left again speak; at the end both earn 1 and the share of digits in all replies."""
 
     name = "relay"
     agents = ("left", "right")
@@ -131,7 +131,7 @@ def test_a_cut_episode_goes_on_with_the_value_of_its_last_joint_state_and_no_oth
     assert states.ends.tolist() == [False, True, False, False, True]
     found = states.credit(with_values(states, [0.0, 8.0, 0.0, 0.0, 4.0]), gamma=0.5, lam=0.9, targets="lambda")
     assert found == {(0, 0): 5.0, (1, 0): 1.0, (2, 0): 3.0}
-    assert int(states.batch.action_mask.sum()) == 3, "what an episode was cut short in is no state to learn from"
+    assert int(states.batch.action_mask.sum()) == 3, "the last state of a truncated episode is not trained on"
     assert states.batch.groups.tolist() == [0, 1, 0]
 
 
@@ -169,7 +169,7 @@ def test_the_team_is_paid_when_the_environment_pays_it() -> None:
     assert team_rewards(booked) == [0.0, 0.0], "nothing is booked on the turns of this record"
 
 
-# What the critic reads.
+# The critic's input.
 
 
 def test_the_joint_history_is_in_the_order_of_the_steps() -> None:

@@ -1,4 +1,4 @@
-"""The reward model of pairs: its loss, what is logged, resuming, and its export."""
+"""The reward model of pairs: its loss, its metrics, resuming, and its export."""
 
 from __future__ import annotations
 

@@ -339,7 +339,7 @@ def test_groups_that_differ_in_length_alone_are_replaced(
     overlong_buffer: int, model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
     class Half(echo):  # type: ignore[misc]
-        """Pays every answer to an even task, and to an odd one those whose length is a multiple of 3."""
+        """Rewards every answer to an even task, and to an odd one those whose length is a multiple of 3."""
 
         def begin(self, task: Task) -> str:
             self.even = task.index % 2 == 0

@@ -95,7 +95,7 @@ def test_means_are_over_the_tokens_of_all_micro_batches_and_ranks(
     assert found["train/mismatch_chi_square"] == pytest.approx(square - 1, rel=1e-5)
     assert found["train/mismatch_effective_share"] == pytest.approx(mean**2 / square, rel=1e-5)
     assert found["train/mismatch_max_ratio"] == pytest.approx(math.e**2, rel=1e-5)
-    assert first.metrics.of_this_rank() == ({}, {}, {}), "the next update begins anew"
+    assert first.metrics.of_this_rank() == ({}, {}, {}), "the next update begins with empty sums"
 
 
 @pytest.mark.parametrize("on_policy", [True, False])

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other."""
+"""Sums over the ranks of a run."""
 
 from __future__ import annotations
 

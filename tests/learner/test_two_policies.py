@@ -17,7 +17,7 @@ from mrlm_pl.policy import Policy
 
 
 class Pair(Environment):
-    """Both speak at once; each is paid the share of digits in its own reply."""
+    """Both speak at once; each earns the share of digits in its own reply."""
 
     name = "pair"
     agents = ("left", "right")

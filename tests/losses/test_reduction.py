@@ -63,12 +63,6 @@ def test_an_episode_cut_in_two_counts_once() -> None:
     assert pieces[0] + pieces[1] == BatchTotals(tokens=4, sequences=2, episodes=1)
 
 
-def test_totals_survive_a_sum_over_ranks() -> None:
-    ranks = [BatchTotals(3, 2, 1.5), BatchTotals(4, 1, 0.5)]
-    summed = torch.stack([rank.to_tensor() for rank in ranks]).sum(0)
-    assert BatchTotals.from_tensor(summed) == BatchTotals(7, 3, 2)
-
-
 @st.composite
 def cut_batches(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], int]:
     """Row lengths, episode ids, the micro-batch of each row, extra padding."""

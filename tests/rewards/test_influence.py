@@ -1,4 +1,4 @@
-"""Influence rewards and incentives: the reference's numbers, and what they are where something is missing."""
+"""Influence rewards and incentives: the reference's numbers, and those of incomplete discussions."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def test_who_is_absent_from_a_turn_is_left_out_of_both_sums() -> None:
     close(influence_rewards(table, 0.3)[:1], [{"a": 0.47 / 1.39, "b": 1.17 / 1.39}])
     close(influence_rewards(table, 0.3, "own")[:1], [{"a": 0.29 / 1.09, "b": 1.08 / 1.3}])
     close(influence_rewards(table, 0.3, "own", "last"), [{"a": 1.0, "b": 0.6}, {"b": 0.6}, {"a": 1.0}])
-    # A turn in which nobody answered has no mean.
+    # A turn without answers has no mean.
     close(influence_rewards([{"a": 0.2}, {}, {"b": 1.0}], 0.5)[:1], [{"a": 0.45 / 1.25}])
     close(influence_rewards([{"a": 0.2}, {}], 0.5, "team", "last")[:1], [{"a": 0.2}])
 
 
-# Incentives. Each amount is a power of ten, so that the digits of the pay tell which were paid.
+# Incentives. Each amount is a power of ten, so that the digits of the reward name them.
 
 AMOUNTS = {"alpha0": 1.0, "alpha1": 10.0, "beta0": 100.0, "beta1": 1000.0}
 
@@ -102,7 +102,7 @@ AMOUNTS = {"alpha0": 1.0, "alpha1": 10.0, "beta0": 100.0, "beta1": 1000.0}
         ((1, 0, 0), (0, 0, 0), -1.0),  # and the other way round
         ((0, 1, 1), (1, 1, 1), 10.0),  # the others were right: a is persuaded
         ((1, 1, 1), (0, 1, 1), -10.0),  # a was right with them and is wrong now
-        ((0, 0, 0), (1, 1, 1), 1.0),  # what the others were counts, not what they are
+        ((0, 0, 0), (1, 1, 1), 1.0),  # the others' former side counts, not the present one
         ((1, 1, 1), (1, 0, 0), 0.0),
         ((0, 0, 0), (0, 1, 1), 0.0),
     ],
@@ -160,7 +160,7 @@ def test_an_own_score_of_a_half_is_a_tie_too() -> None:
 def test_only_who_answers_in_both_turns_can_change() -> None:
     table = [{"a": 0.0, "b": 0.0}, {"a": 1.0, "c": 1.0}]
     signs, ties = incentive_signs(table)
-    # b's wrong answer is followed by a's change; c was not there before, and nobody but a can have been influenced.
+    # b's wrong answer is followed by a's change; c was not there before, and a alone can have been influenced.
     assert signs == [{"a": {}, "b": {"beta0": 1}}, {"a": {"alpha0": 1}, "c": {}}]
     assert ties == 0
 
@@ -173,7 +173,7 @@ def test_the_kinds_are_the_arguments() -> None:
         assert [{name: 2.0 * found.get(kind, 0) for name, found in turn.items()} for turn in signs] == pay
 
 
-# What is refused.
+# Errors.
 
 
 @pytest.mark.parametrize(

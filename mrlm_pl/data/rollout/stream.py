@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -211,7 +211,8 @@ def micro_batches(
             continue
         groups = own.groups.cpu()
         in_update = torch.isin(groups, update).to(own.groups.device)
-        size[:3] = batch_totals(own.action_mask[in_update], own.episode_tokens[in_update]).to_tensor()
+        own_totals = batch_totals(own.action_mask[in_update], own.episode_tokens[in_update])
+        size[:3] = torch.tensor(astuple(own_totals), dtype=torch.float64)
         trained = torch.zeros_like(in_update).index_fill(0, learner.rows_with_gradient(own), True)
         acting = own.action_mask.any(-1)
         for number, part in enumerate(parts):
@@ -222,7 +223,7 @@ def micro_batches(
                 others[number][name] = own.select((here & ~trained & acting).nonzero().flatten())
                 size[3 + number] = 1.0
     sizes = over_ranks(sizes)
-    totals = {name: BatchTotals.from_tensor(size[:3]) for name, size in zip(names, sizes, strict=True) if size[0] > 0}
+    totals = {name: BatchTotals(*size[:3].tolist()) for name, size in zip(names, sizes, strict=True) if size[0] > 0}
     return [
         Batch(
             policies[number],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -159,7 +160,7 @@ class TreeCredit:
 
     @property
     def branching(self) -> Branching:
-        """How the decisions of each state branch."""
+        """The branching of the decisions in each state."""
         return Branching("counterfactual" if self.counterfactual else self.joint_mode, self.expand, self.stop_above)
 
     def returns(
@@ -222,11 +223,10 @@ class TreeCredit:
         reach = torch.tensor([decision.reach for decision in returns.decisions], dtype=torch.float64)
         own: dict[tuple[str, str], float] = {}
         for name, mine in returns.by_policy().items():
-            values: dict[int, set[float]] = {}
-            for place in mine:
-                values.setdefault(int(returns.comparison[place]), set()).add(float(returns.reward[place]))
+            pairs = {(int(returns.comparison[place]), float(returns.reward[place])) for place in mine}
+            values = Counter(comparison for comparison, _ in pairs)
             own[name, "comparison_groups"] = float(len(values))
-            own[name, "equal_groups"] = float(sum(len(found) == 1 for found in values.values()))
+            own[name, "equal_groups"] = float(sum(count == 1 for count in values.values()))
             own |= {(name, "reach"): float(reach[mine].sum()), (name, "decisions"): float(len(mine))}
         totals = merged(trainer, own)
         for name in temperature:
@@ -253,17 +253,18 @@ class TreeCredit:
         for (node, agent, number), (turn, row) in tree.decisions.items():
             decision = Decision(tree.paths[0].group, node, turn.index, agent, _only(row, turn), turn)
             made.setdefault((node, agent), {})[number] = decision
-        value = self._compare if self.counterfactual else self._combine
         kept = []
         for node, agents, returns in self._states(tree):
             for place, agent in enumerate(agents):
                 decisions = made[node, agent]
                 extra = {number: bonus(decision.turn) if bonus else 0.0 for number, decision in decisions.items()}
-                value(decisions, returns[agent], place, extra)
-                for decision in decisions.values():
-                    decision.reach = reach[node]
-                    if not math.isnan(decision.value):
-                        kept.append(decision)
+                sums = self.joint_mode == "cross" and self.cross_reduction == "sum"
+                summed = len(decisions) ** (len(agents) - 1) if sums else 1
+                for number, (value, baseline) in self._worth(returns[agent], place, extra, summed).items():
+                    decision = decisions[number]
+                    decision.value, decision.baseline = value, baseline
+                    decision.summed, decision.reach = summed, reach[node]
+                kept += [decision for decision in decisions.values() if not math.isnan(decision.value)]
         return kept
 
     def _states(self, tree: TurnTree) -> Iterator[tuple[str, list[str], dict[str, dict[tuple[int, ...], float]]]]:
@@ -283,54 +284,33 @@ class TreeCredit:
                 },
             )
 
-    def _combine(
-        self,
-        decisions: Mapping[int, Decision],
-        returns: Mapping[tuple[int, ...], float],
-        place: int,
-        bonus: Mapping[int, float],
-    ) -> None:
-        """Set the value of each decision of an agent in a state: the mean or sum of the returns of its joint actions.
+    def _worth(
+        self, returns: Mapping[tuple[int, ...], float], place: int, bonus: Mapping[int, float], summed: int
+    ) -> dict[int, tuple[float, float]]:
+        """Return the value and baseline of each decision of an agent in a state that has one, by number.
 
         Args:
-            decisions: by number; those without a value keep NaN.
             returns: of the state's joint actions that did not fail.
             place: of the agent in the joint actions.
             bonus: of each decision's turn, by number.
+            summed: number of joint actions that a value is the sum over; 1 for their mean.
         """
-        summed = self.joint_mode == "cross" and self.cross_reduction == "sum"
-        partners = len(decisions) ** (len(next(iter(returns), ())) - 1) if summed else 1
+        if self.counterfactual:
+            advantages = counterfactual_advantages(returns, place, bonus.__getitem__)
+            aligned = {joint[place]: joint for joint in advantages if len(set(joint)) == 1}
+            values = {number: returns[joint] + bonus[number] for number, joint in aligned.items()}
+            return {number: (value, value - advantages[aligned[number]]) for number, value in values.items()}
         if self.joint_mode == "align":
-            values = {joint[place]: value for joint, value in returns.items()}
+            found = {joint[place]: value for joint, value in returns.items()}
         else:
-            values = decision_returns(returns, place, partners if summed else None)
-        for number, value in values.items():
-            decisions[number].value = value + bonus[number]
-            decisions[number].summed = partners
-
-    def _compare(
-        self,
-        decisions: Mapping[int, Decision],
-        returns: Mapping[tuple[int, ...], float],
-        place: int,
-        bonus: Mapping[int, float],
-    ) -> None:
-        """Set the value and baseline of each decision: the mean return with the agent's other decisions in its place.
-
-        The arguments are those of :meth:`_combine`.
-        """
-        found = counterfactual_advantages(returns, place, bonus.__getitem__)
-        for number, decision in decisions.items():
-            aligned = next((joint for joint in found if set(joint) == {number}), None)
-            if aligned is not None:
-                decision.value = returns[aligned] + bonus[number]
-                decision.baseline = decision.value - found[aligned]
+            found = decision_returns(returns, place, summed if self.cross_reduction == "sum" else None)
+        return {number: (value + bonus[number], 0.0) for number, value in found.items()}
 
 
 def joint_returns(tree: TurnTree, agent: str | None, gamma: float) -> dict[str, float]:
     """Return the return of each joint action that did not fail, by name.
 
-    A joint action whose continuations all failed has none either, unless ``gamma`` is 0: what it leads to is unknown.
+    A joint action whose continuations all failed has none either, unless ``gamma`` is 0: its future is unknown.
 
     Args:
         tree: of a group.

@@ -39,7 +39,7 @@ def task_types(groups: Tensor, episodes: Sequence[Episode], names: Sequence[str]
 
 
 def agent_return(episode: Episode, agent: str, turn_bonus: Callable[[Turn], float] | None = None) -> float:
-    """What an agent earned in an episode, with ``turn_bonus`` added for each of its turns."""
+    """Return an agent's return in an episode, with ``turn_bonus`` added for each of its turns."""
     earned = episode.rewards()[agent]
     if turn_bonus is None:
         return earned
@@ -53,7 +53,7 @@ def acted_episodes(episodes: Sequence[Episode], policy: str) -> int:
 
 
 def equal_returns(group: Sequence[Episode]) -> bool:
-    """Whether every agent's returns are all equal; failures do not count."""
+    """Return whether every agent's returns are all equal; failures do not count."""
     played = [episode for episode in group if not episode.failed]
     agents = {agent for episode in played for agent in episode.trajectories}
     returns = [{agent_return(e, agent) for e in played if agent in e.trajectories} for agent in agents]

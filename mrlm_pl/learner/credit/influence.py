@@ -1,4 +1,4 @@
-"""What the turns of a discussion are paid for their influence, read from the record of an episode."""
+"""Rewards for the influence of the turns of a discussion, read from the record of an episode."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentive_signs, i
 SCORE = "score"
 """The component of a reward that is the score of an answer."""
 Sums = dict[str, tuple[float, float]]
-"""(sum, count) of what is logged as a mean, by name."""
+"""(sum, count) of each mean that is logged, by name."""
 
 
 @dataclass(frozen=True)
 class InfluencePay:
-    """Pays every turn of an episode ``R(t, a)``, its incentives and all that it earned beside its score.
+    """Rewards every turn of an episode with ``R(t, a)``, its incentives and all that it earned beside its score.
 
     Args:
         gamma, reward, horizon: see :func:`mrlm_pl.rewards.influence_rewards`.
@@ -31,10 +31,10 @@ class InfluencePay:
     amounts: Mapping[str, float]
 
     def paid(self, episode: Episode) -> tuple[Episode, Sums]:
-        """The episode with its turns paid anew, and sums for the log; each turn's future is then in its own reward.
+        """Return the episode with new rewards of its turns, and sums for the log; a turn's future is in its own reward.
 
-        So the episode counts as one that ended, also where a limit cut it short. A turn without a score (the call of a
-        tool, say) keeps its reward and is no part of the table; so do all turns of an episode that was cut short before
+        So a truncated episode counts as terminated. A turn without a score (the call of a
+        tool, say) keeps its reward and is no part of the table; so do all turns of an episode that was truncated before
         any answer was scored, such as one whose question fills the context window.
 
         Args:
@@ -77,7 +77,7 @@ class InfluencePay:
 
 
 def scores_of(episode: Episode) -> list[dict[str, float]]:
-    """The score table of an episode: the scores of each turn of the discussion, by person.
+    """Return the score table of an episode: the scores of each turn of the discussion, by person.
 
     Raises:
         DataError: no turn has a score, or a person answered twice in one turn.
@@ -106,10 +106,10 @@ def _scored(episode: Episode) -> list[Turn]:
 
 
 def turn_numbers(episode: Episode) -> dict[tuple[str, int], int]:
-    """Which turn of the discussion, counted from 1, each decision belongs to, by (agent, step of the environment).
+    """Return the turn of the discussion, counted from 1, of each decision, by (agent, step of the environment).
 
-    An agent ``NAME@K`` acts in turn K. Any other's turn ends with its scored answer, so that what it did before, such
-    as calling a tool, is of the same turn; of one who is never scored, every decision is a turn.
+    An agent ``NAME@K`` acts in turn K. A turn of another agent ends with its scored answer, so that its earlier
+    decisions, such as calling a tool, are of the same turn. Without scores every decision is a turn.
     """
     numbers: dict[tuple[str, int], int] = {}
     for agent, rows in episode.trajectories.items():
@@ -124,10 +124,11 @@ def turn_numbers(episode: Episode) -> dict[tuple[str, int], int]:
     return numbers
 
 
-def learnt_in(episode: Episode, turns: Collection[int]) -> Episode:
-    """The episode with only the actions of these turns, counted from 1, in its action masks.
+def learned_in(episode: Episode, turns: Collection[int]) -> Episode:
+    """Return the episode with only the actions of these turns, counted from 1, in its action masks.
 
-    What else its policies said becomes text that they read. It must not have been paid yet: scores tell the turns.
+    The other tokens of its policies become text that they read. Call it before :meth:`InfluencePay.paid`: scores tell the
+    turns.
     """
     numbers = turn_numbers(episode)
 

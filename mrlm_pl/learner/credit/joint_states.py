@@ -1,4 +1,4 @@
-"""The joint states of a collection as rows of a centralized critic, and the credit that its values give."""
+"""The joint states of a rollout as rows of a centralized critic, and the credit that its values give."""
 
 from __future__ import annotations
 
@@ -82,17 +82,17 @@ class JointReader:
 
 @dataclass
 class JointStates:
-    """All M states of a collection by (episode, step), including those that episodes were cut short in.
+    """All M states of a rollout by (episode, step), including the last ones of truncated episodes.
 
     Attributes:
-        batch: rows whose action tokens are the states; the last states of cut episodes are among them.
+        batch: rows whose action tokens are the states; the last states of truncated episodes are among them.
         rows, columns: [M] where in the batch each state is.
-        ends: [M] True for a state that an episode was cut short in: nobody decided in it.
+        ends: [M] True for the last state of a truncated episode, in which no agent decided.
         final: [M] True for the last decision of an episode.
-        truncated: [M] True where it was cut short after that.
+        truncated: [M] True where the episode was truncated after that.
         rewards: [M] fp32, of the team, for the joint action in each state.
         keys: (number of the episode, step) of each state.
-        shortened: how many states had to be cut to the critic's window.
+        shortened: number of states that did not fit into the critic's window.
     """
 
     batch: PolicyBatch
@@ -106,15 +106,15 @@ class JointStates:
     shortened: int
 
     def credit(self, values: Tensor, gamma: float, lam: float, targets: CriticTargets) -> StepAdvantages:
-        """Advantages of the joint actions; values and targets of their states are put into the batch.
+        """Return the advantages of the joint actions, and put values and targets of their states into the batch.
 
-        States that nobody decided in are taken out of its action mask.
+        States in which no agent decided are taken out of its action mask.
 
         Args:
             values: [B, T] of the states.
             gamma: discount from step to step.
             lam: GAE's lambda of the advantages.
-            targets: what the critic is trained towards: the ``lambda``-return, the one-step ``td`` target or the
+            targets: of the critic: the ``lambda``-return, the one-step ``td`` target or the
                 ``monte_carlo`` return.
 
         Raises:
@@ -142,7 +142,7 @@ def joint_states(
     reader: JointReader,
     turn_bonus: Callable[[Turn], float] | None = None,
 ) -> JointStates | None:
-    """Return the joint states of a rollout, or None where nobody decided; failed episodes are left out.
+    """Return the joint states of a rollout, or None where no agent decided; failed episodes are left out.
 
     Args:
         episodes: one rollout.

@@ -16,7 +16,7 @@ from mrlm_pl.learner.credit.groups import agent_return, group_numbers, labels
 
 @dataclass(frozen=True)
 class Returns:
-    """What each agent earned in each episode that did not fail: N returns, in the order of the episodes.
+    """The return of each agent in each episode that did not fail: N returns, in the order of the episodes.
 
     Attributes:
         reward: [N] fp64, the return, bonuses of turns included.

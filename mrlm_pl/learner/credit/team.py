@@ -1,4 +1,4 @@
-"""What a team earned at each step of an episode, and what its agents did and saw there."""
+"""The rewards of a team at each step of an episode, and the decisions and observations of its agents."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ logger = logging.getLogger(__name__)
 
 
 def decision_steps(episode: Episode) -> int:
-    """How many steps of the environment the agents decided."""
+    """Return the number of steps of the environment in which agents decided."""
     return 1 + max((turn.index for row in episode.rows() for turn in row.turns), default=-1)
 
 
 def team_rewards(episode: Episode, turn_bonus: Callable[[Turn], float] | None = None) -> list[float]:
-    """The mean over the agents of what they were paid at each step, whoever had decided.
+    """Return the mean over the agents of their rewards at each step, of those who decided and of the others.
 
-    In a record without ``step_rewards`` it is what is booked on the turns of the step.
+    In a record without ``step_rewards`` these are the rewards of the turns of the step.
 
     Args:
         episode: one that did not fail.
-        turn_bonus: added to the agent's pay at the step of each of its turns; None adds nothing.
+        turn_bonus: added to the agent's reward at the step of each of its turns; None adds nothing.
     """
     turns = [turn for row in episode.rows() for turn in row.turns]
     paid: list[list[float]] = [[] for _ in range(decision_steps(episode))]
@@ -40,7 +40,7 @@ def team_rewards(episode: Episode, turn_bonus: Callable[[Turn], float] | None = 
 
 
 def has_constant_sum(episodes: Sequence[Episode]) -> bool:
-    """Whether the agents' returns sum to the same in all episodes, while an agent's own differ between episodes.
+    """Return whether the agents' returns sum to the same in all episodes, while an agent's own differ between episodes.
 
     The team's return then never differs, as in a zero-sum game. Failed episodes do not count.
     """
@@ -77,9 +77,9 @@ def warn_of_constant_sum(episodes: Sequence[Episode], remedy: str) -> bool:
 
 
 def paid_as_a_team(episode: Episode) -> Episode:
-    """The episode with every turn paid what the team earned from its step on until the agent's next turn.
+    """Return the episode with the team's rewards from each turn until the agent's next turn as the reward of the turn.
 
-    What was earned before an agent's first turn is none of its doing, and is on no turn of it.
+    Rewards before an agent's first turn are on no turn of it.
     """
     if episode.failed:
         return episode
@@ -101,7 +101,7 @@ def _rewarded(turn: Turn, reward: float) -> Turn:
 
 
 def joint_history(episode: Episode) -> list[str]:
-    """What is new to a reader of all conversations before each step, and after the last one: steps + 1 texts.
+    """Return the new messages of all conversations before each step, and after the last one: steps + 1 texts.
 
     A line ``[agent] role: text`` begins each message. Before a step stand first the replies of the step before, then
     what its agents are shown; an environment shows it to those that are to decide next.

@@ -16,7 +16,7 @@ from mrlm_pl.learner.credit.groups import group_numbers, labels
 from mrlm_pl.settings import between, one_of
 
 DiscountUnit = Literal["turn", "token"]
-"""What the discount factor is applied to: each turn of the agent, or each token."""
+"""The unit of the discount factor: each turn of the agent, or each token."""
 
 
 def discounts_of(action_mask: Tensor, gamma: float, unit: DiscountUnit) -> Tensor:

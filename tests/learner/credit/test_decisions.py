@@ -105,7 +105,7 @@ def test_crossed_decisions_have_the_mean_of_their_joint_actions(
     algorithm = made(cls, model_folder, quiet_trainer(), joint_mode="cross", **options)
     found, rows = credited(algorithm, grid(SQUARE))
     assert by_agent(found, 2, 2) == expected
-    assert len(rows) == 4, "a decision is learnt from once, however many joint actions it is in"
+    assert len(rows) == 4, "a decision is trained on once, however many joint actions it is in"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_counterfactual_credit_of_aligned_joint_actions(model_folder: Path, quie
 
 
 def test_counterfactual_credit_differs_from_the_crossed_mean(model_folder: Path, quiet_trainer: Any) -> None:
-    # Only (1, 1) pays: beside the other's decision 0, the own decision makes no difference.
+    # Only (1, 1) earns: beside the other's decision 0, the own decision makes no difference.
     rewards = {(0, 0): 0.0, (0, 1): 0.0, (1, 0): 0.0, (1, 1): 4.0}
     counterfactual, _ = credited(made(COMA, model_folder, quiet_trainer()), grid(rewards))
     crossed, _ = credited(made(MAGRPO, model_folder, quiet_trainer(), joint_mode="cross"), grid(rewards))
@@ -184,7 +184,7 @@ def test_an_update_computes_what_the_rows_of_a_tree_have_in_common_once(
     plan = RowPlan(inputs["token_ids"], inputs["action_mask"], inputs["prefix_groups"])
     (packed,) = plan.packed(None, torch.device("cpu"))
     # the prompt of two tokens, and for two first decisions of two agents the decision and the token after it; what is
-    # decided last is predicted from these, and read by nobody
+    # decided last is predicted from these, and not read again
     assert packed.input_ids.shape == (1, 2 + 2 * 2 * 2)
     assert len(packed.targets) == 12
 
@@ -408,7 +408,7 @@ def test_a_joint_mode_of_no_use_is_answered_with_those_that_are(model_folder: Pa
 
 
 class Digits(Environment):
-    """Two speakers, for some turns; both are paid the share of digits in what they say together."""
+    """Two speakers, for some turns; both earn the share of digits in their joint answer."""
 
     name = "digits"
     agents = ("a", "b")

@@ -24,7 +24,7 @@ from tests.data.rollout.test_module import fingerprint
 
 
 class Hundredfold(EchoEnvironment):
-    """Pays a hundred times as much; after the first word everybody is paid alike if ``flat``."""
+    """Rewards are a hundred times as large, and equal for all answers if ``flat``."""
 
     name = "rich"
 
