@@ -22,7 +22,7 @@ from mrlm_pl.settings import as_settings, between, one_of
 class MAPPO(PolicyGradient):
     """PPO with one centralized critic (MAPPO, arXiv 2103.01955; also known as MAAC).
 
-    ``s_t`` is the joint state before step t of the environment: all agents' conversations so far, in the order of the
+    ``s_t`` is the joint state before step t of the environment: all agents' conversations up to it, in the order of the
     steps. The critic, a language model with a value head, reads it as text in its own chat format. ``r_t`` is the mean
     over the agents of their rewards at that step. All tokens that any agent sampled at step t share ``A_t``::
 

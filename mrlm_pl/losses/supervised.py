@@ -10,8 +10,8 @@ from mrlm_pl.losses.masking import masked_values
 def cross_entropy_loss(logp: Tensor, token_mask: Tensor) -> Tensor:
     """Cross-entropy [B, T]: ``-logp`` of the observed tokens where ``token_mask`` is True, else exactly 0.
 
-    The mask holds the trained tokens: the action tokens (end-of-sequence included) for behavioral cloning, the tokens of
-    the next observation for a world model. A mixture is the weighted sum of the two *reduced* losses, each with the
+    The mask holds the trained tokens: the action tokens (end-of-sequence included) for behavioral cloning, the tokens
+    of the next observation for a world model. A mixture is the weighted sum of the two *reduced* losses, each with the
     denominator of its own mask. A row without such tokens contributes 0, never NaN.
 
     >>> import torch

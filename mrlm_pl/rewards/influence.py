@@ -1,7 +1,7 @@
 """Rewards of an answer in a discussion for its influence on the agent's own later answers and on those of the others.
 
-Source: arXiv 2502.18439 (MAPoRL), with the signs that the paper means: positive for becoming right, negative for becoming
-wrong.
+Source: arXiv 2502.18439 (MAPoRL), with the signs that the paper means: positive for becoming right, negative
+for becoming wrong.
 
 A score table is a list over the turns of a discussion; each turn maps the persons who answered in it to their scores
 ``V(t, a)`` in [0, 1]. A discussion that ended early has fewer turns, and a person may be absent from a turn.

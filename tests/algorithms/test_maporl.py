@@ -33,7 +33,7 @@ BY_TURN = [f"{person}@{turn}" for person in PERSONS for turn in (1, 2, 3)]
 def discussion(
     scores: dict[str, tuple[float, ...]] = SCORES, by_turn: bool = False, rest: float = 0.0, policy: str = "main"
 ) -> Episode:
-    """A record in which each answer is two tokens behind three of the environment, and ``rest`` is a reward beside it."""
+    """A record in which each answer is two tokens behind three of the environment, with ``rest`` as another reward."""
     rows: dict[str, list[Trajectory]] = {}
     for person, (begin, values) in zip(scores, enumerate(scores.values()), strict=True):
         agents = [f"{person}@{turn}" if by_turn else person for turn in range(1, len(values) + 1)]
@@ -101,7 +101,7 @@ def test_incentives_are_paid_and_summed_by_kind() -> None:
 def test_labels_are_scores_like_any_other() -> None:
     paid, _ = pay(alpha0=0.5).paid(discussion({"ann": (0.0, 1.0), "bob": (0.0, 0.0), "eve": (1.0, 0.0)}))
     # Turn 1: .3 (1 / 3) / 1.3 for the wrong and (1 + .1) / 1.3 for the right. Bob was wrong and eve right before: a
-    # tie, for which ann earns 0. Eve gave up what was right beside the wrong.
+    # tie, for which ann earns 0. Eve gave up the right answer beside the wrong.
     assert rewards(paid) == {
         "ann": pytest.approx([0.1 / 1.3, 1.0]),
         "bob": pytest.approx([0.1 / 1.3, 0.0]),

@@ -98,7 +98,7 @@ def test_the_value_of_the_end_is_that_of_the_last_hidden_state(model_folder: Pat
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
 def window_of_64(request: Any, tmp_path_factory: Any) -> Path:
-    """A random model that reads 64 tokens: GPT-2 has no more positions, Llama's rotary ones continue without an error."""
+    """A random model that reads 64 tokens: GPT-2 has no more positions, Llama's rotary ones have no end."""
     folder: Path = tmp_path_factory.mktemp(request.param)
     tokenizer = build_tokenizer()
     model: Any

@@ -127,8 +127,8 @@ def turn_numbers(episode: Episode) -> dict[tuple[str, int], int]:
 def learned_in(episode: Episode, turns: Collection[int]) -> Episode:
     """Return the episode with only the actions of these turns, counted from 1, in its action masks.
 
-    The other tokens of its policies become text that they read. Call it before :meth:`InfluencePay.paid`: scores tell the
-    turns.
+    The other tokens of its policies become text that they read. Call it before :meth:`InfluencePay.paid`, since the
+    scores define the turns.
     """
     numbers = turn_numbers(episode)
 
