@@ -79,39 +79,34 @@ class SFT(Algorithm):
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         logp, parts = self._likelihoods(name, rows)
-        share = torch.zeros((), device=logp.device)
-        if self.action_weight:
-            share = share + self.action_weight * self._share(logp, rows.action_mask, rows, batch, name)
+        loss = torch.zeros((), device=logp.device)
+        for metric, (weight, mask, key) in parts.items():
+            self.metrics.add_policy(name, {metric: masked_mean(-logp, mask)}, mask.sum())
+            if weight and batch.totals[key].tokens:
+                losses, lengths = cross_entropy_loss(logp, mask), mask.sum(-1)
+                part = reduce_tokens(losses, mask, self.reduction, batch.totals[key], episode_tokens=lengths)
+                loss = loss + weight * part
+        return loss if loss.requires_grad else loss + 0.0 * logp.sum()
+
+    def _likelihoods(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, tuple[float, Tensor, str]]]:
+        """Return the log-probabilities [B, T] of all tokens that count.
+
+        Also the weight, the mask [B, T] and the key in the totals of the actions and of the observations, by metric.
+        """
+        parts = {"nll": (self.action_weight, rows.action_mask, name)}
         if self.observation_weight:
             assert rows.observation_mask is not None
-            observed = self._share(logp, rows.observation_mask, rows, batch, f"{name}/observations")
-            share = share + self.observation_weight * observed
-        for metric, (mean, tokens) in parts.items():
-            self.metrics.add_policy(name, {metric: mean}, tokens)
-        return share
-
-    def _likelihoods(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        """Return the log-probabilities [B, T] of all trained tokens, and (mean, number of tokens) of both kinds."""
-        inputs = rows.inputs()
-        if self.observation_weight:
-            assert rows.observation_mask is not None
-            inputs["action_mask"] = rows.action_mask | rows.observation_mask
-        logp = self.policies[name](**inputs, dropout_key=self.global_step)
-        parts = {"nll": (masked_mean(-logp, rows.action_mask), rows.action_mask.sum())}
-        if self.observation_weight and rows.observation_mask is not None:
-            parts["observation_nll"] = (masked_mean(-logp, rows.observation_mask), rows.observation_mask.sum())
-        return logp, parts
-
-    def _share(self, logp: Tensor, mask: Tensor, rows: PolicyBatch, batch: Batch, totals: str) -> Tensor:
-        if not batch.totals[totals].tokens:
-            return 0.0 * logp.sum()
-        return reduce_tokens(
-            cross_entropy_loss(logp, mask), mask, self.reduction, batch.totals[totals], episode_tokens=mask.sum(-1)
-        )
+            parts["observation_nll"] = (self.observation_weight, rows.observation_mask, f"{name}/observations")
+        counted = torch.stack([mask for _, mask, _ in parts.values()]).any(0)
+        return self.policies[name](**{**rows.inputs(), "action_mask": counted}, dropout_key=self.global_step), parts
 
     def measure(self, prefix: str, batch: Batch) -> None:
         self.take_part(batch)
         for name, rows in batch.policies.items():
-            _, parts = self._likelihoods(name, rows)
-            means = {metric: (float(mean), float(tokens)) for metric, (mean, tokens) in parts.items() if tokens}
+            logp, parts = self._likelihoods(name, rows)
+            means = {
+                metric: (float(masked_mean(-logp, mask)), float(mask.sum()))
+                for metric, (_, mask, _) in parts.items()
+                if mask.any()
+            }
             self.metrics.add_evaluation(prefix, means)

@@ -22,7 +22,7 @@ from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, nearest
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.credit.groups import equal_returns
+from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.critics import Critic
 from mrlm_pl.learner.metrics import Metrics, on_evaluation_bar, on_rollout_bar, on_update_bar
 from mrlm_pl.learner.optimization import Optimization, weight_group
@@ -262,8 +262,13 @@ class Algorithm(LightningModule, ABC):
     def configure_model(self) -> None:
         """Read the weights, and split them over the ranks where the strategy shards models."""
         self.read_weights()
-        if self._trainer is not None and isinstance(self._trainer.strategy, ModelParallelStrategy):
-            self._split_over_ranks()
+        if self._trainer is None or not isinstance(self._trainer.strategy, ModelParallelStrategy):
+            return
+        mesh: Any = self._trainer.strategy.device_mesh
+        for network in self.networks():
+            if mesh["tensor_parallel"].size() > 1 and isinstance(network, PreTrainedModel):
+                parallelize(network, mesh["tensor_parallel"])
+            shard(network, mesh["data_parallel"])
 
     def read_weights(self) -> None:
         """Read all weights that a run needs, once."""
@@ -273,13 +278,6 @@ class Algorithm(LightningModule, ABC):
             policy.load(reference=self.reference.here and policy.trained, name=name, bases=bases)
         if self.critic is not None:
             self.critic.read_weights()
-
-    def _split_over_ranks(self) -> None:
-        mesh = self._trainer.strategy.device_mesh  # type: ignore[union-attr]
-        for network in self.networks():
-            if mesh["tensor_parallel"].size() > 1 and isinstance(network, PreTrainedModel):
-                parallelize(network, mesh["tensor_parallel"])
-            shard(network, mesh["data_parallel"])
 
     def networks(self) -> list[nn.Module]:
         """All modules with weights, of trained and frozen policies alike."""
@@ -499,20 +497,6 @@ class Algorithm(LightningModule, ABC):
                 f"policies {with_dropout} have dropout, which the sampler has not; set their dropout to 0 for "
                 f"{type(self).__name__}"
             )
-
-    def sampler_differs(self, sampling: Sampling) -> bool:
-        """Return whether the sampler's log-probabilities differ from the learner's beyond rounding in single precision.
-
-        They do with truncated sampling, in reduced precision, and where the engine of a trained policy computes in
-        another precision than the learner or does not tell.
-        """
-        learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(self.trainer.precision))
-        if sampling.truncated or learner is None:
-            return True
-        if self._engine is None:  # an in-process engine with the learner's precision
-            return False
-        trained = [name for name in self.policies if self.policy(name).trained]
-        return any(self._engine.precision(name) not in (None, learner) for name in trained)
 
     def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
         """Return whether training uses the log-probabilities that the sampler reported."""

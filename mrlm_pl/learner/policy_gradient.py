@@ -28,8 +28,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
-from mrlm_pl.learner.credit.groups import acted_episodes, task_types
-from mrlm_pl.learner.credit.returns import returns_of
+from mrlm_pl.learner.credit.returns import acted_episodes, equal_returns, returns_of, task_types
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, discounts_of, rewarded_rows
 from mrlm_pl.learner.kl import ESTIMATORS, KL, KLController, Placement
 from mrlm_pl.learner.optimization import Optimization
@@ -293,7 +292,7 @@ class PolicyGradient(Algorithm):
         return None if self.tree is None else self.tree.branching
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        return super().without_signal(group) if self.tree is None else self.tree.without_signal(group)
+        return equal_returns(group) if self.tree is None else self.tree.without_signal(group)
 
     def whiten(self, rows: Mapping[str, PolicyBatch]) -> None:
         """Whiten each trained policy's advantages over its tokens on all ranks, in place; every rank must call this."""
@@ -412,6 +411,20 @@ class PolicyGradient(Algorithm):
     def recomputes(self, sampling: Sampling) -> bool:
         """Return whether pi_old is the learner's at the time of sampling rather than the sampler's."""
         return self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp
+
+    def sampler_differs(self, sampling: Sampling) -> bool:
+        """Return whether the sampler's log-probabilities differ from the learner's beyond rounding in single precision.
+
+        They do with truncated sampling, in reduced precision, and where the engine of a trained policy computes in
+        another precision than the learner or does not tell.
+        """
+        learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(self.trainer.precision))
+        if sampling.truncated or learner is None:
+            return True
+        if self._engine is None:  # an in-process engine with the learner's precision
+            return False
+        trained = [name for name in self.policies if self.policy(name).trained]
+        return any(self._engine.precision(name) not in (None, learner) for name in trained)
 
     def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
         return not self.recomputes(sampling) or self.correction.kind != "none"

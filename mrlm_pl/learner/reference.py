@@ -20,6 +20,9 @@ class ReferencePolicy:
         used: whether the loss or the reward needs their log-probabilities.
         remote: the pool that computes them; None: this process.
 
+    Attributes:
+        here: True if this process holds the weights and computes the log-probabilities.
+
     Raises:
         ConfigurationError: there is a pool, but nothing needs the log-probabilities.
     """
@@ -31,11 +34,7 @@ class ReferencePolicy:
                 "policy; set one above 0, or leave model.reference out"
             )
         self.used, self.remote = used, remote
-
-    @property
-    def here(self) -> bool:
-        """True if this process holds the weights and computes the log-probabilities."""
-        return self.used and self.remote is None
+        self.here = used and remote is None
 
     def logprobs(self, policy: Policy, rows: PolicyBatch, trainer: Any) -> Tensor:
         """Return the log-probabilities [B, T] of a policy's trajectories under its initial weights, without gradient.

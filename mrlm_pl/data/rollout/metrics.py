@@ -13,7 +13,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn, branches, decided, turn_trees
 from mrlm_pl.evaluation.agents import Components, components_by_agent, means_by_agent, stop_reasons, without_sole_owners
 from mrlm_pl.evaluation.report import judging_environments
-from mrlm_pl.learner.credit.groups import equal_returns
+from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
 from mrlm_pl.rollout.tree_player import THRESHOLD_STOP, UNEXPANDED_STOP
 

@@ -13,7 +13,7 @@ from mrlm_pl.advantages import transition_gae
 from mrlm_pl.episode import Episode, Message, Trajectory, Turn
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.groups import group_numbers
+from mrlm_pl.learner.credit.returns import group_numbers
 from mrlm_pl.learner.credit.team import joint_history, team_rewards
 from mrlm_pl.learner.credit.turns import rewarded_rows
 from mrlm_pl.policy.chat import ChatFormat, Conversation, Row

@@ -12,7 +12,7 @@ from torch import Tensor
 from mrlm_pl.advantages import token_gae, turn_discounts
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.groups import group_numbers, labels
+from mrlm_pl.learner.credit.returns import group_numbers, labels
 from mrlm_pl.settings import between, one_of
 
 DiscountUnit = Literal["turn", "token"]

@@ -16,7 +16,7 @@ from mrlm_pl.environment import Outcome
 from mrlm_pl.episode import Episode, Message, Task, Trajectory
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.groups import task_types
+from mrlm_pl.learner.credit.returns import task_types
 from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
 from tests.data.rollout.collectors.test_asynchronous import Metrics

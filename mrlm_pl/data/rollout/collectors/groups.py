@@ -16,7 +16,7 @@ from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.tasks.stream import TaskStream
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.learner.credit.groups import equal_returns
+from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
