@@ -16,12 +16,17 @@ import lightning.pytorch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
 from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.episode import Episode
+from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.evaluation.report import EvaluationReport, summarize
 from mrlm_pl.evaluation.table import report_table
+from mrlm_pl.learner.ranks import each_share
 from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint, place_checkpoints, without_second_last
 from mrlm_pl.runs.console import (
     BatchCount,
@@ -43,9 +48,66 @@ from mrlm_pl.runs.folder import (
 )
 from mrlm_pl.runs.interrupts import Interruption, ending_in_order
 from mrlm_pl.runs.metrics_file import default_loggers
-from mrlm_pl.runs.played_episodes import PlayedEpisodes
 from mrlm_pl.trainer.fsdp import FSDP
 from mrlm_pl.trainer.termination import EndTogether
+
+
+class PlayedEpisodes(Callback):
+    """Writes predicted episodes to ``RUN/episodes``, and keeps reports of those of a validation or test.
+
+    Attributes:
+        reports: of each environment that the last loop outside of ``fit`` played.
+    """
+
+    def __init__(self) -> None:
+        self.reports: list[EvaluationReport] = []
+        self._played: list[Episode] = []
+
+    def on_predict_batch_end(
+        self,
+        trainer: lightning.pytorch.Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        *loader: int,
+    ) -> None:
+        """Write the episodes of a batch."""
+        rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
+        name = f"predict-{loader[0] if loader else 0}-{batch_idx:06d}{rank}.jsonl.gz"
+        write_episodes(Path(trainer.default_root_dir) / "episodes" / name, outputs)
+
+    def on_validation_batch_end(
+        self,
+        trainer: lightning.pytorch.Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        """Keep the episodes of a batch."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            self._played += getattr(batch, "episodes", ())
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Make the reports, on all ranks of all episodes."""
+        data: Any = trainer.datamodule
+        if trainer.state.fn == TrainerFn.FITTING or not isinstance(data, RolloutDataModule):
+            return
+        own, self._played = self._played, []
+        played = [episode for share in each_share(trainer, own) for episode in share]
+        policies: Any = getattr(pl_module, "policies", {})
+        model = ", ".join(str(policy.name_or_path) for policy in policies.values())
+        split = "test" if trainer.state.fn == TrainerFn.TESTING else "validation"
+        about: dict[str, Any] = {"model": model, "split": split, "seed": data.seed}
+        self.reports = [
+            summarize([item for item in played if item.task.environment == name], environment=name, **about)
+            for name in data.environments
+        ]
+
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
 
 
 def _in_run_folder(stage: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +11,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from lightning.pytorch import LightningDataModule
 
+from mrlm_pl import data
 from mrlm_pl.data.files.chat_rows import read_examples
-from mrlm_pl.data.option import data_option
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.algorithm import Algorithm
@@ -256,3 +257,15 @@ class EpochStream:
     def _share(self, chosen: Sequence[int], totals: Mapping[str, BatchTotals], pieces: int) -> Batch:
         own = chosen[self.rank :: self.ranks]
         return Batch(self.data.collate(self.split, own) if own else {}, totals, pieces)
+
+
+def data_option(algorithm: Algorithm) -> str:
+    """Return the option that names an algorithm's data module, with the arguments that it requires.
+
+    The settings of another data module would be refused, hence the empty ``init_args``.
+    """
+    module = getattr(data, algorithm.data_module, None)
+    found = inspect.signature(module).parameters if module else {}
+    needed = [name for name, item in found.items() if item.default is item.empty]
+    given = "".join(f" --data.{name} {name.upper()}" for name in needed)
+    return f"`--data '{{class_path: {algorithm.data_module}, init_args: {{}}}}'{given}`"

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from mrlm_pl.data.option import data_option
+from mrlm_pl.data.files.base import data_option
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import GroupPlan
 from mrlm_pl.data.rollout.tasks.environments import TaskSettings

@@ -186,7 +186,6 @@ class AsyncCollector(Collector):
         self._slots: Any = asyncio.Semaphore(options.episodes) if options.episodes else contextlib.nullcontext()
         self._pieces: ContinuousEngine | None = None
         self._admitted: dict[tuple[int, int], _Group] = {}
-        self._restored: dict[tuple[int, int], Collected] = {}
         self._dropped = self._reweighted = 0
         self._begun = self._since = time.monotonic()
         self._busy = self._tokens = 0.0
@@ -252,7 +251,7 @@ class AsyncCollector(Collector):
         """Return the complete groups that have not trained yet, as plain values for the checkpoint."""
         # Not on the loop, which an environment may block: a run that is ended could not be saved.
         admitted = list(self._admitted.items())
-        complete = self._restored | {key: group.collected for key, group in admitted if group.collected is not None}
+        complete = {key: group.collected for key, group in admitted if group.collected is not None}
         found = [[*key, *group.to_plain()] for key, group in sorted(complete.items(), key=lambda item: item[0])]
         return {"published": self.lags.state(), "complete": found, "made_with": self._made_with()}
 
@@ -276,7 +275,7 @@ class AsyncCollector(Collector):
             too_old = self.lags.largest(iteration, found.episodes) > self.max_lag
             old += too_old
             if not (too_old and drop):
-                self._restored[iteration, group] = found
+                self._admitted[iteration, group] = _Group(collected=found)
         self._dropped, self._reweighted = (old, 0) if drop else (0, old)
         if old:
             logger.warning(
@@ -328,10 +327,8 @@ class AsyncCollector(Collector):
         for ahead in range(iteration, last + 1):
             for number in groups:
                 key = (ahead, number)
-                if key in self._admitted:
-                    continue
-                group = self._admitted[key] = _Group(collected=self._restored.pop(key, None))
-                if not group.done:
+                if key not in self._admitted:
+                    group = self._admitted[key] = _Group()
                     group.playing = asyncio.get_running_loop().create_task(self._play(group, *key))
 
     async def _play(self, group: _Group, iteration: int, number: int) -> None:
