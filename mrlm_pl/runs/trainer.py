@@ -136,7 +136,7 @@ def _in_run_folder(stage: str) -> Any:
             verbose = arguments.get("verbose", True)
             if "verbose" in signature.parameters:
                 arguments["verbose"] = False  # the result is printed below
-            result = method(*bound.args, **bound.kwargs)
+            result = getattr(super(Trainer, self), stage)(*bound.args[1:], **bound.kwargs)
             self._print_result(stage, result, checkpoint is not None, verbose)
             return result
 
