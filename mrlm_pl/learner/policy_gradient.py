@@ -30,10 +30,9 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import acted_episodes, equal_returns, returns_of, task_types
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, discounts_of, rewarded_rows
-from mrlm_pl.learner.kl import ESTIMATORS, KL, KLController, Placement
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.ranks import merged
-from mrlm_pl.learner.reference import ReferencePolicy
+from mrlm_pl.learner.reference import ESTIMATORS, KL, KLController, Placement, ReferencePolicy
 from mrlm_pl.losses import (
     Clip,
     Correction,
@@ -79,7 +78,7 @@ class PolicyGradient(Algorithm):
         policies, seats, optimization: see :class:`Algorithm`.
         reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`.
         max_length: longest response in tokens, for ``reduction: constant_length``.
-        kl: penalty for the divergence from the reference policy; see :class:`~mrlm_pl.learner.kl.KL`.
+        kl: penalty for the divergence from the reference policy; see :class:`~mrlm_pl.learner.reference.KL`.
         entropy_coefficient: weight of the entropy bonus.
         stop_at_kl: an update whose mean ``approx_kl`` exceeds this is the last one on its rollout; None has no limit.
         zero_variance: an agent whose returns are all equal in a task's episodes has no gradient from them. ``keep``
