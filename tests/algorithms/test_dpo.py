@@ -172,8 +172,8 @@ def test_a_validation_measures_against_the_reference_of_the_run(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beta": 0.0}, "beta 0.0"),
-        ({"label_smoothing": 0.5}, "label_smoothing 0.5"),
+        ({"beta": 0.0}, r"beta is 0\.0"),
+        ({"label_smoothing": 0.5}, r"label_smoothing is 0\.5"),
         ({"label_smoothing": 0.1, "loss": "hinge"}, "belongs to loss 'sigmoid'"),
         ({"margin": 1.0, "loss": "ipo"}, "does not belong to loss 'ipo'"),
         ({"loss": "kto"}, "loss is 'kto'"),
