@@ -281,7 +281,12 @@ class Episode:
         return {name: value / self.team_size for name, value in sums.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the episode as JSON-like data."""
+        """Return the episode as JSON-like data.
+
+        Raises:
+            TypeError: the task's data holds something that JSON does not have, such as a set.
+        """
+        json.dumps(self.task.data, default=_plain)  # msgspec would turn sets into lists and bytes into text
         return {"schema": SCHEMA, **msgspec.to_builtins(self, enc_hook=_plain)}
 
     @classmethod
@@ -291,6 +296,8 @@ class Episode:
         Raises:
             ValueError: a field is missing or has another type; names its place.
         """
+        if not isinstance(data, Mapping):
+            raise ValueError(f"an episode record is a mapping, and not {data!r:.80}")
         try:
             return msgspec.convert(data, cls)
         except msgspec.ValidationError as error:
@@ -325,6 +332,8 @@ def _plain(value: Any) -> Any:
     for kind in kinds:
         if isinstance(value, kind):
             return kind(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     raise TypeError(f"an episode holds {value!r:.80}, a {type(value).__name__}; JSON has no such value")
 
 
@@ -405,12 +414,19 @@ class TurnTree:
         return max(path.team_size for path in self.paths)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the tree as JSON-like data."""
-        decisions, paths = {}, [path.to_dict() for path in self.paths]
+        """Return the tree as JSON-like data.
+
+        Raises:
+            ValueError: the paths are of several trees: their tokens differ where the decisions are said to be the same.
+        """
+        decisions: dict[str, dict[str, Any]] = {}
+        paths = [path.to_dict() for path in self.paths]
         for row, keys in _decided_rows(paths):
             start = 0
             for key, turn in zip(keys, row["turns"], strict=True):
-                decisions[key] = {name: row[name][start : turn["stop"]] for name in _PER_TOKEN}
+                tokens = {name: row[name][start : turn["stop"]] for name in _PER_TOKEN}
+                if decisions.setdefault(key, tokens) != tokens:
+                    raise ValueError(f"group {self.paths[0].group!r} has two decisions {key!r} with other tokens")
                 start = turn["stop"]
             row.update({name: row[name][start:] for name in _PER_TOKEN})
         return {"schema": SCHEMA, "decisions": decisions, "paths": paths}
@@ -460,7 +476,8 @@ def episodes_of(record: Mapping[str, Any]) -> Sequence[Episode]:
     Raises:
         ValueError: it is no such record.
     """
-    return TurnTree.from_dict(record).paths if "paths" in record else [Episode.from_dict(record)]
+    is_tree = isinstance(record, Mapping) and "paths" in record
+    return TurnTree.from_dict(record).paths if is_tree else [Episode.from_dict(record)]
 
 
 def holds_episodes(record: Mapping[str, Any]) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.episode import Episode, TurnTree, branches, episodes_of
@@ -18,12 +19,15 @@ from mrlm_pl.errors import DataError, StorageError
 
 def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
     """Write episodes as gzipped JSON lines, atomically; the paths of a turn tree make one line."""
-    records: dict[Any, list[Episode]] = {}
-    for number, episode in enumerate(episodes):
-        records.setdefault(episode.group if branches(episode) else number, []).append(episode)
-    text = "".join(
-        (TurnTree.of(paths) if branches(paths[0]) else paths[0]).to_json() + "\n" for paths in records.values()
-    )
+    lines = []
+    for tree, paths in itertools.groupby(episodes, lambda episode: episode.group if branches(episode) else None):
+        records = [*paths]
+        if tree is not None:
+            with suppress(ValueError):  # episodes of several runs, which stay single ones
+                lines.append(TurnTree.of(records).to_json())
+                continue
+        lines += [episode.to_json() for episode in records]
+    text = "".join(f"{line}\n" for line in lines)
     with replacing(path) as draft:
         draft.write_bytes(gzip.compress(text.encode(), compresslevel=1, mtime=0))
 

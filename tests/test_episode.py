@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -87,6 +88,18 @@ def test_numbers_of_other_libraries_become_plain() -> None:
     assert Episode.from_json(episode.to_json()) == episode
     with pytest.raises(TypeError, match="JSON has no such"):
         Episode("id", Task("e", "train", 1, 0, {"x": 1j}), "g", 3, 4, {}, "end").to_json()
+
+
+@pytest.mark.parametrize("value", [{1, 3}, b"x", Decimal("1.5"), {"deep": [{2}]}])
+def test_data_that_json_would_change_is_refused(value: object) -> None:
+    with pytest.raises(TypeError, match="JSON has no such"):
+        Episode("id", Task("e", "train", 1, 0, {"x": value}), "g", 3, 4, {}, "end").to_json()
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "null", '"x"'])
+def test_a_record_is_a_mapping(text: str) -> None:
+    with pytest.raises(ValueError, match="an episode record is a mapping, and not "):
+        Episode.from_json(text)
 
 
 def test_a_missing_field_is_named_and_a_newer_one_ignored() -> None:

@@ -10,13 +10,43 @@ import pytest
 from lightning.pytorch import Callback
 
 from mrlm_pl import episode_files
-from mrlm_pl.episode import Episode, Task
-from mrlm_pl.episode_files import EpisodeWriter, read_episodes
+from mrlm_pl.episode import Episode, Task, Trajectory, Turn
+from mrlm_pl.episode_files import EpisodeWriter, read_episodes, write_episodes
+from mrlm_pl.errors import DataError
 from tests.data.rollout.test_module import make
 
 
 def episode(number: int) -> Episode:
     return Episode(str(number), Task("t", "train", 0), "g", 0, 0, {}, "end")
+
+
+def branching(number: int, group: str, said: int, state: str = "root") -> Episode:
+    """A path of a turn tree with one decision, whose token is ``said``."""
+    turn = Turn("a", 0, 1, 2, 0.0, {}, "stop", "main", 0, "e", node=state, sample=number)
+    row = Trajectory("a", "main", (5, said), (False, True), (0.0, -1.0), (turn,))
+    return Episode(f"{group}/{number}", Task("t", "train", 0), group, 0, 0, {"a": (row,)}, "end")
+
+
+@pytest.mark.parametrize(
+    "episodes",
+    [
+        [branching(0, "g", 8), branching(1, "g", 9), branching(0, "h", 7)],
+        [branching(0, "g", 8), branching(0, "h", 7), branching(1, "g", 9)],
+        [branching(0, "g", 8), branching(0, "g", 9)],
+        [episode(0), branching(0, "g", 8), episode(1)],
+    ],
+    ids=["two trees", "interleaved", "two runs of one group", "mixed"],
+)
+def test_files_keep_every_episode_and_their_order(tmp_path: Path, episodes: list[Episode]) -> None:
+    write_episodes(tmp_path / "e.jsonl.gz", episodes)
+    assert list(read_episodes(tmp_path)) == episodes
+
+
+@pytest.mark.parametrize("line", ["[1]", "3", "null", '{"paths": 3}', '{"paths": [1], "decisions": {}}'])
+def test_another_line_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "e.jsonl").write_text(line + "\n")
+    with pytest.raises(DataError, match=r"e\.jsonl, line 1 is not an episode record"):
+        list(read_episodes(tmp_path / "e.jsonl"))
 
 
 def test_the_third_file_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,8 @@ class TrainingStream:
         self.iteration = 0
         self.position = 0
         self._rows: dict[str, PolicyBatch] | None = None
-        self._update: list[Batch] = []
+        self._update: tuple[int, int] | None = None
+        self._batches: list[Batch] = []
         self._metrics: dict[str, float] = {}
 
     @property
@@ -95,17 +96,18 @@ class TrainingStream:
             # The stream keeps its length, which schedules and the other ranks rely on; these batches change nothing.
             batch = Batch({}, {}, pieces)
         else:
-            if not self._update:
+            update = (self.iteration, self.position // cut.accumulation)
+            if update != self._update:
                 parts = cut.update_at(self.position, self._shuffled_groups)
-                batches = micro_batches(learner, self._rows, parts, functools.partial(sum_over_ranks, trainer))
-                self._update = batches[self.position % cut.accumulation :]
-            batch = self._update.pop(0)
+                over_ranks = functools.partial(sum_over_ranks, trainer)
+                self._update, self._batches = update, micro_batches(learner, self._rows, parts, over_ranks)
+            batch = self._batches[self.position % cut.accumulation]
             batch.pieces, batch.metrics = pieces, self._metrics
             batch.on_policy = self.position < cut.accumulation and self.collection.on_policy
         self._metrics = {}
         self.position += 1
         if self.position == cut.pieces:
-            self._rows, self.position, self.iteration = None, 0, self.iteration + 1
+            self._rows, self._batches, self.position, self.iteration = None, [], 0, self.iteration + 1
         return batch
 
     def _shuffled_groups(self, pass_number: int) -> Tensor:
@@ -158,7 +160,7 @@ class TrainingStream:
             ConfigurationError: the rest of the rollout, or of the epoch, cannot be served with these options.
         """
         self.iteration, self.position = state["iteration"], state["position"]
-        self._rows, self._update = None, []
+        self._rows, self._update, self._batches = None, None, []
         before = state.get("iterations", self.iterations)
         if self.iterations != before and self.iteration >= before:
             raise ConfigurationError(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 
-from mrlm_pl.data.rollout.stream import Cut
+from mrlm_pl.data.rollout import stream
+from mrlm_pl.data.rollout.stream import Cut, TrainingStream
+from mrlm_pl.learner.batch import Batch
 
 
 def test_every_pass_serves_every_group_once_and_an_update_is_its_micro_batches() -> None:
@@ -18,3 +24,30 @@ def test_every_pass_serves_every_group_once_and_an_update_is_its_micro_batches()
         [3, 1], [0, 2], [5, 4], [7, 6], [7, 6], [5, 4], [3, 2], [1, 0],
     ]  # fmt: skip
     assert found[:4] == [[[3, 1], [0, 2]], [[3, 1], [0, 2]], [[5, 4], [7, 6]], [[5, 4], [7, 6]]]
+
+
+def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``stop_at_kl`` ends the updates on rollout 0 after the first of two micro-batches of an update."""
+    trainer = SimpleNamespace(
+        accumulate_grad_batches=2, max_epochs=1, num_training_batches=8, max_steps=-1, world_size=1
+    )
+    learner = SimpleNamespace(collection_over=False)
+    plan = SimpleNamespace(seed=0, groups=4)
+    collection: Any = SimpleNamespace(trainer=trainer, learner=learner, plan=plan, on_policy=True)
+    collection.collect = lambda iteration, iterations: (iteration, {})
+    monkeypatch.setattr(stream, "data_parallel_rank", lambda trainer: (0, 1))
+    monkeypatch.setattr(TrainingStream, "_all_iterations", lambda self: 2)
+
+    def made(learner: Any, rows: Any, parts: Any, over_ranks: Any) -> list[Batch]:
+        found = [Batch({}, {}) for _ in parts]
+        for number, batch in enumerate(found):
+            batch.origin = (rows, number)  # type: ignore[attr-defined]
+        return found
+
+    monkeypatch.setattr(stream, "micro_batches", made)
+    training = TrainingStream(collection, passes=1, minibatches=2, iterations=2)
+    served = []
+    for batch in range(8):
+        learner.collection_over = batch in (1, 2, 3)
+        served.append(getattr(training.next_batch(), "origin", None))
+    assert served == [(0, 0), None, None, None, (1, 0), (1, 1), (1, 0), (1, 1)]
