@@ -219,7 +219,7 @@ def test_a_resumed_run_keeps_the_references(model_folder: Path, quiet_trainer: A
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beta": 0.0}, "beta 0.0"),
+        ({"beta": 0.0}, r"beta is 0\.0"),
         ({"loss": "kto"}, "loss is 'kto'"),
         ({"seats": {"solver": "middle"}}, "names policy 'middle'"),
     ],
