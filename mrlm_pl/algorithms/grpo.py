@@ -56,7 +56,7 @@ class GRPO(PolicyGradient):
         self,
         *args: Any,
         advantage: Literal["group_normalized", "group_centered", "leave_one_out"]
-        | Callable[[Tensor, Tensor], Tensor] = "group_normalized",
+        | Callable[..., Any] = "group_normalized",
         clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:

@@ -24,7 +24,7 @@ from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
@@ -179,9 +179,9 @@ class PolicyGradient(Algorithm):
             return self.token_credit(episodes, sampling, self.gae)
         if self.tree is not None:
             decided = self.tree.returns(episodes, bonus, greedy)
-            return self.tree.rows(self.trainer, self.metrics, decided, self.advantages(decided), temperatures)
+            return self.tree.rows(self.trainer, self.metrics, decided, self._checked_advantages(decided), temperatures)
         returns = returns_of(episodes, bonus, greedy)
-        rows = returns.rows(self.advantages(returns), temperatures)
+        rows = returns.rows(self._checked_advantages(returns), temperatures)
         if self.whiten_advantages:
             self.whiten(rows)
         return rows
@@ -194,6 +194,26 @@ class PolicyGradient(Algorithm):
                 :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns`.
         """
         return self.advantage(returns.reward, returns.comparison)
+
+    def _checked_advantages(self, returns: Any) -> Tensor:
+        """Return :meth:`advantages`.
+
+        Raises:
+            ConfigurationError: they are not one number for each return.
+        """
+        found: Any = self.advantages(returns)
+        expected = len(returns.reward)
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if shape != (expected,) or not found.isfinite().all():
+            own = type(self).advantages is PolicyGradient.advantages
+            rule = self.advantage if own else self.advantages
+            fault = f"shape {list(shape)}" if isinstance(shape, tuple) else f"a {shape}"
+            fault = "a number that is NaN or infinite" if shape == (expected,) else fault
+            raise ConfigurationError(
+                f"{rule.__qualname__} returned {fault}; it must return a finite advantage for each of the {expected} "
+                f"returns, a tensor of shape [{expected}] ({place(rule)})"
+            )
+        return found
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss [B, T] of each token, and metrics: means over the action tokens.

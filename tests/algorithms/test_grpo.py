@@ -8,6 +8,7 @@ import torch
 
 from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.algorithms import GRPO
+from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
@@ -177,3 +178,21 @@ def test_a_loss_that_is_not_finite_stops_the_run(model_folder: Path, echo: Any, 
     data = RolloutDataModule(echo(), groups=2, group_size=2, sampling=Sampling(max_tokens=4))
     with pytest.raises(NonFiniteError, match=r"the loss is nan at step 0; lower the learning rate"):
         quiet_trainer().fit(algorithm, data)
+
+
+@pytest.mark.parametrize(
+    ("rule", "fault"),
+    [
+        (lambda rewards, groups: rewards[:-1], r"shape \[7\]"),
+        (lambda rewards, groups: rewards[:, None] - rewards, r"shape \[8, 8\]"),
+        (lambda rewards, groups: rewards * float("nan"), "a number that is NaN or infinite"),
+        (lambda rewards, groups: 1.0, "a float"),
+    ],
+)
+def test_a_rule_of_ones_own_returns_one_finite_number_for_each_return(
+    rule: Any, fault: str, model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    data = RolloutDataModule(echo(), groups=2, group_size=4, iterations=1, sampling=Sampling(max_tokens=3))
+    message = rf"<lambda> returned {fault}; it must return .* of the 8 returns.* \(.*test_grpo\.py:\d+\)"
+    with pytest.raises(ConfigurationError, match=message):
+        quiet_trainer().fit(GRPO({"main": Policy(str(model_folder))}, advantage=rule), data)

@@ -6,7 +6,7 @@ import inspect
 import json
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -51,6 +51,8 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
     bases = [cls for cls in classes if cls is not settings]
     if isinstance(value, list):
         return [resolved(item, _inner(members, mapping=False), key) for item in value]
+    if isinstance(value, str) and "." in value and any(get_origin(item) is Callable for item in members):
+        return _function_path(value, key)
     named = isinstance(value, Mapping) and CLASS in value
     if settings is not None and settings.__name__ == "Policy" and (named or isinstance(value, str)):
         value = {"model": value[CLASS], **value.get(ARGUMENTS, {})} if named else {"model": value}
@@ -70,6 +72,18 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
         names = ", ".join(parameters(settings))
         raise MistakeError(key, f"expected settings of {settings.__name__} ({names}), but the value is {value!r}")
     return value
+
+
+def _function_path(name: str, key: str) -> str:
+    """Return the import path of a function, given as such or as ``./my_file.py:my_function``."""
+    path = dotted_path(name)
+    try:
+        found = imported(path)
+    except ImportError as error:
+        raise MistakeError(key, f"{error} (the value is {name!r})") from error
+    if not callable(found):
+        raise MistakeError(key, f"{path} is a {type(found).__name__}, and not a function")
+    return path
 
 
 def checked(arguments: Mapping[str, Any], cls: type, key: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ LEARNER = PACKAGE / "learner"
 SETTINGS = {
     "clip": ("Clip", PACKAGE / "losses" / "clip.py"),
     "correction": ("Correction", PACKAGE / "losses" / "corrections.py"),
-    "kl": ("KL", LEARNER / "kl.py"),
+    "kl": ("KL", LEARNER / "reference.py"),
     "optimization": ("Optimization", LEARNER / "optimization.py"),
     "policies": ("Policy", POLICY),
     "sampling": ("Sampling", PACKAGE / "engines" / "base.py"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,3 +48,41 @@ def test_a_value_of_another_type_is_named(value: Any, annotation: Any, text: str
     Path("rows.jsonl").touch()
     with pytest.raises(MistakeError, match=text):
         raise unfit(value, annotation, "key") or AssertionError("it fits")
+
+
+RULE = """
+def rank(rewards, groups):
+    return rewards
+
+number = 3
+"""
+
+
+@pytest.mark.parametrize("name", ["own_rule.rank", "./own_rule.py:rank"])
+def test_a_function_is_named_by_path_or_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_rule.py").write_text(RULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_rule", raising=False)
+    path = resolved(name, Literal["group_normalized"] | Callable[..., Any], "model.advantage")
+    assert path == "own_rule.rank"
+    assert unfit(path, Literal["group_normalized"] | Callable[..., Any], "model.advantage") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_rule.rnk", "module 'own_rule' has no 'rnk'; did you mean 'rank'"),
+        ("own_rul.rank", "there is no module 'own_rul'; did you mean 'own_rule'"),
+        ("own_rule.number", "own_rule.number is a int, and not a function"),
+    ],
+)
+def test_a_wrong_function_is_answered_with_the_nearest(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_rule.py").write_text(RULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_rule", raising=False)
+    with pytest.raises(MistakeError, match=message):
+        resolved(name, Literal["group_normalized"] | Callable[..., Any], "model.advantage")
