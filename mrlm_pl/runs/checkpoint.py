@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,12 @@ from mrlm_pl.errors import StorageError
 from mrlm_pl.runs.folder import LAST_CHECKPOINT
 from mrlm_pl.trainer.termination import ends_where_others_do, inside_update
 
-_MINUTES = 10.0
+_FIRST_MINUTES, _MINUTES = 0.25, 10.0
+"""The first interval between two saves by default, and the longest."""
+
+_SAVE_TIMES = 20
+"""Least interval in durations of a save: what is saved early must not slow a large model down."""
+
 _REMOTE = re.compile(r"^\w+://")
 
 
@@ -56,8 +62,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
 class LastCheckpoint(ModelCheckpoint):
     """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
 
-    When nothing is set it is saved every ten minutes and at the end of each epoch; it is also saved when SIGTERM ends
-    the run. To keep the best checkpoints too, add a ``ModelCheckpoint`` to ``trainer.callbacks``.
+    When nothing is set it is saved at the end of each epoch and after 15 seconds, then at intervals that double up to
+    ten minutes and are at least 20 times as long as a save takes; it is also saved when SIGTERM ends the run. To keep
+    the best checkpoints too, add a ``ModelCheckpoint`` to ``trainer.callbacks``.
 
     Args:
         every_n_epochs: epochs between two saves; an epoch is ``data.iterations`` collections.
@@ -72,7 +79,7 @@ class LastCheckpoint(ModelCheckpoint):
         minutes: float | None = None,
     ) -> None:
         unset = every_n_epochs is None and every_n_train_steps is None and minutes is None
-        minutes = _MINUTES if unset else minutes
+        minutes = _FIRST_MINUTES if unset else minutes
         # One file that is replaced: `save_last` would write every checkpoint a second time.
         super().__init__(
             filename=LAST_CHECKPOINT.stem,
@@ -82,13 +89,20 @@ class LastCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
+        self._grows = unset
         if unset:
             self._every_n_epochs = 1  # beside the time, which the base class takes for an alternative
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
         """Save when it is due; between the micro-batches of an update, after its last one."""
-        if not inside_update(trainer):
-            super().on_train_batch_end(trainer, *arguments, **options)
+        if inside_update(trainer):
+            return
+        saved, started = self._last_global_step_saved, time.monotonic()
+        super().on_train_batch_end(trainer, *arguments, **options)
+        if self._grows and self._last_global_step_saved != saved and self._train_time_interval is not None:
+            needed = _SAVE_TIMES * timedelta(seconds=time.monotonic() - started)
+            longest = timedelta(minutes=_MINUTES)
+            self._train_time_interval = min(longest, max(2 * self._train_time_interval, needed))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Keep what there is when SIGTERM ends the run.

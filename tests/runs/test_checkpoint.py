@@ -1,0 +1,71 @@
+"""When the last checkpoint is replaced by default."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import model_checkpoint
+
+from mrlm_pl.runs import checkpoint
+from mrlm_pl.runs.checkpoint import LastCheckpoint
+
+
+class Clock:
+    """A clock that batches and saves move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def saves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: float, save: float, until: float) -> list[float]:
+    """Return the seconds at which a run saves whose batches and saves take so long."""
+    clock, found = Clock(), list[float]()
+    for module in (model_checkpoint, checkpoint):
+        monkeypatch.setattr(module, "time", clock)
+    last = LastCheckpoint()
+    last.dirpath = str(tmp_path)
+
+    def write(trainer: Any, *arguments: Any) -> None:
+        found.append(clock.now)
+        clock.now += save
+        last._last_global_step_saved = trainer.global_step
+
+    monkeypatch.setattr(last, "_save_topk_checkpoint", lambda trainer, metrics: write(trainer))
+    monkeypatch.setattr(last, "_save_last_checkpoint", lambda trainer, metrics: None)
+    monkeypatch.setattr(last, "_should_skip_saving_checkpoint", lambda trainer: False)
+    monkeypatch.setattr(last, "_monitor_candidates", lambda trainer: {})
+    monkeypatch.setattr(checkpoint, "inside_update", lambda trainer: False)
+    trainer: Any = SimpleNamespace(global_step=0, strategy=SimpleNamespace(broadcast=lambda value: value))
+    module = SimpleNamespace(automatic_optimization=True)
+    last.on_train_start(trainer, module)  # type: ignore[arg-type]
+    while clock.now < until:
+        clock.now += batch
+        trainer.global_step += 1
+        last.on_train_batch_end(trainer, module, None, None, 0)
+    return found
+
+
+def test_intervals_double_up_to_ten_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = saves(monkeypatch, tmp_path, batch=1.0, save=0.0, until=3000)
+    assert found == [15, 45, 105, 225, 465, 945, 1545, 2145, 2745]
+
+
+def test_a_slow_save_is_repeated_after_twenty_times_its_duration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = saves(monkeypatch, tmp_path, batch=1.0, save=4.0, until=700)
+    # Lightning counts from the beginning of a save.
+    assert found == [15, 95, 255, 575]
+
+
+def test_intervals_that_are_set_stay(tmp_path: Path) -> None:
+    last = LastCheckpoint(minutes=3)
+    assert last._train_time_interval == timedelta(minutes=3)
+    assert not last._grows
