@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mrlm_pl.losses.masking import MAX_LOG_RATIO, masked_log_ratio, masked_values
+from mrlm_pl.losses.masking import MAX_LOG_RATIO, clamped_exp, masked_log_ratio, masked_values
 
 
 def kl_k1(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:
@@ -56,3 +56,17 @@ def kl_k3_straight_through(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) 
     """
     k2 = kl_k2(logp, ref_logp, action_mask)
     return kl_k3(logp, ref_logp, action_mask).detach() + (k2 - k2.detach())
+
+
+def kl_k3_importance_weighted(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> Tensor:
+    """``rho k3`` [B, T] with ``rho = exp(logp - old_logp)``, 0 outside the mask.
+
+    Its value and its gradient are unbiased also where ``old_logp`` sampled the tokens and ``logp`` has moved on.
+
+    Source: arXiv 2512.02556 (DeepSeek-V3.2).
+
+    >>> logp, ref, old = (torch.tensor([[x]]) for x in (-1.0, -1.5, -1.2))
+    >>> round(kl_k3_importance_weighted(logp, ref, old, torch.tensor([[True]])).item(), 6)  # e^.2 * .106531
+    0.130117
+    """
+    return clamped_exp(masked_log_ratio(logp, old_logp, action_mask)) * kl_k3(logp, ref_logp, action_mask)

@@ -79,6 +79,41 @@ def gspo_loss(
     return masked_values(_clipped_surrogate(ratio, advantages, clip), action_mask)
 
 
+def gmpo_loss(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    action_mask: Tensor,
+    low: float = 0.4,
+    high: float = 0.4,
+) -> Tensor:
+    """Geometric-mean loss [B, T]: ``-A exp(mean_t clip(log rho_t))`` of the row for every token.
+
+    Each token's log-ratio is clipped, on the side to which its advantage pushes, to ``[-low, high]`` before the mean of
+    the row. The gradient flows through the tokens that are not clipped. Reduce with ``sequence_mean``: then the
+    gradient is that of the sequence-level objective.
+
+    Args:
+        logp, old_logp, advantages: [B, T]; values outside ``action_mask`` are never read.
+        action_mask: [B, T] bool.
+        low, high: largest fall and rise of a token's log-ratio.
+
+    Source: arXiv 2507.20673.
+
+    >>> logp, old = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.2]])
+    >>> gmpo_loss(logp, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))  # exp((.4 + .2) / 2)
+    tensor([[-1.3499, -1.3499]])
+    """
+    log_ratio = masked_log_ratio(logp, old_logp, action_mask)
+    advantages = masked_values(advantages.detach(), action_mask)
+    bounded = log_ratio.clamp(-low, high)
+    log_ratio = torch.where(advantages > 0, torch.minimum(log_ratio, bounded), torch.maximum(log_ratio, bounded))
+    lengths = action_mask.sum(-1, keepdim=True).clamp(min=1)
+    sequence_ratio = clamped_exp(log_ratio.detach().sum(-1, keepdim=True) / lengths)
+    ratio = sequence_ratio * (log_ratio - log_ratio.detach()).exp()
+    return masked_values(-ratio * advantages, action_mask)
+
+
 def cispo_loss(
     logp: Tensor,
     old_logp: Tensor,

@@ -140,6 +140,74 @@ def preference_metrics(gaps: Tensor, rewards: Tensor) -> dict[str, Tensor]:
     }
 
 
+def simpo_loss(gap: Tensor, *, beta: float = 2.0, margin: float = 1.0) -> Tensor:
+    """SimPO loss [P]: ``-log sigmoid(beta gap - margin)`` of a gap of mean log-probabilities per token, no reference.
+
+    Source: arXiv 2405.14734.
+
+    >>> round(simpo_loss(torch.tensor([0.5])).item(), 6)  # ln 2: just at the margin
+    0.693147
+    """
+    return -F.logsigmoid(beta * gap - margin)
+
+
+def orpo_loss(chosen_mean_logp: Tensor, rejected_mean_logp: Tensor, *, beta: float = 0.1) -> Tensor:
+    """Odds-ratio preference loss [P]: ``-mean log p(chosen) - beta log sigmoid(log odds ratio)``.
+
+    Args:
+        chosen_mean_logp, rejected_mean_logp: [P], mean log-probability per token, below 0; ``odds = p / (1 - p)`` of
+            their exponentials.
+        beta: weight of the odds ratio.
+
+    Source: arXiv 2403.07691.
+
+    >>> half = torch.tensor([0.5]).log()
+    >>> round(orpo_loss(half, half).item(), 6)  # ln 2 + .1 ln 2
+    0.762462
+    """
+    log_odds = chosen_mean_logp - rejected_mean_logp - (_log1mexp(chosen_mean_logp) - _log1mexp(rejected_mean_logp))
+    return -chosen_mean_logp - beta * F.logsigmoid(log_odds)
+
+
+def kto_loss(
+    log_ratio: Tensor,
+    desirable: Tensor,
+    baseline: Tensor,
+    *,
+    beta: float = 0.1,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> Tensor:
+    """Kahneman-Tversky loss [B] of single labelled answers.
+
+    ``w_d (1 - sigmoid(beta (h - z)))`` of desirable answers, ``w_u (1 - sigmoid(beta (z - h)))`` of others.
+
+    Args:
+        log_ratio: ``h`` [B], ``log pi - log pi_ref`` of the answer.
+        desirable: [B] bool.
+        baseline: ``z``, a scalar: the divergence from the reference, estimated as the mean ``h`` of answers to other
+            prompts; a constant to the gradient, and at least 0.
+        beta: strength of the pull to the reference.
+        desirable_weight, undesirable_weight: ``w_d`` and ``w_u``.
+
+    Source: arXiv 2402.01306.
+
+    >>> kto_loss(torch.zeros(2), torch.tensor([True, False]), torch.tensor(0.0)).tolist()
+    [0.5, 0.5]
+    """
+    advantage = beta * (log_ratio - baseline.detach().clamp(min=0.0))
+    return torch.where(
+        desirable,
+        desirable_weight * (1.0 - torch.sigmoid(advantage)),
+        undesirable_weight * (1.0 - torch.sigmoid(-advantage)),
+    )
+
+
+def _log1mexp(x: Tensor) -> Tensor:
+    """Return ``log(1 - exp(x))`` of ``x < 0``."""
+    return torch.log(-torch.expm1(x))
+
+
 PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]
 
 

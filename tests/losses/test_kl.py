@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mrlm_pl.losses import kl_k1, kl_k2, kl_k3, kl_k3_straight_through
+from mrlm_pl.losses import kl_k1, kl_k2, kl_k3, kl_k3_importance_weighted, kl_k3_straight_through
 
 ONE = torch.tensor([[True]])
 MASK2 = torch.tensor([[True, True]])
@@ -66,3 +66,17 @@ def test_the_reference_gets_no_gradient() -> None:
     ref = torch.zeros(1, 1, requires_grad=True)
     for estimator in (kl_k1, kl_k2, kl_k3, kl_k3_straight_through):
         assert not estimator(torch.ones(1, 1), ref, ONE).requires_grad
+
+
+def test_the_importance_weighted_estimate_is_unbiased_off_policy() -> None:
+    """Summed over all tokens under the sampler, value and gradient are those of the divergence itself."""
+    logits = torch.tensor([0.3, -1.0, 0.7], dtype=torch.float64, requires_grad=True)
+    ref, old = (torch.tensor(x, dtype=torch.float64).log_softmax(0) for x in ([0.0, 0.4, 0.1], [1.0, -0.5, 0.2]))
+    logp = logits.log_softmax(0)
+    divergence = (logp.exp() * (logp - ref)).sum()
+    (slope,) = torch.autograd.grad(divergence, logits, retain_graph=True)
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    estimate = (old.exp() * kl_k3_importance_weighted(logp[None], ref[None], old[None], mask)[0]).sum()
+    assert estimate.item() == pytest.approx(divergence.item(), abs=1e-12)
+    (own,) = torch.autograd.grad(estimate, logits)
+    torch.testing.assert_close(own, slope)

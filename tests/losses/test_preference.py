@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.losses import dpo_hinge_loss, dpo_sigmoid_loss, ipo_loss, preference_gap, sequence_logp
+from mrlm_pl.losses import (
+    dpo_hinge_loss,
+    dpo_sigmoid_loss,
+    ipo_loss,
+    kto_loss,
+    orpo_loss,
+    preference_gap,
+    sequence_logp,
+    simpo_loss,
+)
 
 
 def softplus(x: float) -> float:
@@ -75,3 +84,36 @@ def test_rejected_arguments() -> None:
         preference_gap(torch.zeros(2), torch.zeros(1))
     with pytest.raises(ConfigurationError, match=r"label_smoothing is 0\.5"):
         dpo_sigmoid_loss(torch.zeros(1), label_smoothing=0.5)
+
+
+def test_simpo_has_a_margin() -> None:
+    assert simpo_loss(torch.tensor([0.3]), beta=2.0, margin=1.6).item() == pytest.approx(softplus(1.0))
+
+
+@pytest.mark.parametrize(("chosen", "rejected"), [(0.5, 0.25), (0.1, 0.9), (0.999, 1e-6)])
+def test_orpo_from_odds(chosen: float, rejected: float) -> None:
+    ratio = (chosen / (1 - chosen)) / (rejected / (1 - rejected))
+    expected = -math.log(chosen) + 0.3 * math.log1p(1 / ratio)
+    logps = torch.tensor([[chosen], [rejected]], dtype=torch.float64).log()
+    assert orpo_loss(*logps, beta=0.3).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_orpo_of_a_near_certain_answer_has_a_finite_gradient() -> None:
+    chosen = torch.tensor([-1e-6], requires_grad=True)
+    orpo_loss(chosen, torch.tensor([-30.0])).sum().backward()
+    assert chosen.grad is not None
+    assert chosen.grad.isfinite().all()
+
+
+def test_kto_rewards_either_label() -> None:
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    log_ratio, labels = torch.tensor([2.0, 2.0], requires_grad=True), torch.tensor([True, False])
+    loss = kto_loss(log_ratio, labels, torch.tensor(0.5), beta=0.2, desirable_weight=1.5, undesirable_weight=0.5)
+    assert loss.tolist() == pytest.approx([1.5 * (1 - sigmoid(0.3)), 0.5 * (1 - sigmoid(-0.3))])
+    below_zero = kto_loss(log_ratio, labels, torch.tensor(-3.0), beta=0.2)
+    assert below_zero.tolist() == pytest.approx([1 - sigmoid(0.4), 1 - sigmoid(-0.4)]), "a divergence is at least 0"
+    loss.sum().backward()
+    assert log_ratio.grad is not None
+    assert log_ratio.grad[0] < 0 < log_ratio.grad[1]
