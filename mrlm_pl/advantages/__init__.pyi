@@ -1,3 +1,4 @@
+from .components import component_normalized_advantages as component_normalized_advantages
 from .gae import token_gae as token_gae
 from .gae import transition_gae as transition_gae
 from .gae import turn_discounts as turn_discounts
@@ -8,6 +9,8 @@ from .groups import leave_one_out_advantages as leave_one_out_advantages
 from .groups import remax_advantages as remax_advantages
 from .groups import step_normalized_advantages as step_normalized_advantages
 from .rae import role_conditioned_advantages as role_conditioned_advantages
+from .shapley import sampled_shapley_values as sampled_shapley_values
+from .shapley import shapley_values as shapley_values
 from .task_normalization import task_moments as task_moments
 from .task_normalization import task_scaled_advantages as task_scaled_advantages
 from .task_normalization import task_standardized_advantages as task_standardized_advantages
@@ -17,6 +20,10 @@ from .tree import decision_returns as decision_returns
 from .tree import group_max_advantages as group_max_advantages
 from .tree import group_scaled_advantages as group_scaled_advantages
 from .tree import tree_returns as tree_returns
+from .turns import TurnBaseline as TurnBaseline
+from .turns import returns_to_go as returns_to_go
+from .turns import state_advantages as state_advantages
+from .turns import turn_advantages as turn_advantages
 from .whitening import NO_MOMENTS as NO_MOMENTS
 from .whitening import Moments as Moments
 from .whitening import masked_moments as masked_moments

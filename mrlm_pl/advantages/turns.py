@@ -1,0 +1,156 @@
+"""Advantages of single turns: each is compared with turns of the other episodes of its group.
+
+S is the number of turns of one agent each, over all episodes of a rollout.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages.groups import finite_rewards, group_deviations
+
+TurnBaseline = Literal["unbiased", "paper"]
+"""What is subtracted from a turn.
+
+- ``unbiased``: from the turn's return, the mean return of the same turn in the *other* episodes; an episode that has
+  ended before counts as 0. It does not depend on the own episode, so the expected gradient is the true one.
+- ``paper``: from each turn's reward, the mean over the episodes that have this turn; the differences are then summed.
+  How many are summed depends on when the own episode ends: stopping early is rewarded.
+"""
+
+
+def returns_to_go(rewards: Tensor, episodes: Tensor, turns: Tensor, gamma: float = 1.0) -> Tensor:
+    """Return [S] fp64: each turn's reward and the discounted rewards of the later turns of its episode.
+
+    Args:
+        rewards: [S].
+        episodes: [S] int64, equal for the turns of one agent in one episode.
+        turns: [S] int64, 0, 1, 2, ... within an episode.
+        gamma: discount factor from turn to turn.
+
+    >>> episode, turn = torch.tensor([0, 0, 1, 0]), torch.tensor([0, 1, 0, 2])
+    >>> returns_to_go(torch.tensor([1.0, 2.0, 8.0, 4.0]), episode, turn, 0.5).tolist()
+    [3.0, 4.0, 8.0, 4.0]
+    """
+    table, rows = _by_turn(finite_rewards(rewards).double(), episodes, turns)
+    for column in range(table.shape[1] - 2, -1, -1):
+        table[:, column] += gamma * table[:, column + 1]
+    return table[rows, turns]
+
+
+def turn_advantages(
+    rewards: Tensor,
+    group_ids: Tensor,
+    episodes: Tensor,
+    turns: Tensor,
+    *,
+    gamma: float = 1.0,
+    baseline: TurnBaseline = "unbiased",
+    normalize: bool = False,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Return the advantage [S] fp64 of each turn; 0 in a group of one episode.
+
+    Args:
+        rewards: [S].
+        group_ids: [S] int64, equal for the turns of one agent in the episodes of one task.
+        episodes: [S] int64, equal for the turns of one agent in one episode.
+        turns: [S] int64, 0, 1, 2, ... within an episode.
+        gamma: discount factor from turn to turn.
+        baseline: see :data:`TurnBaseline`.
+        normalize: divide by ``s + eps``: with ``unbiased`` the standard deviation of the episodes' whole returns in the
+            group, with ``paper`` that of the turn's rewards.
+        eps: added to the standard deviation, in units of reward.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
+
+    Sources: arXiv 2402.03300 (``paper``: process supervision), 2402.14740 (leave one out).
+
+    >>> group, episode, turn = torch.zeros(3, dtype=torch.int64), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
+    >>> turn_advantages(torch.ones(3), group, episode, turn).tolist()  # 2 - 1, 1 - 0, 1 - 2: longer is better
+    [1.0, 1.0, -1.0]
+    """
+    rewards = finite_rewards(rewards).double()
+    if baseline == "paper":
+        compared = _numbers(group_ids, turns)
+        deviations, sizes, squared_sums = group_deviations(rewards, compared)
+        if normalize:
+            deviations = deviations / ((squared_sums / (sizes - 1).clamp(min=1)).sqrt() + eps)
+        return returns_to_go(deviations, episodes, turns, gamma)
+    returns, rows = _by_turn(returns_to_go(rewards, episodes, turns, gamma), episodes, turns)
+    groups = torch.zeros(len(returns), dtype=torch.int64).index_copy(0, rows, group_ids)
+    _, index = torch.unique(groups, return_inverse=True)
+    sizes = torch.bincount(index)
+    sums = torch.zeros(len(sizes), returns.shape[1], dtype=torch.float64).index_add(0, index, returns)
+    others = (sizes[index] - 1)[:, None]
+    advantages = torch.where(others > 0, returns - (sums[index] - returns) / others.clamp(min=1), 0.0)
+    if normalize:
+        _, _, squared_sums = group_deviations(returns[:, 0], groups)
+        advantages = advantages / ((squared_sums / others[:, 0].clamp(min=1)).sqrt() + eps)[:, None]
+    return advantages[rows, turns]
+
+
+def state_advantages(
+    returns: Tensor,
+    state_ids: Tensor,
+    episodes: Tensor,
+    *,
+    baseline: TurnBaseline = "unbiased",
+    normalize: bool = False,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Return the advantage [S] fp64 of each turn among the turns taken in the same state.
+
+    Args:
+        returns: [S], from :func:`returns_to_go`.
+        state_ids: [S] int64, equal for turns of one agent, task group and state.
+        episodes: [S] int64, equal for the turns of one agent in one episode.
+        baseline: ``unbiased`` compares with the turns of *other* episodes, ``paper`` with all, its own included. A turn
+            without another to compare with has 0.
+        normalize: divide by the standard deviation over the state's turns, and ``eps``.
+        eps: added to the standard deviation, in units of reward.
+
+    Source: arXiv 2505.10978 (GiGPO), whose normalized form divides by the standard deviation.
+
+    >>> state, episode = torch.tensor([7, 7, 7, 9]), torch.tensor([0, 1, 1, 1])
+    >>> state_advantages(torch.tensor([3.0, 1.0, 2.0, 5.0]), state, episode).tolist()  # 3 - 1.5, 1 - 3, 2 - 3
+    [1.5, -2.0, -1.0, 0.0]
+    >>> state_advantages(torch.tensor([3.0, 1.0, 2.0, 5.0]), state, episode, baseline="paper").tolist()
+    [1.0, -1.0, 0.0, 0.0]
+    """
+    returns = finite_rewards(returns).double()
+    _, state = torch.unique(state_ids, return_inverse=True)
+    visits = _numbers(state_ids, episodes)
+    sizes, sums = torch.bincount(state)[state], _sums(returns, state)
+    if baseline == "unbiased":
+        others = sizes - torch.bincount(visits)[visits]
+        means = (sums - _sums(returns, visits)) / others.clamp(min=1)
+    else:
+        others, means = sizes - 1, sums / sizes
+    advantages = torch.where(others > 0, returns - means, 0.0)
+    if normalize:
+        squares = _sums((returns - sums / sizes).square(), state)
+        advantages = advantages / ((squares / (sizes - 1).clamp(min=1)).sqrt() + eps)
+    return advantages
+
+
+def _by_turn(values: Tensor, episodes: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the values [E, K] by episode and turn, 0 where an episode has no such turn, and each value's row [S]."""
+    _, rows = torch.unique(episodes, return_inverse=True)
+    shape = (int(rows.max()) + 1, int(turns.max()) + 1) if len(rows) else (0, 1)
+    return torch.zeros(shape, dtype=torch.float64).index_put((rows, turns), values), rows
+
+
+def _numbers(*labels: Tensor) -> Tensor:
+    """Return a number [S] for each combination of labels."""
+    return torch.unique(torch.stack(labels, -1), dim=0, return_inverse=True)[1]
+
+
+def _sums(values: Tensor, index: Tensor) -> Tensor:
+    """Return the sum [S] over all values with the same index."""
+    size = int(index.max()) + 1 if len(index) else 0
+    return torch.zeros(size, dtype=torch.float64).index_add(0, index, values)[index]

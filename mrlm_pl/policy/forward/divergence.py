@@ -1,0 +1,153 @@
+"""Divergence of a student's next-token distributions from a teacher's, without ever holding all the logits.
+
+Both heads' logits exist for one chunk of tokens at a time. Since the weight of each token in the loss is known, the
+gradient is computed with the value, and no logits are computed twice.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.policy.forward.head import default_chunk_size
+
+
+def weighted_divergence(
+    hidden: Tensor,
+    weight: Tensor,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    token_weights: Tensor,
+    *,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum (0-dim) of the tokens' generalized Jensen-Shannon divergences, and those [n], detached.
+
+    With ``p`` of the teacher, ``q`` of the student and ``m = beta p + (1 - beta) q``::
+
+        D = beta KL(p || m) + (1 - beta) KL(q || m),   0 < beta < 1
+        D = KL(p || q) for beta 0,   KL(q || p) for beta 1
+
+    Differentiable once in ``hidden``, ``weight`` and ``bias``.
+
+    Args:
+        hidden: [n, hidden size] of the student.
+        weight: [V, hidden size] weight of the student's output head.
+        teacher_hidden, teacher_weight: the teacher's; its hidden size may differ, its vocabulary may not.
+        token_weights: [n] weight of each token in the sum; a constant.
+        beta: in [0, 1].
+        temperature: divisor of both models' logits.
+        bias, teacher_bias: [V] biases of the heads.
+        chunk_size: tokens whose logits exist at the same time; by default a size that suits the device.
+
+    Raises:
+        ValueError: the vocabularies differ, or ``beta`` is outside [0, 1].
+
+    Source: arXiv 2306.13649.
+
+    >>> hidden, one = torch.zeros(1, 1), torch.tensor([1.0])
+    >>> loss, _ = weighted_divergence(hidden, torch.ones(2, 1), torch.ones(1, 1), torch.tensor([[0.0], [3.0]]).log1p(),
+    ...                               one, beta=0.0)
+    >>> round(loss.item(), 4)  # KL of (.2, .8) from (.5, .5)
+    0.1927
+    """
+    if weight.shape[0] != teacher_weight.shape[0]:
+        raise ValueError(f"the vocabularies differ: {weight.shape[0]} and {teacher_weight.shape[0]} tokens")
+    if not 0.0 <= beta <= 1.0:
+        raise ValueError(f"beta is {beta}; it must be in [0, 1]")
+    if chunk_size is None:
+        chunk_size = max(1, default_chunk_size(weight.shape[0], hidden.device) // 2)
+    return _WeightedDivergence.apply(  # type: ignore[no-any-return]
+        hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias, token_weights, beta, temperature, chunk_size
+    )
+
+
+class _WeightedDivergence(torch.autograd.Function):
+    """The function behind `weighted_divergence`: its forward pass leaves the gradient of a loss of 1 per weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        teacher_hidden: Tensor,
+        teacher_weight: Tensor,
+        teacher_bias: Tensor | None,
+        token_weights: Tensor,
+        beta: float,
+        temperature: float,
+        chunk_size: int,
+    ) -> tuple[Tensor, Tensor]:
+        compute = _compute_dtype(hidden, weight)
+        wide = torch.promote_types(compute, torch.float32)
+        head, teacher_head = weight.to(compute), teacher_weight.to(compute)
+        divergences = hidden.new_empty(hidden.shape[0], dtype=wide)
+        wanted = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if wanted[0] else None
+        grad_weight = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
+        grad_bias = torch.zeros_like(bias, dtype=wide) if wanted[2] and bias is not None else None
+        for start in range(0, hidden.shape[0], chunk_size):
+            rows = slice(start, start + chunk_size)
+            states = hidden[rows].to(compute)
+            log_q = _log_probs(states, head, bias, temperature, wide)
+            log_p = _log_probs(teacher_hidden[rows].to(compute), teacher_head, teacher_bias, temperature, wide)
+            divergences[rows], slope = _divergence(log_p, log_q, beta)
+            if not any(wanted):
+                continue
+            slope.mul_((token_weights[rows] / temperature)[:, None])
+            if grad_bias is not None:
+                grad_bias += slope.sum(0)
+            slope = slope.to(compute)
+            if grad_hidden is not None:
+                grad_hidden[rows] = slope @ head
+            if grad_weight is not None and compute == wide:
+                grad_weight.addmm_(slope.t(), states)
+            elif grad_weight is not None:
+                grad_weight += slope.t() @ states
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.mark_non_differentiable(divergences)
+        return (divergences * token_weights).sum(), divergences
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [None if part is None else part * grads[0].to(part.dtype) for part in ctx.saved_tensors]
+        return (*scaled, *([None] * 7))
+
+
+def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    device = hidden.device.type
+    autocast = torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else torch.promote_types(hidden.dtype, weight.dtype)
+
+
+def _log_probs(states: Tensor, head: Tensor, bias: Tensor | None, temperature: float, wide: torch.dtype) -> Tensor:
+    logits = torch.mm(states, head.t()) if bias is None else torch.addmm(bias.to(states.dtype), states, head.t())
+    return torch.log_softmax(logits.to(wide) / temperature if temperature != 1.0 else logits, -1, dtype=wide)
+
+
+def _divergence(log_p: Tensor, log_q: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Return the divergences [n] and their slopes [n, V] in the student's logits; overwrites its arguments."""
+    if beta == 0.0:
+        p = log_p.exp()
+        found = log_p.sub_(log_q).mul_(p).sum(-1)
+        return found, log_q.exp_().sub_(p)
+    q = log_q.exp()
+    if beta == 1.0:
+        excess = log_q.sub_(log_p)
+        found = torch.einsum("nv,nv->n", q, excess)
+        return found, excess.sub_(found[:, None]).mul_(q)
+    log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
+    excess = log_q.sub_(log_m)
+    of_student = torch.einsum("nv,nv->n", q, excess)
+    p = log_p.exp()
+    of_teacher = torch.einsum("nv,nv->n", p, log_p.sub_(log_m))
+    slope = excess.sub_(of_student[:, None]).mul_(q).mul_(1.0 - beta)
+    return beta * of_teacher + (1.0 - beta) * of_student, slope
