@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mrlm_pl.engines.base import Sample, Sampling
 from mrlm_pl.environment import Environment, Observations, Step
@@ -43,17 +43,6 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class EpisodeSpec:
-    """An episode to be played: its identity in the run and the seed of all its sampling."""
-
-    id: str
-    task: Task
-    group: str
-    seed: int
-    iteration: int = -1
-
-
-@dataclass(frozen=True)
 class Decision:
     """A sampled turn.
 
@@ -68,6 +57,27 @@ class Decision:
     policy: str
     node: str = ""
     number: int = 0
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """An episode to be played.
+
+    Args:
+        id: unique in the run.
+        task: the problem instance.
+        group: key of the episodes that are compared with each other.
+        seed: of all its sampling.
+        iteration: the iteration that it is collected in.
+        script: decisions that are given rather than sampled, by agent and number of the environment's steps before.
+    """
+
+    id: str
+    task: Task
+    group: str
+    seed: int
+    iteration: int = -1
+    script: Mapping[tuple[str, int], Decision] = field(default_factory=dict)
 
 
 class Play:

@@ -286,7 +286,13 @@ class EpisodePlayer:
 
     async def _decide(self, plays: Sequence[Play]) -> None:
         """Sample every decision that is due, in one engine call."""
-        owners = [(play, agent) for play in plays for agent in play.order.due]
+        owners = []
+        for play in plays:
+            for agent in play.order.due:
+                if (agent, play.steps) in play.spec.script:
+                    play.record(agent, play.spec.script[agent, play.steps])
+                else:
+                    owners.append((play, agent))
         if not owners:
             return
         requests = [self.request(play, agent, session=f"{play.id}/{agent}") for play, agent in owners]

@@ -1,0 +1,120 @@
+"""Recorded episodes, played again: as they were, or with other decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from mrlm_pl.engines.base import Sample
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy.chat import ChatFormat
+from mrlm_pl.rollout.play import Decision, EpisodeSpec
+from mrlm_pl.seeding import derive_seed
+
+Rest = Literal["play", "replay"]
+"""The decisions after a replaced one.
+
+- ``play``: sampled from the policies.
+- ``replay``: the recorded ones, where the same agent is due at the same step; sampled where none is recorded.
+"""
+
+UNCOMPARED = ("id", "group", "attempts", "timings", "schema")
+"""Fields of an episode in which a replay may differ."""
+
+
+def script_of(episode: Episode) -> dict[tuple[str, int], Decision]:
+    """Return the decisions of an episode by agent and step, each with its tokens as they were sampled."""
+    return {
+        (turn.agent, turn.index): Decision(
+            Sample(
+                row.token_ids[turn.start : turn.stop],
+                row.logprobs[turn.start : turn.stop],
+                turn.finish_reason,  # type: ignore[arg-type]
+                turn.version,
+                turn.engine,
+                turn.spans,
+            ),
+            turn.policy,
+            turn.node,
+            turn.sample,
+        )
+        for row in episode.rows()
+        for turn in row.turns
+    }
+
+
+def replayed(episode: Episode) -> EpisodeSpec:
+    """Return the episode to play that repeats a recorded one decision by decision."""
+    return _spec(episode, "replay", script_of(episode), episode.seed)
+
+
+def written(text: str, chat: ChatFormat, policy: str) -> Decision:
+    """Return a decision that is given as text; its log-probabilities are 0."""
+    ids = (*chat.encode(text), chat.end_id)
+    return Decision(Sample(ids, (0.0,) * len(ids), "stop", -1, "written"), policy)
+
+
+def counterfactuals(
+    episode: Episode, agent: str, step: int, alternatives: Sequence[Decision | None], rest: Rest = "play"
+) -> list[EpisodeSpec]:
+    """Return one episode to play for each alternative to a decision; what came before is as recorded.
+
+    Decisions of other agents at the same step are recorded ones too: they did not see this one.
+
+    Args:
+        episode: the record.
+        agent: who decided.
+        step: number of environment steps before the decision (:attr:`mrlm_pl.episode.Turn.index`).
+        alternatives: what is decided instead; None is a fresh sample of the policy, another one for each None.
+        rest: see :data:`Rest`.
+
+    Raises:
+        ConfigurationError: the agent did not decide at this step.
+    """
+    script = script_of(episode)
+    if (agent, step) not in script:
+        steps = sorted(number for name, number in script if name == agent)
+        known = f"it did at {', '.join(map(str, steps))}" if steps else f"agents are {', '.join(episode.trajectories)}"
+        raise ConfigurationError(f"agent {agent!r} did not decide at step {step} of episode {episode.id!r}; {known}")
+    kept = {key: made for key, made in script.items() if key[1] <= step or rest == "replay"}
+    del kept[agent, step]
+    return [
+        _spec(
+            episode,
+            f"{agent}/{step}/{number}",
+            kept if alternative is None else kept | {(agent, step): alternative},
+            derive_seed("counterfactual", episode.seed, agent, step, number),
+        )
+        for number, alternative in enumerate(alternatives)
+    ]
+
+
+def differences(recorded: Episode, again: Episode) -> list[str]:
+    """Return where a replay differs from the record, as ``place: recorded, replayed``; empty for equal ones.
+
+    Tokens, messages, rewards, components and outcomes are compared exactly.
+    """
+    old, new = recorded.to_dict(), again.to_dict()
+    for name in UNCOMPARED:
+        del old[name], new[name]
+    return _differing("", old, new)
+
+
+def _spec(episode: Episode, name: str, script: Mapping[tuple[str, int], Decision], seed: int) -> EpisodeSpec:
+    return EpisodeSpec(f"{episode.id}/{name}", episode.task, episode.group, seed, episode.iteration, script)
+
+
+def _differing(place: str, old: Any, new: Any) -> list[str]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = [*old, *(name for name in new if name not in old)]
+        return [text for name in names for text in _differing(f"{place}.{name}", old.get(name), new.get(name))]
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        return [text for number, (one, other) in pairs for text in _differing(f"{place}[{number}]", one, other)]
+    return [] if old == new else [f"{place.lstrip('.')}: {_short(old)}, {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
