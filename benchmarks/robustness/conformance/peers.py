@@ -1,0 +1,211 @@
+"""The peers' values on the vectors of `vectors.py`, by calling their own code: TRL and verl.
+
+.venv-peers/bin/python benchmarks/robustness/conformance/peers.py    # writes benchmarks/results/conformance_peers.json
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections import defaultdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import vectors as v
+
+RESULTS = Path(__file__).parents[2] / "results" / "conformance_peers.json"
+MASK = torch.arange(5)[None] < torch.tensor(v.LENGTHS)[:, None]
+
+
+def table(numbers: Any) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+class Options(dict[str, Any]):
+    """Settings by attribute and by key."""
+
+    __getattr__ = dict.__getitem__
+
+
+def trl_policy_loss(loss_type: str, **options: Any) -> float:
+    """The loss of a GRPO trainer that is handed its log-probabilities."""
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    trainer: Any = object.__new__(GRPOTrainer)
+    args = Options(
+        delta=options.pop("delta", None),
+        use_bias_correction_kl=options.pop("use_bias_correction_kl", False),
+        sapo_temperature_pos=1.0,
+        sapo_temperature_neg=1.05,
+        vespo_k_pos=2.0,
+        vespo_lambda_pos=3.0,
+        vespo_k_neg=3.0,
+        vespo_lambda_neg=2.0,
+        steps_per_generation=1,
+    )
+    settings: dict[str, Any] = {
+        "top_entropy_quantile": 1.0,
+        "off_policy_mask_threshold": None,
+        "importance_sampling_level": "token",
+        "beta": 0.0,
+        "epsilon_low": 0.2,
+        "epsilon_high": 0.2,
+        "aux_loss_enabled": False,
+        "use_vllm": False,
+        "vllm_importance_sampling_correction": False,
+        "use_adaptive_entropy": False,
+        "_entropy_bonus_enabled": False,
+        "max_completion_length": v.MAX_LENGTH,
+        "current_gradient_accumulation_steps": 1,
+    }
+    vars(trainer).update(settings | options)
+    trainer.args, trainer.loss_type = args, loss_type
+    trainer.model = types.SimpleNamespace(training=True)
+    trainer._metrics = {"train": defaultdict(list)}
+    trainer.accelerator = types.SimpleNamespace(
+        num_processes=1, gather=lambda value: value, reduce=lambda value, reduction: value
+    )
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (table(v.LOGP), torch.zeros(4, 5), None)
+    ids = torch.zeros(4, 5, dtype=torch.int64)
+    inputs = {
+        "prompt_ids": ids[:, :1],
+        "prompt_mask": ids[:, :1] + 1,
+        "completion_ids": ids,
+        "completion_mask": MASK.long(),
+        "advantages": table(v.ADVANTAGES),
+        "old_per_token_logps": table(v.OLD),
+        "ref_per_token_logps": table(v.REF),
+        "num_items_in_batch": MASK.sum(),
+    }
+    return float(trainer._compute_loss(None, inputs))
+
+
+def verl_policy_loss(name: str, aggregation: str, **options: Any) -> float:
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.config import ActorConfig
+
+    settings = {"clip_ratio": 0.2, "clip_ratio_low": None, "clip_ratio_high": None, "clip_ratio_c": 20.0}
+    config: Any = object.__new__(ActorConfig)
+    for key, value in (settings | {"tau_pos": 1.0, "tau_neg": 1.05, "global_batch_info": {}} | options).items():
+        object.__setattr__(config, key, value)
+    advantages = table(v.ADVANTAGES)[:, None].expand(4, 5)
+    loss, _ = get_policy_loss_fn(name)(table(v.OLD), table(v.LOGP), advantages, MASK.double(), aggregation, config)
+    return float(loss)
+
+
+def verl_advantages(name: str, rewards: list[float] = v.REWARDS, **options: Any) -> list[float]:
+    """The advantage of each row's last token."""
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    last = torch.tensor(v.LENGTHS) - 1
+    tokens = torch.zeros(4, 5, dtype=torch.float64)
+    tokens[torch.arange(4), last] = table(rewards)
+    index = numpy.array(v.GROUPS)
+    advantages, _ = get_adv_estimator_fn(name)(
+        token_level_rewards=tokens, response_mask=MASK.double(), index=index, **options
+    )
+    return [float(x) for x in advantages[torch.arange(4), last]]
+
+
+def verl_gdpo() -> list[float]:
+    names = ["right", "form"]
+    prompts = torch.zeros(4, 1)
+    attention = torch.cat([torch.ones(4, 1), MASK], 1).long()
+    parts = {name: numpy.array([row[place] for row in v.COMPONENTS]) for place, name in enumerate(names)}
+    return verl_advantages(
+        "gdpo",
+        config=Options(gdpo_reward_keys=names, gdpo_reward_weights=[1.0, 0.5]),
+        non_tensor_batch=parts,
+        batch={"prompts": prompts, "attention_mask": attention},
+    )
+
+
+def trl_simpo() -> list[float]:
+    from trl.experimental.cpo.cpo_trainer import CPOTrainer
+
+    trainer: Any = object.__new__(CPOTrainer)
+    vars(trainer).update(alpha=0.0, loss_type="simpo", simpo_gamma=1.0, beta=2.0, label_smoothing=0.0)
+    trainer.accelerator = types.SimpleNamespace(device="cpu")
+    losses, _, _ = trainer.cpo_loss(table(v.MEAN_CHOSEN), table(v.MEAN_REJECTED))
+    return [float(x) for x in losses]
+
+
+def trl_orpo() -> list[float]:
+    from trl.experimental.orpo.orpo_trainer import ORPOTrainer
+
+    trainer: Any = object.__new__(ORPOTrainer)
+    trainer.beta, trainer.accelerator = 0.1, types.SimpleNamespace(device="cpu")
+    losses, *_ = trainer.odds_ratio_loss(table(v.MEAN_CHOSEN), table(v.MEAN_REJECTED))
+    # The trainer adds the likelihood of the chosen answer: policy_nll_loss - losses.mean().
+    return [float(x) for x in -table(v.MEAN_CHOSEN) - losses]
+
+
+def trl_divergence(beta: float) -> list[float]:
+    from trl.experimental.gkd.gkd_trainer import GKDTrainer
+
+    logits = [table(part)[None] for part in (v.STUDENT, v.TEACHER)]
+    return [float(x) for x in GKDTrainer.generalized_jsd_loss(*logits, beta=beta, reduction="none").sum(-1).flatten()]
+
+
+SEQUENCE = {"importance_sampling_level": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.15}
+
+CASES: dict[str, dict[str, Any]] = {
+    "ppo token_mean": {
+        "TRL": lambda: trl_policy_loss("bnpo"),
+        "verl": lambda: verl_policy_loss("vanilla", "token-mean"),
+    },
+    "ppo sequence_mean": {
+        "TRL": lambda: trl_policy_loss("grpo"),
+        "verl": lambda: verl_policy_loss("vanilla", "seq-mean-token-mean"),
+    },
+    "ppo constant_length": {"TRL": lambda: trl_policy_loss("dr_grpo")},
+    "ppo clip higher": {
+        "TRL": lambda: trl_policy_loss("dapo", epsilon_high=0.28),
+        "verl": lambda: verl_policy_loss("vanilla", "token-mean", clip_ratio_low=0.2, clip_ratio_high=0.28),
+    },
+    "ppo dual clip": {"verl": lambda: verl_policy_loss("vanilla", "token-mean", clip_ratio_c=1.5)},
+    "gspo": {
+        "TRL": lambda: trl_policy_loss(
+            "grpo", importance_sampling_level="sequence", epsilon_low=0.1, epsilon_high=0.15
+        ),
+        "verl": lambda: verl_policy_loss("gspo", "seq-mean-token-mean", clip_ratio_low=0.1, clip_ratio_high=0.15),
+    },
+    "luspo": {
+        "TRL": lambda: trl_policy_loss(
+            "luspo", importance_sampling_level="sequence", epsilon_low=0.1, epsilon_high=0.15
+        )
+    },
+    "cispo": {
+        "TRL": lambda: trl_policy_loss("cispo", epsilon_high=1.3),
+        "verl": lambda: verl_policy_loss("cispo", "token-mean", clip_ratio_low=1.0, clip_ratio_high=0.3),
+    },
+    "sapo": {
+        "TRL": lambda: trl_policy_loss("sapo"),
+        "verl": lambda: verl_policy_loss("sapo", "seq-mean-token-mean"),
+    },
+    "vespo": {"TRL": lambda: trl_policy_loss("vespo")},
+    "gmpo": {"verl": lambda: verl_policy_loss("geo_mean", "", clip_ratio_low=0.4, clip_ratio_high=0.4)},
+    "dppo": {"verl": lambda: verl_policy_loss("dppo_tv", "token-mean", clip_ratio_low=0.1, clip_ratio_high=0.15)},
+    "off-policy mask": {"TRL": lambda: trl_policy_loss("bnpo", off_policy_mask_threshold=0.3)},
+    "kl k3": {"TRL": lambda: trl_policy_loss("bnpo", beta=0.1)},
+    "kl k3 importance weighted": {"TRL": lambda: trl_policy_loss("bnpo", beta=0.1, use_bias_correction_kl=True)},
+    "group_normalized": {"verl": lambda: verl_advantages("grpo")},
+    "group_centered": {"verl": lambda: verl_advantages("grpo", norm_adv_by_std_in_grpo=False)},
+    "leave_one_out": {"verl": lambda: verl_advantages("rloo")},
+    "gdpo": {"verl": verl_gdpo},
+    "simpo": {"TRL": trl_simpo},
+    "orpo": {"TRL": trl_orpo},
+    "jsd 0.0": {"TRL": lambda: trl_divergence(0.0)},
+    "jsd 0.3": {"TRL": lambda: trl_divergence(0.3)},
+    "jsd 1.0": {"TRL": lambda: trl_divergence(1.0)},
+}
+
+
+if __name__ == "__main__":
+    found = {name: {peer: value() for peer, value in peers.items()} for name, peers in CASES.items()}
+    versions = {"TRL": version("trl"), "verl": version("verl")}
+    RESULTS.write_text(json.dumps({"versions": versions, "values": found}, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
