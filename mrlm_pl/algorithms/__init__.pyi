@@ -4,6 +4,8 @@ from .coma import COMA as COMA
 from .correctness_model import CorrectnessModel as CorrectnessModel
 from .dpo import DPO as DPO
 from .dr_mas import DrMAS as DrMAS
+from .gdpo import GDPO as GDPO
+from .gigpo import GiGPO as GiGPO
 from .grpo import GRPO as GRPO
 from .gspo import GSPO as GSPO
 from .ippo import IPPO as IPPO

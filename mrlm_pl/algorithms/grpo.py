@@ -8,14 +8,16 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mrlm_pl.advantages import (
+    TurnBaseline,
     group_centered_advantages,
     group_normalized_advantages,
     leave_one_out_advantages,
 )
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.credit.turn_returns import TurnCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
-from mrlm_pl.settings import as_settings
+from mrlm_pl.settings import as_settings, one_of
 
 ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "group_normalized": group_normalized_advantages,
@@ -44,6 +46,11 @@ class GRPO(PolicyGradient):
         advantage: how the returns of a group become advantages: a name, or a function of returns [N] and group numbers
             [N] that returns advantages [N], in a configuration by its import path.
         clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
+        credit: ``episode`` gives all turns of an agent the advantage of its return. ``turn`` compares the rewards of
+            each turn and the later ones with the same turn of the other episodes; ``advantage`` then says whether the
+            result is divided by a standard deviation. See :class:`mrlm_pl.learner.credit.turn_returns.TurnCredit`.
+        turn_baseline: of ``credit: turn``; see :data:`mrlm_pl.advantages.TurnBaseline`.
+        gamma: discount factor from turn to turn, of ``credit: turn``.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -58,6 +65,9 @@ class GRPO(PolicyGradient):
         advantage: Literal["group_normalized", "group_centered", "leave_one_out"]
         | Callable[..., Any] = "group_normalized",
         clip: Clip = Clip(),  # noqa: B008 (frozen)
+        credit: Literal["episode", "turn"] = "episode",
+        turn_baseline: TurnBaseline = "unbiased",
+        gamma: float = 1.0,
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
@@ -65,3 +75,14 @@ class GRPO(PolicyGradient):
             raise ConfigurationError(f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)}, or a function")
         self.advantage = ADVANTAGES[advantage] if isinstance(advantage, str) else advantage
         self.clip = as_settings(Clip, clip, "clip")
+        one_of(("episode", "turn"), "", credit=credit)
+        turns = TurnCredit(gamma, turn_baseline, normalize=advantage == "group_normalized")
+        if credit == "turn":
+            if advantage not in ("group_normalized", "group_centered"):
+                raise ConfigurationError(
+                    f"advantage is {advantage!r} with credit 'turn', whose baseline is turn_baseline; choose "
+                    "group_normalized or group_centered"
+                )
+            self.turns = turns
+        elif turns != TurnCredit(normalize=turns.normalize):
+            raise ConfigurationError("turn_baseline and gamma belong to credit 'turn'; set `credit: turn`")

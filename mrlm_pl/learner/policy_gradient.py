@@ -29,6 +29,7 @@ from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import acted_episodes, equal_returns, returns_of, task_types
+from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, discounts_of, rewarded_rows
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.ranks import merged
@@ -103,6 +104,7 @@ class PolicyGradient(Algorithm):
         clip: range in which the importance ratio has a gradient; None has no ratio: a rollout then serves one update.
         gae: advantages of single tokens; None for one advantage per trajectory.
         tree: the turn trees in which decisions are compared; None for episodes.
+        turns: advantages of single turns; None for one advantage per episode.
         whiten_advantages: whiten the advantages of trajectories over each policy's tokens.
         kl_controllers: the current KL coefficient of each policy.
 
@@ -163,6 +165,7 @@ class PolicyGradient(Algorithm):
         self.clip: Clip | None = None
         self.gae: TokenGAE | None = None
         self.tree: TreeCredit | None = None
+        self.turns: TurnCredit | None = None
         self._warned_of: set[tuple[str, str]] = set()
         self._over = False
 
@@ -180,6 +183,9 @@ class PolicyGradient(Algorithm):
         if self.tree is not None:
             decided = self.tree.returns(episodes, bonus, greedy)
             return self.tree.rows(self.trainer, self.metrics, decided, self._checked_advantages(decided), temperatures)
+        if self.turns is not None:
+            turns = turn_returns_of(episodes, bonus)
+            return turns.rows(self.turns.advantages(turns), temperatures)
         returns = returns_of(episodes, bonus, greedy)
         rows = returns.rows(self._checked_advantages(returns), temperatures)
         if self.whiten_advantages:
@@ -311,6 +317,8 @@ class PolicyGradient(Algorithm):
         return None if self.tree is None else self.tree.branching
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
+        if self.turns is not None:
+            return not self.turns.advantages(turn_returns_of(group)).any()
         return equal_returns(group) if self.tree is None else self.tree.without_signal(group)
 
     def whiten(self, rows: Mapping[str, PolicyBatch]) -> None:

@@ -37,6 +37,15 @@ class Returns:
     greedy: Tensor
     episode: tuple[Episode, ...]
 
+    def components(self) -> dict[str, Tensor]:
+        """Return the reward components [N] fp64 of each agent in each episode by name, 0 where it has none."""
+        sums: dict[str, Tensor] = {}
+        for place, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True)):
+            for turn in (turn for row in episode.trajectories[agent] for turn in row.turns):
+                for name, value in turn.components.items():
+                    sums.setdefault(name, torch.zeros(len(self.agent), dtype=torch.float64))[place] += value
+        return dict(sorted(sums.items()))
+
     def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
 

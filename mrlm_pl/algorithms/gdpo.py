@@ -1,0 +1,59 @@
+"""Group reward-decoupled normalization: every reward component is normalized by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages import component_normalized_advantages
+from mrlm_pl.learner.credit.returns import Returns
+from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.losses import Clip
+from mrlm_pl.settings import as_settings
+
+
+class GDPO(PolicyGradient):
+    """Group reward-decoupled normalization policy optimization (arXiv 2601.05242).
+
+    For the G episodes of a task, with the sum ``c_ik`` of an agent's reward component k::
+
+        z_i  = sum_k weight_k (c_ik - mean_k) / (std_k + 1e-6)
+        A_i  = (z_i - mean of the rollout) / std of the rollout
+        loss = reduce_t( -min(rho_t A_i, clip(rho_t, 1 - clip.low, 1 + clip.high) A_i) + beta KL_t )
+
+    The mean and standard deviation of a rollout are over a policy's action tokens on all ranks. The size of a
+    component's rewards does not matter, only ``weights`` does.
+
+    Args:
+        weights: weight of each component by name; components that are not named have weight 1.
+        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    smallest_group = 2
+    whiten_advantages = True
+
+    def __init__(
+        self,
+        *args: Any,
+        weights: Mapping[str, float] | None = None,
+        clip: Clip = Clip(),  # noqa: B008 (frozen)
+        **settings: Any,
+    ) -> None:
+        super().__init__(*args, **settings)
+        self.weights = dict(weights or {})
+        self.clip = as_settings(Clip, clip, "clip")
+
+    def advantages(self, returns: Returns) -> Tensor:
+        """Return the advantages [N] of what each agent earned in each episode."""
+        sums = returns.components()
+        names = list(sums)
+        table = torch.stack([sums[name] for name in names], -1) if names else returns.reward[:, None]
+        weights = [self.weights.get(name, 1.0) for name in names] or None
+        return component_normalized_advantages(table, returns.comparison, weights)

@@ -1,0 +1,58 @@
+"""Group-in-group policy optimization: turns taken in the same state are compared as well as whole episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mrlm_pl.advantages import TurnBaseline
+from mrlm_pl.learner.credit.turn_returns import TurnCredit
+from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.losses import Clip
+from mrlm_pl.settings import as_settings
+
+
+class GiGPO(PolicyGradient):
+    """Group-in-group policy optimization (arXiv 2505.10978).
+
+    For the G episodes of a task with returns ``R_i``, and the turns of an agent in the same state with discounted
+    returns ``R_t = sum_k gamma^(k - t) r_k``::
+
+        A_t  = (R_i - mean(R)) / std(R) + state_weight (R_t - mean of the state) / std of the state
+        loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip.low, 1 + clip.high) A_t) + beta KL_t )
+
+    A state is what the agent was told since its last turn, in the episodes of one task. Turns in a state that no other
+    episode reached have the first term alone. Unlike the original code, each episode counts once in its group's mean
+    and standard deviation, however many turns it has, and the turns of a state are compared with those of *other*
+    episodes (``turn_baseline: paper`` includes its own).
+
+    Args:
+        gamma: discount factor from turn to turn, within states.
+        state_weight: weight of the comparison within states.
+        normalize: divide by the standard deviations; False keeps the scale of the rewards.
+        turn_baseline: see :data:`mrlm_pl.advantages.TurnBaseline`.
+        state_key: function, in a configuration its import path, from a state's text to text that is equal for equal
+            states; None takes the text as it is.
+        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    smallest_group = 2
+
+    def __init__(
+        self,
+        *args: Any,
+        gamma: float = 0.95,
+        state_weight: float = 1.0,
+        normalize: bool = True,
+        turn_baseline: TurnBaseline = "unbiased",
+        state_key: Callable[[str], str] | None = None,
+        clip: Clip = Clip(),  # noqa: B008 (frozen)
+        **settings: Any,
+    ) -> None:
+        super().__init__(*args, **settings)
+        self.turns = TurnCredit(gamma, turn_baseline, normalize, state_weight, state_key)
+        self.clip = as_settings(Clip, clip, "clip")

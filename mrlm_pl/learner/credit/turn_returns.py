@@ -1,0 +1,210 @@
+"""Credit of single turns: their rewards and states, and the trajectories that are credited with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages import (
+    TurnBaseline,
+    finite_rewards,
+    group_centered_advantages,
+    group_normalized_advantages,
+    returns_to_go,
+    state_advantages,
+    turn_advantages,
+)
+from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.learner.batch import PolicyBatch, collate_rows
+from mrlm_pl.learner.credit.returns import group_numbers
+from mrlm_pl.settings import at_least, between, one_of
+
+
+@dataclass(frozen=True)
+class TurnReturns:
+    """The turns of a rollout in which agents sampled tokens: S turns in R trajectories.
+
+    Attributes:
+        reward: [S] fp64, of the turn, bonus included.
+        comparison: [S] int64, equal for the turns of one agent in the episodes of one task group.
+        play: [S] int64, equal for the turns of one agent in one episode.
+        number: [S] int64, 0, 1, 2, ... within a play.
+        state: [S] what the agent was told since its last turn, as text.
+        row: [S] int64, the turn's trajectory.
+        turn: [S] the record.
+        trajectory: [R] the record.
+        group: [R] int64, number of the task group in the rollout.
+        episode: [R] int64, number of the episode.
+    """
+
+    reward: Tensor
+    comparison: Tensor
+    play: Tensor
+    number: Tensor
+    state: tuple[str, ...]
+    row: Tensor
+    turn: tuple[Turn, ...]
+    trajectory: tuple[Trajectory, ...]
+    group: Tensor
+    episode: Tensor
+
+    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
+        """Return the trajectories of every policy, each turn's tokens with its advantage.
+
+        Args:
+            advantages: [S].
+            temperature: of the sampling, by policy.
+        """
+        labels = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
+        places: dict[str, list[int]] = {}
+        for number, trajectory in enumerate(self.trajectory):
+            places.setdefault(trajectory.policy, []).append(number)
+        found: dict[str, PolicyBatch] = {}
+        for policy, rows in places.items():
+            found[policy] = collate_rows(
+                [self.trajectory[row] for row in rows],
+                self.group[rows].tolist(),
+                labels[rows].tolist(),
+                self.episode[rows].tolist(),
+                temperature=temperature.get(policy, 1.0),
+            )
+            found[policy].advantages = torch.zeros(found[policy].action_mask.shape)
+        own = {row: (found[policy], place) for policy, rows in places.items() for place, row in enumerate(rows)}
+        for turn, row, advantage in zip(self.turn, self.row.tolist(), advantages.tolist(), strict=True):
+            batch, place = own[row]
+            assert batch.advantages is not None
+            batch.advantages[place, turn.start : turn.stop] = advantage
+        return found
+
+
+def turn_returns_of(episodes: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> TurnReturns:
+    """Return the turns of a rollout; failed episodes are left out, and their group shrinks.
+
+    Args:
+        episodes: one rollout.
+        turn_bonus: added to the environment's reward of a turn; None adds nothing.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
+    """
+    groups, labels = group_numbers(episodes), dict[tuple[str, str], int]()
+    turns: list[Turn] = []
+    keys: list[tuple[int, int, int, int]] = []
+    states: list[str] = []
+    rows: list[tuple[Trajectory, int, int]] = []
+    played = [episode for episode in episodes if not episode.failed]
+    for play, (place, agent) in enumerate((place, agent) for place, e in enumerate(played) for agent in e.trajectories):
+        episode, number = played[place], 0
+        label = labels.setdefault((episode.group, agent), len(labels))
+        for trajectory in episode.trajectories[agent]:
+            if not trajectory.num_actions:
+                continue
+            for turn, state in zip(trajectory.turns, observed(trajectory), strict=True):
+                keys.append((label, play, number, len(rows)))
+                states.append(state)
+                turns.append(turn)
+                number += 1
+            rows.append((trajectory, groups[episode.group], place))
+    rewards = [turn.reward + (turn_bonus(turn) if turn_bonus else 0.0) for turn in turns]
+    comparison, plays, numbers, of_rows = torch.tensor(keys, dtype=torch.int64).reshape(-1, 4).unbind(1)
+    return TurnReturns(
+        reward=finite_rewards(torch.tensor(rewards, dtype=torch.float64)),
+        comparison=comparison,
+        play=plays,
+        number=numbers,
+        state=tuple(states),
+        row=of_rows,
+        turn=tuple(turns),
+        trajectory=tuple(trajectory for trajectory, _, _ in rows),
+        group=torch.tensor([group for _, group, _ in rows], dtype=torch.int64),
+        episode=torch.tensor([place for _, _, place in rows], dtype=torch.int64),
+    )
+
+
+def observed(trajectory: Trajectory) -> list[str]:
+    """Return, for each turn of a trajectory, the text of the messages between the agent's last turn and this one.
+
+    >>> from mrlm_pl.episode import Message
+    >>> said = [Message("user", "Begin"), Message("assistant", "a"), Message("user", "More"), Message("assistant", "b")]
+    >>> turns = [Turn("x", k, 0, 0, 0.0, {}, "stop", "p", 0, "e") for k in range(2)]
+    >>> observed(Trajectory("x", "p", (), (), (), tuple(turns), tuple(said)))
+    ['user: Begin', 'user: More']
+    """
+    texts, heard = [], list[str]()
+    for message in trajectory.messages:
+        if message.role == "assistant":
+            texts.append("\n".join(heard))
+            heard = []
+        else:
+            heard.append(f"{message.role}: {message.content}")
+    # A trajectory that a rewritten history began repeats earlier turns; without messages there are no states.
+    return texts[len(texts) - len(trajectory.turns) :] if texts else [""] * len(trajectory.turns)
+
+
+@dataclass(frozen=True)
+class TurnCredit:
+    """Advantages of turns, within the episodes of a task and, with ``state_weight``, within equal states.
+
+    Args:
+        gamma: discount factor from turn to turn.
+        baseline: see :data:`mrlm_pl.advantages.TurnBaseline`.
+        normalize: divide by standard deviations.
+        state_weight: weight of the comparison within states, beside which whole episodes are compared (GiGPO, arXiv
+            2505.10978); None compares turns of the same number.
+        state_key: function of a state's text that is equal for equal states; None takes the text.
+
+    Raises:
+        ConfigurationError: an unknown name or a value out of range.
+    """
+
+    gamma: float = 1.0
+    baseline: TurnBaseline = "unbiased"
+    normalize: bool = True
+    state_weight: float | None = None
+    state_key: Callable[[str], str] | None = None
+
+    def __post_init__(self) -> None:
+        between(0, 1, "", gamma=self.gamma)
+        one_of(get_args(TurnBaseline), "", turn_baseline=self.baseline)
+        if self.state_weight is not None:
+            at_least(0, "", state_weight=self.state_weight)
+
+    def advantages(self, turns: TurnReturns) -> Tensor:
+        """Return the advantage [S] fp64 of each turn."""
+        if self.state_weight is None:
+            return turn_advantages(
+                turns.reward,
+                turns.comparison,
+                turns.play,
+                turns.number,
+                gamma=self.gamma,
+                baseline=self.baseline,
+                normalize=self.normalize,
+            )
+        of_episodes = self._of_episodes(turns)
+        returns = returns_to_go(turns.reward, turns.play, turns.number, self.gamma)
+        within = state_advantages(
+            returns, self._states(turns), turns.play, baseline=self.baseline, normalize=self.normalize
+        )
+        return of_episodes + self.state_weight * within
+
+    def _of_episodes(self, turns: TurnReturns) -> Tensor:
+        """Return the advantage [S] of each turn's whole episode, in which every episode counts once."""
+        first = (turns.number == 0).nonzero().flatten()
+        whole = returns_to_go(turns.reward, turns.play, turns.number)[first]
+        compare = group_normalized_advantages if self.normalize else group_centered_advantages
+        by_play = torch.zeros(len(first), dtype=torch.float64)
+        plays, index = torch.unique(turns.play, return_inverse=True)
+        by_play[torch.searchsorted(plays, turns.play[first])] = compare(whole, turns.comparison[first]).double()
+        return by_play[index]
+
+    def _states(self, turns: TurnReturns) -> Tensor:
+        """Return a number [S] that is equal for turns of the same agent, task group and state."""
+        texts = turns.state if self.state_key is None else map(self.state_key, turns.state)
+        numbers: dict[tuple[int, str], int] = {}
+        keys = zip(turns.comparison.tolist(), texts, strict=True)
+        return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
