@@ -5,6 +5,7 @@ S is the number of turns of one agent each, over all episodes of a rollout.
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal
 
 import torch
@@ -76,8 +77,9 @@ def turn_advantages(
     """
     rewards = finite_rewards(rewards).double()
     if baseline == "paper":
-        compared = _numbers(group_ids, turns)
-        deviations, sizes, squared_sums = group_deviations(rewards, compared)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a turn that one episode alone has is no fault
+            deviations, sizes, squared_sums = group_deviations(rewards, _numbers(group_ids, turns))
         if normalize:
             deviations = deviations / ((squared_sums / (sizes - 1).clamp(min=1)).sqrt() + eps)
         return returns_to_go(deviations, episodes, turns, gamma)

@@ -10,7 +10,6 @@ found by calling TRL and verl.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import sys

@@ -64,7 +64,7 @@ def weighted_divergence(
         raise ValueError(f"beta is {beta}; it must be in [0, 1]")
     if chunk_size is None:
         chunk_size = max(1, default_chunk_size(weight.shape[0], hidden.device) // 2)
-    return _WeightedDivergence.apply(  # type: ignore[no-any-return]
+    return _WeightedDivergence.apply(
         hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias, token_weights, beta, temperature, chunk_size
     )
 
