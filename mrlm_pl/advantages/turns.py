@@ -14,7 +14,7 @@ from torch import Tensor
 from mrlm_pl.advantages.groups import finite_rewards, group_deviations
 
 TurnBaseline = Literal["unbiased", "paper"]
-"""What is subtracted from a turn.
+"""The baseline of a turn.
 
 - ``unbiased``: from the turn's return, the mean return of the same turn in the *other* episodes; an episode that has
   ended before counts as 0. It does not depend on the own episode, so the expected gradient is the true one.
