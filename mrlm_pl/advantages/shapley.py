@@ -10,7 +10,7 @@ from random import Random
 
 
 def shapley_values(agents: Sequence[str], value: Callable[[frozenset[str]], float]) -> dict[str, float]:
-    """Return the Shapley value of each agent; they sum to the value of the team less that of nobody.
+    """Return the Shapley value of each agent; they sum to the value of the team less that of no agent.
 
     Args:
         agents: A of them; ``value`` is asked once for each of the 2^A coalitions.
