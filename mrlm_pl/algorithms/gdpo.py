@@ -12,6 +12,7 @@ from mrlm_pl.advantages import component_normalized_advantages
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
+from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings
 
 
@@ -41,12 +42,14 @@ class GDPO(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         weights: Mapping[str, float] | None = None,
         clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(policies, seats, **settings)
         self.weights = dict(weights or {})
         self.clip = as_settings(Clip, clip, "clip")
 

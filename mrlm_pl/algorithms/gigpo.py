@@ -9,6 +9,7 @@ from mrlm_pl.advantages import TurnBaseline
 from mrlm_pl.learner.credit.turn_returns import TurnCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
+from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings
 
 
@@ -21,7 +22,7 @@ class GiGPO(PolicyGradient):
         A_t  = (R_i - mean(R)) / std(R) + state_weight (R_t - mean of the state) / std of the state
         loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip.low, 1 + clip.high) A_t) + beta KL_t )
 
-    A state is what the agent was told since its last turn, in the episodes of one task. Turns in a state that no other
+    A state is the text since the agent's last turn, in the episodes of one task. Turns in a state that no other
     episode reached have the first term alone. Unlike the original code, each episode counts once in its group's mean
     and standard deviation, however many turns it has, and the turns of a state are compared with those of *other*
     episodes (``turn_baseline: paper`` includes its own).
@@ -44,7 +45,9 @@ class GiGPO(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         gamma: float = 0.95,
         state_weight: float = 1.0,
         normalize: bool = True,
@@ -53,6 +56,6 @@ class GiGPO(PolicyGradient):
         clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(policies, seats, **settings)
         self.turns = TurnCredit(gamma, turn_baseline, normalize, state_weight, state_key)
         self.clip = as_settings(Clip, clip, "clip")

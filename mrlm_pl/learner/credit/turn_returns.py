@@ -33,7 +33,7 @@ class TurnReturns:
         comparison: [S] int64, equal for the turns of one agent in the episodes of one task group.
         play: [S] int64, equal for the turns of one agent in one episode.
         number: [S] int64, 0, 1, 2, ... within a play.
-        state: [S] what the agent was told since its last turn, as text.
+        state: [S] text of the messages since the agent's last turn.
         row: [S] int64, the turn's trajectory.
         turn: [S] the record.
         trajectory: [R] the record.
