@@ -66,7 +66,7 @@ def counterfactuals(
         episode: the record.
         agent: who decided.
         step: number of environment steps before the decision (:attr:`mrlm_pl.episode.Turn.index`).
-        alternatives: what is decided instead; None is a fresh sample of the policy, another one for each None.
+        alternatives: the decisions in its place; None is a fresh sample of the policy, another one for each None.
         rest: see :data:`Rest`.
 
     Raises:
