@@ -25,7 +25,7 @@ _FIRST_MINUTES, _MINUTES = 0.25, 10.0
 """The first interval between two saves by default, and the longest."""
 
 _SAVE_TIMES = 20
-"""Least interval in durations of a save: what is saved early must not slow a large model down."""
+"""Least interval in durations of a save: early saves must not slow a large model down."""
 
 _REMOTE = re.compile(r"^\w+://")
 
