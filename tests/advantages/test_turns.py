@@ -11,16 +11,16 @@ from torch import Tensor
 from mrlm_pl.advantages import TurnBaseline, group_normalized_advantages, state_advantages, turn_advantages
 
 Episode = tuple[int, ...]
-"""The actions of an episode: 1 goes on, 0 stops."""
+"""The actions of an episode: 1 continues, 0 stops."""
 
 TURNS = 3
 REWARD = 1.0
 ADVANCE = torch.tensor([0.4, -0.3, 0.9], dtype=torch.float64)
-"""Logits of going on in each turn."""
+"""Logits of continuing in each turn."""
 
 
 def episodes() -> Iterator[Episode]:
-    """Every episode of a game that pays 1 for each turn and lasts until the agent stops, at most three turns."""
+    """Every episode of a game with a reward of 1 for each turn, until the agent stops, at most three turns."""
     for actions in itertools.product((1, 0), repeat=TURNS):
         length = actions.index(0) + 1 if 0 in actions else TURNS
         if all(actions[length:]):
@@ -65,8 +65,8 @@ def test_the_unbiased_baseline_has_the_true_gradient(members: int) -> None:
     torch.testing.assert_close(expected_gradient(members, turn_advantages), true_gradient())
 
 
-def test_the_paper_baseline_sees_no_reason_to_go_on() -> None:
-    """Each reward equals the mean of its turn, so going on is worth nothing, though it earns 1 each time."""
+def test_the_paper_baseline_sees_no_reason_to_continue() -> None:
+    """Each reward equals the mean of its turn, so continuing is worth nothing, though it earns 1 each time."""
     found = expected_gradient(3, lambda *labels: turn_advantages(*labels, baseline="paper"))
     assert true_gradient()[:2].min() > 0.1
     torch.testing.assert_close(found, torch.zeros(3, dtype=torch.float64))

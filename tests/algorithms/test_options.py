@@ -60,7 +60,7 @@ QUANTITIES = {
     "overlong_buffer": "width of the slope of the length penalty",
     "policies": "the weights",
     "credit": "whether an episode or a turn has an advantage",
-    "turn_baseline": "what a turn is compared with",
+    "turn_baseline": "the comparison of a turn",
     "state_weight": "weight of the comparison within states",
     "state_key": "text that is equal for equal states",
     "weights": "weights of the reward components",

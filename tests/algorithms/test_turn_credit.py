@@ -18,7 +18,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 
 Played = Sequence[tuple[str, float | Mapping[str, float]]]
-"""An agent's turns: what it was told, and the reward or its components."""
+"""An agent's turns: the text before each, and its reward or components."""
 
 
 def episode(number: int, group: str, agents: Mapping[str, Played]) -> Episode:
@@ -30,7 +30,7 @@ def episode(number: int, group: str, agents: Mapping[str, Played]) -> Episode:
             Turn(agent, k, 2 * k + 1, 2 * k + 2, sum(part.values()), part, "stop", "main", 0, "e")
             for k, part in enumerate(parts)
         )
-        said = [m for told, _ in played for m in (Message("user", told), Message("assistant", "x"))]
+        said = [m for text, _ in played for m in (Message("user", text), Message("assistant", "x"))]
         length = 2 * len(turns)
         mask = tuple(bool(place % 2) for place in range(length))
         ids = tuple(range(8, 8 + length))

@@ -1,4 +1,4 @@
-"""When the last checkpoint is replaced by default."""
+"""Intervals at which the last checkpoint is replaced by default."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Clock:
 
 
 def saves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: float, save: float, until: float) -> list[float]:
-    """Return the seconds at which a run saves whose batches and saves take so long."""
+    """Return the seconds at which a run saves, given the seconds of a batch and of a save."""
     clock, found = Clock(), list[float]()
     for module in (model_checkpoint, checkpoint):
         monkeypatch.setattr(module, "time", clock)
