@@ -163,7 +163,7 @@ class _Checker:
         mixed = [self.play(task, SPAM, copy).as_json() for copy, task in zip(copies, tasks, strict=True)]
         if alone != mixed:
             raise EnvironmentContractError("copies share state: an episode changed while another one was under way")
-        return "copies are independent"
+        return "episodes of one do not change those of the other"
 
     def forks(self) -> str:
         """Check that a copy in the middle of an episode continues like the original."""
@@ -224,7 +224,8 @@ class _Checker:
                     f"on {task.key} the best replies earn {earned.reward}, empty or hostile ones {worst.reward}"
                 )
             best.append(earned.reward)
-        return f"best replies earn {min(best):g} to {max(best):g}, above empty and hostile ones"
+        reward = f"{min(best):g}" if min(best) == max(best) else f"{min(best):g} to {max(best):g}"
+        return f"best replies earn {reward}, above empty and hostile ones"
 
     def close(self) -> str:
         """Check that an environment may be closed twice."""
