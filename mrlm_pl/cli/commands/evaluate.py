@@ -94,9 +94,7 @@ def playing_parser(command: str, text: str, *, episodes: int, split: str, source
     parser = environment_parser(command, text, required=False)
     parser.add_argument("--model", type=str, required=True, help="Run folder, model folder, hub id or builtin:tiny.")
     parser.add_argument("--seats", type=dict[str, str], default={}, help="Policy of each agent; a run has its own.")
-    parser.add_argument(
-        "--device", type=str, default="auto", help="Device, such as cpu or cuda:0; auto prefers an accelerator."
-    )
+    parser.add_argument("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
     parser.add_argument("-n", "--num_episodes", type=PositiveInt, default=episodes, help="Episodes in all.")
     parser.add_argument("--split", choices=SPLITS, default=split, help="Split of the tasks.")
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of the choice of tasks and of sampling.")
