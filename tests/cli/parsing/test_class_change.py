@@ -26,7 +26,7 @@ def fit(mrlm):
 
 
 CHANGES = {
-    "algorithm": (("--model", "GRPO"), "model.gamma: GRPO has no 'gamma'", "0.9 for MAGRPO"),
+    "algorithm": (("--model", "GSPO"), "model.gamma: GSPO has no 'gamma'", "0.9 for MAGRPO"),
     "data": (
         ("--data", "TrajectoryDataModule"),
         "data.environment: TrajectoryDataModule has no 'environment'",
@@ -67,9 +67,9 @@ def test_a_callback_and_a_later_file_lose_no_setting_either(fit):
     status, _, err = fit("--config", "stop.yaml", "--trainer.callbacks", "ModelCheckpoint")
     assert status == 2
     assert "trainer.callbacks.patience: ModelCheckpoint has no 'patience'" in err
-    Path("other.yaml").write_text("model: {class_path: GRPO}\n")
+    Path("other.yaml").write_text("model: {class_path: GSPO}\n")
     status, _, err = fit("--config", "other.yaml")
-    assert (status, "model.gamma: GRPO has no 'gamma'" in err) == (2, True)
+    assert (status, "model.gamma: GSPO has no 'gamma'" in err) == (2, True)
 
 
 def test_commands_without_a_trainer_refuse_it_too(mrlm):
@@ -86,21 +86,21 @@ def test_settings_of_both_classes_are_kept(fit):
 
 
 def test_the_advised_option_drops_what_does_not_fit(fit):
-    _, _, err = fit("--model", "GRPO")
+    _, _, err = fit("--model", "GSPO")
     option, value = err.rsplit("`", 2)[1].split(" ", 1)
     status, out, err = fit(option, value.strip("'"))
     assert status == 0, err
     model = yaml.safe_load(out)["model"]
-    assert model["class_path"] == "mrlm_pl.GRPO"
+    assert model["class_path"] == "mrlm_pl.GSPO"
     assert model["init_args"]["max_length"] == 77
 
 
 def test_the_defaults_in_a_run_s_own_configuration_do_not_bind_another_class(fit):
     _, out, _ = fit("--model.gamma", "1.0")
     Path("run.yaml").write_text(out)
-    status, out, err = fit("--model", "GRPO")
+    status, out, err = fit("--model", "GSPO")
     assert status == 0, err
-    assert "GRPO does not take" in err
+    assert "GSPO does not take" in err
     assert "gamma" in err
 
 

@@ -196,7 +196,7 @@ def test_an_environment_that_hangs_costs_its_episode_alone(serve: Server) -> Non
         ("turn", "answered turn 9 of session 's'"),
         ("kind", "malformed content .*'way'"),
         ("code", "UNKNOWN: .* what"),
-        ("role", "role is 'root'"),
+        ("role", "enum value 'root'"),
         ("silence", "UNAVAILABLE: .* the connection broke"),
     ],
 )
