@@ -121,7 +121,7 @@ class RunCommand(LightningCLI):
         if loop is not None and trainer[f"limit_{loop}_batches"] == 0:
             trainer[f"limit_{loop}_batches"] = None
             rank_zero_only(print)(
-                f"mrlm: ignoring `trainer.limit_{loop}_batches: 0`, which would leave `mrlm {self.stage}` nothing to do",
+                f"mrlm: ignoring `trainer.limit_{loop}_batches: 0`, which leaves `mrlm {self.stage}` nothing to do",
                 file=sys.stderr,
             )
 

@@ -289,7 +289,7 @@ def test_validate_plays_also_where_training_skips_validation(mrlm):
     status, out, err = mrlm("validate", "--config", "toy.yaml", "--trainer.limit_val_batches", "0")
     assert status == 0, err
     assert "val/weight" in out
-    assert "ignoring `trainer.limit_val_batches: 0`, which would leave `mrlm validate` nothing to do" in err
+    assert "ignoring `trainer.limit_val_batches: 0`, which leaves `mrlm validate` nothing to do" in err
 
 
 def ended_by(number: int, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
