@@ -292,8 +292,8 @@ class Nonsense(environment_pb2_grpc.EnvironmentServiceServicer):
             return pb.StepReply(session="s", turn=9)
         if self.way == "code":
             await context.abort(grpc.StatusCode.UNKNOWN, "what")
-        observations = {"agent": [{"role": "root", "content": ""}]} if self.way == "role" else {}
-        return pb.StepReply(session="s", step=to_json({"observations": observations, "way": self.way}))
+        observations = {"agent": [{"role": "root", "content": ""}]} if self.way == "role" else []
+        return pb.StepReply(session="s", step=to_json({"observations": observations}))
 
     async def Close(self, request: pb.CloseRequest, context: Any) -> pb.CloseReply:  # noqa: N802
         return pb.CloseReply()

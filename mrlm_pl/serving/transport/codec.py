@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
-from typing import Any, TypeVar
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -57,48 +58,75 @@ def from_json(content: bytes, make: Callable[[Any], T]) -> T:
     """Return the record that ``make`` makes of JSON.
 
     Raises:
-        RemoteError: the content is not JSON, or not of that record.
+        RemoteError: the content is not JSON, names a key twice, or is not of that record.
     """
     try:
-        return make(json.loads(content.decode("utf-8", "surrogatepass")))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        return make(json.loads(content.decode("utf-8", "surrogatepass"), object_pairs_hook=_unique))
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
         raise RemoteError(
             f"malformed content ({type(error).__name__}: {error}); it must be the JSON of a record"
         ) from error
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, whose keys must differ."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in found if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:100]!r} comes twice")
+    return found
+
+
 def settings_from(content: bytes) -> dict[str, Any]:
     """Return the arguments of an environment."""
-    return from_json(content or b"{}", dict)
+    return from_json(content or b"{}", lambda values: msgspec.convert(values, dict[str, Any]))
 
 
-def task_from(value: Mapping[str, Any]) -> Task:
-    """Return the task with these fields; its numbers are integers."""
-    return Task(
-        str(value["environment"]), str(value["split"]), int(value["index"]), int(value["seed"]), dict(value["data"])
-    )
+def task_from(value: Any) -> Task:
+    """Return the task with these fields; unknown ones are ignored."""
+    return msgspec.convert(value, Task)
 
 
-def messages_from(values: Sequence[Any]) -> tuple[Message, ...]:
+def messages_from(values: Any) -> tuple[Message, ...]:
     """Return chat messages."""
     return msgspec.convert(values, tuple[Message, ...])
 
 
-def observations_from(values: Mapping[str, Any]) -> dict[str, tuple[Message, ...]]:
+def observations_from(values: Any) -> dict[str, tuple[Message, ...]]:
     """Return observations by agent."""
-    return {agent: messages_from(messages) for agent, messages in values.items()}
+    return msgspec.convert(values, dict[str, tuple[Message, ...]])
 
 
-def actions_from(values: Mapping[str, Any]) -> dict[str, Message]:
+def actions_from(values: Any) -> dict[str, Message]:
     """Return actions by agent."""
     return msgspec.convert(values, dict[str, Message])
 
 
-def tools_from(values: Mapping[str, Any]) -> dict[str, tuple[ToolSchema, ...]]:
+def tools_from(values: Any) -> dict[str, tuple[ToolSchema, ...]]:
     """Return the schemas of tools by agent."""
-    return {agent: tuple(ToolSchema(**schema) for schema in schemas) for agent, schemas in values.items()}
+    return msgspec.convert(values, dict[str, tuple[ToolSchema, ...]])
 
 
-def step_from(value: Mapping[str, Any]) -> Step:
-    """Return an environment's step."""
-    return Step(**{**value, "observations": observations_from(value["observations"])})
+_Amounts: TypeAlias = dict[str, bool | int | float]
+"""Numbers by name; ``float`` alone would turn integers into floats and refuse truth values."""
+
+
+@dataclass(frozen=True)
+class _StepRecord(Step):
+    """A step's fields with the types that they have in JSON."""
+
+    observations: dict[str, tuple[Message, ...]]
+    rewards: _Amounts = field(default_factory=dict)
+    components: dict[str, _Amounts] = field(default_factory=dict)
+    metrics: _Amounts = field(default_factory=dict)
+
+
+def step_from(value: Any) -> Step:
+    """Return an environment's step; unknown fields are ignored."""
+    record = msgspec.convert(value, _StepRecord)
+    for amounts in (record.rewards, *record.components.values()):
+        for name, amount in amounts.items():
+            if not math.isfinite(amount):
+                raise ValueError(f"the reward {name!r:.100} is {amount}, and rewards are finite")
+    return Step(**vars(record))

@@ -55,7 +55,7 @@ def test_malformed_messages_are_refused(served: Served, method: str) -> None:
         (pb.StepRequest(actions=b'{"agent": {"content": ""}}'), "missing required field `role`"),
         (pb.StepRequest(actions=b"[" * 100_000), "malformed"),
         (pb.OpenRequest(environment="scripted"), "malformed"),
-        (pb.OpenRequest(environment="scripted", task=to_json({**vars(TASK), "seed": "x"})), "'x'"),
+        (pb.OpenRequest(environment="scripted", task=to_json({**vars(TASK), "seed": "x"})), "at `$.seed`"),
         (pb.OpenRequest(environment="scripted", task=to_json(TASK), settings=b"[1]"), "malformed"),
     ],
 )

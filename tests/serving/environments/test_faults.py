@@ -194,7 +194,7 @@ def test_an_environment_that_hangs_costs_its_episode_alone(serve: Server) -> Non
     [
         ("session", "answered turn 0 of session 't', not turn 0 of 's'"),
         ("turn", "answered turn 9 of session 's'"),
-        ("kind", "malformed content .*'way'"),
+        ("kind", "malformed content .*Expected `object`, got `array`"),
         ("code", "UNKNOWN: .* what"),
         ("role", "enum value 'root'"),
         ("silence", "UNAVAILABLE: .* the connection broke"),

@@ -33,11 +33,14 @@ MESSAGES = st.builds(
 )
 AGENTS = st.dictionaries(TEXTS, st.lists(MESSAGES, max_size=3).map(tuple), max_size=3)
 AMOUNTS = st.dictionaries(TEXTS, NUMBERS | st.integers() | st.booleans(), max_size=3)
+REWARDS = st.dictionaries(
+    TEXTS, st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.booleans(), max_size=3
+)
 STEPS = st.builds(
     Step,
     AGENTS,
-    AMOUNTS,
-    st.dictionaries(TEXTS, AMOUNTS, max_size=3),
+    REWARDS,
+    st.dictionaries(TEXTS, REWARDS, max_size=3),
     st.booleans(),
     TEXTS,
     st.booleans(),
@@ -156,6 +159,12 @@ def test_nesting_without_end_is_refused() -> None:
         codec.from_json(b"[" * 100_000, list)
 
 
+def task(**values: str) -> bytes:
+    """Return a task with these values, each in JSON."""
+    values = {"environment": '"e"', "split": '"s"', "index": "0", "seed": "0", "data": "{}", **values}
+    return ("{" + ", ".join(f'"{name}": {value}' for name, value in values.items()) + "}").encode()
+
+
 @pytest.mark.parametrize(
     ("make", "content", "fault"),
     [
@@ -166,12 +175,45 @@ def test_nesting_without_end_is_refused() -> None:
         (codec.messages_from, b'[{"role": "root", "content": ""}]', r"enum value 'root' - at `\$\[0\]\.role`"),
         (codec.messages_from, b'[{"role": "user", "content": 1}]', "Expected `str`, got `int`"),
         (codec.messages_from, b'["x"]', "malformed content"),
-        (codec.task_from, b'{"environment": "e", "split": "s", "index": 0, "seed": "x", "data": {}}', "'x'"),
+        (codec.task_from, task(seed='"x"'), r"Expected `int`, got `str` - at `\$\.seed`"),
+        (codec.task_from, task(index="Infinity"), r"Expected `int`, got `float` - at `\$\.index`"),
+        (codec.task_from, task(index="1.5"), r"at `\$\.index`"),
+        (codec.task_from, task(data="[]"), r"at `\$\.data`"),
         (codec.actions_from, b'["agent"]', "malformed content"),
-        (codec.step_from, b"{}", "'observations'"),
-        (codec.step_from, b'{"observations": {}, "reward": 1}', "'reward'"),
+        (codec.observations_from, b"[]", "malformed content"),
+        (codec.tools_from, b'{"a": [{"name": 3, "description": ""}]}', r"Expected `str`, got `int` - at .*\.name`"),
+        (codec.tools_from, b'{"a": [{"name": "n"}]}', "missing required field `description`"),
+        (codec.step_from, b"{}", "missing required field `observations`"),
+        (codec.step_from, b'{"observations": {}, "rewards": {"a": "x"}}', r"got `str` - at `\$\.rewards"),
+        (codec.step_from, b'{"observations": {}, "rewards": {"a": NaN}}', "the reward 'a' is nan"),
+        (codec.step_from, b'{"observations": {}, "components": {"a": {"b": -Infinity}}}', "the reward 'b' is -inf"),
+        (codec.step_from, b'{"observations": {}, "rewards": {"a": 1' + b"0" * 400 + b"}}", "OverflowError"),
+        (codec.step_from, b'{"observations": {}, "done": "yes"}', r"Expected `bool`, got `str` - at `\$\.done`"),
+        (codec.step_from, b'{"observations": {}, "success": 1}', r"at `\$\.success`"),
+        (codec.step_from, b'{"observations": {}, "observations": {}}', "the key 'observations' comes twice"),
+        (dict, b'{"a": {"b": 1, "c": 2, "b": 3}}', "the key 'b' comes twice"),
     ],
 )
 def test_malformed_content_is_refused(make: Any, content: bytes, fault: str) -> None:
     with pytest.raises(RemoteError, match=fault):
         codec.from_json(content, make)
+
+
+def test_settings_are_an_object() -> None:
+    with pytest.raises(RemoteError, match="malformed content"):
+        codec.settings_from(b'[["a", 1]]')
+
+
+def test_fields_of_newer_versions_are_ignored() -> None:
+    step = codec.from_json(b'{"observations": {}, "newer": [1], "done": true}', codec.step_from)
+    assert exact(step) == exact(Step({}, done=True))
+    assert codec.from_json(task(newer="1"), codec.task_from) == Task("e", "s", 0)
+    tools = codec.from_json(b'{"a": [{"name": "n", "description": "d", "newer": 1}]}', codec.tools_from)
+    assert tools == {"a": (ToolSchema("n", "d"),)}
+
+
+def test_lone_surrogates_and_large_integers_are_kept_in_records() -> None:
+    step = Step({"\udc00": (Message("user", "\ud83d"),)}, {"\udc00": 2**80}, stop_reason="\udc01")
+    assert exact(through_json(step, codec.step_from)) == exact(step)
+    made = Task("\udc00", "s", 2**70, -(2**90), {"\udc00": ["\udc01", 2**100]})
+    assert exact(through_json(made, codec.task_from)) == exact(made)
