@@ -196,14 +196,17 @@ class Workers:
 
 
 def in_daemon(function: Callable[[], T]) -> Future[T]:
-    """Run a function in a daemon thread, which does not keep the process alive; return the future of its result."""
+    """Run a function in a daemon thread, which does not keep the process alive; return the future of its result.
+
+    What would end the thread, such as ``SystemExit``, is a ``RuntimeError``.
+    """
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(function())
-        except Exception as error:
-            future.set_exception(error)
+        except BaseException as raised:
+            future.set_exception(as_error(raised))
 
     threading.Thread(target=run, daemon=True).start()
     return future

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.concurrency.workers import DeadlineError, QueueFullError, Workers
+from mrlm_pl.concurrency.workers import DeadlineError, QueueFullError, Workers, in_daemon
 
 
 def run(test: Callable[[], Awaitable[Any]]) -> Any:
@@ -207,3 +207,15 @@ def test_closing_cancels_what_waits() -> None:
         assert await first == "through"
 
     run(test)
+
+
+def test_a_daemon_thread_gives_what_its_function_returns_or_raises() -> None:
+    assert in_daemon(lambda: 7).result(10) == 7
+    with pytest.raises(OSError, match="away"):
+        in_daemon(raising(OSError("away"))).result(10)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_a_daemon_thread_that_would_end_resolves_its_future(error: BaseException) -> None:
+    with pytest.raises(RuntimeError, match=type(error).__name__):
+        in_daemon(raising(error)).result(10)
