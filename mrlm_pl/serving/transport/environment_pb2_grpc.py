@@ -35,37 +35,37 @@ class EnvironmentServiceStub:
             channel: A grpc.Channel.
         """
         self.Describe = channel.unary_unary(
-                '/mrlm.remote.v1.EnvironmentService/Describe',
+                '/mrlm.remote.v2.EnvironmentService/Describe',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.DescribeReply.FromString,
                 _registered_method=True)
         self.GetTasks = channel.unary_unary(
-                '/mrlm.remote.v1.EnvironmentService/GetTasks',
+                '/mrlm.remote.v2.EnvironmentService/GetTasks',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.TasksRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.TasksReply.FromString,
                 _registered_method=True)
         self.Open = channel.unary_unary(
-                '/mrlm.remote.v1.EnvironmentService/Open',
+                '/mrlm.remote.v2.EnvironmentService/Open',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.OpenRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.OpenReply.FromString,
                 _registered_method=True)
         self.Step = channel.unary_unary(
-                '/mrlm.remote.v1.EnvironmentService/Step',
+                '/mrlm.remote.v2.EnvironmentService/Step',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.StepRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.StepReply.FromString,
                 _registered_method=True)
         self.KeepAlive = channel.unary_unary(
-                '/mrlm.remote.v1.EnvironmentService/KeepAlive',
+                '/mrlm.remote.v2.EnvironmentService/KeepAlive',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.KeepAliveRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.KeepAliveReply.FromString,
                 _registered_method=True)
         self.Close = channel.unary_unary(
-                '/mrlm.remote.v1.EnvironmentService/Close',
+                '/mrlm.remote.v2.EnvironmentService/Close',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.CloseRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.CloseReply.FromString,
                 _registered_method=True)
         self.ListSessions = channel.unary_unary(
-                '/mrlm.remote.v1.EnvironmentService/ListSessions',
+                '/mrlm.remote.v2.EnvironmentService/ListSessions',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ListSessionsRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ListSessionsReply.FromString,
                 _registered_method=True)
@@ -156,9 +156,9 @@ def add_EnvironmentServiceServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'mrlm.remote.v1.EnvironmentService', rpc_method_handlers)
+            'mrlm.remote.v2.EnvironmentService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('mrlm.remote.v1.EnvironmentService', rpc_method_handlers)
+    server.add_registered_method_handlers('mrlm.remote.v2.EnvironmentService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -179,7 +179,7 @@ class EnvironmentService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.remote.v1.EnvironmentService/Describe',
+            '/mrlm.remote.v2.EnvironmentService/Describe',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.DescribeRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.DescribeReply.FromString,
             options,
@@ -206,7 +206,7 @@ class EnvironmentService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.remote.v1.EnvironmentService/GetTasks',
+            '/mrlm.remote.v2.EnvironmentService/GetTasks',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.TasksRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.TasksReply.FromString,
             options,
@@ -233,7 +233,7 @@ class EnvironmentService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.remote.v1.EnvironmentService/Open',
+            '/mrlm.remote.v2.EnvironmentService/Open',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.OpenRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.OpenReply.FromString,
             options,
@@ -260,7 +260,7 @@ class EnvironmentService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.remote.v1.EnvironmentService/Step',
+            '/mrlm.remote.v2.EnvironmentService/Step',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.StepRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.StepReply.FromString,
             options,
@@ -287,7 +287,7 @@ class EnvironmentService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.remote.v1.EnvironmentService/KeepAlive',
+            '/mrlm.remote.v2.EnvironmentService/KeepAlive',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.KeepAliveRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.KeepAliveReply.FromString,
             options,
@@ -314,7 +314,7 @@ class EnvironmentService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.remote.v1.EnvironmentService/Close',
+            '/mrlm.remote.v2.EnvironmentService/Close',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.CloseRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.CloseReply.FromString,
             options,
@@ -341,7 +341,7 @@ class EnvironmentService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.remote.v1.EnvironmentService/ListSessions',
+            '/mrlm.remote.v2.EnvironmentService/ListSessions',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ListSessionsRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ListSessionsReply.FromString,
             options,
@@ -366,12 +366,12 @@ class ControllerServiceStub:
             channel: A grpc.Channel.
         """
         self.Join = channel.stream_stream(
-                '/mrlm.remote.v1.ControllerService/Join',
+                '/mrlm.remote.v2.ControllerService/Join',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.WorkerReport.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.WorkerOrder.FromString,
                 _registered_method=True)
         self.ListWorkers = channel.unary_unary(
-                '/mrlm.remote.v1.ControllerService/ListWorkers',
+                '/mrlm.remote.v2.ControllerService/ListWorkers',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ListWorkersReply.FromString,
                 _registered_method=True)
@@ -409,9 +409,9 @@ def add_ControllerServiceServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'mrlm.remote.v1.ControllerService', rpc_method_handlers)
+            'mrlm.remote.v2.ControllerService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('mrlm.remote.v1.ControllerService', rpc_method_handlers)
+    server.add_registered_method_handlers('mrlm.remote.v2.ControllerService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -433,7 +433,7 @@ class ControllerService:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/mrlm.remote.v1.ControllerService/Join',
+            '/mrlm.remote.v2.ControllerService/Join',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.WorkerReport.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.WorkerOrder.FromString,
             options,
@@ -460,7 +460,7 @@ class ControllerService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.remote.v1.ControllerService/ListWorkers',
+            '/mrlm.remote.v2.ControllerService/ListWorkers',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ListWorkersRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ListWorkersReply.FromString,
             options,
@@ -485,17 +485,17 @@ class PolicyServiceStub:
             channel: A grpc.Channel.
         """
         self.DescribePolicies = channel.unary_unary(
-                '/mrlm.remote.v1.PolicyService/DescribePolicies',
+                '/mrlm.remote.v2.PolicyService/DescribePolicies',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.DescribePoliciesRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.DescribePoliciesReply.FromString,
                 _registered_method=True)
         self.Sample = channel.unary_unary(
-                '/mrlm.remote.v1.PolicyService/Sample',
+                '/mrlm.remote.v2.PolicyService/Sample',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.SampleBatch.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.SampleReplies.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
-                '/mrlm.remote.v1.PolicyService/Release',
+                '/mrlm.remote.v2.PolicyService/Release',
                 request_serializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ReleaseReply.FromString,
                 _registered_method=True)
@@ -543,9 +543,9 @@ def add_PolicyServiceServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'mrlm.remote.v1.PolicyService', rpc_method_handlers)
+            'mrlm.remote.v2.PolicyService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('mrlm.remote.v1.PolicyService', rpc_method_handlers)
+    server.add_registered_method_handlers('mrlm.remote.v2.PolicyService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -567,7 +567,7 @@ class PolicyService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.remote.v1.PolicyService/DescribePolicies',
+            '/mrlm.remote.v2.PolicyService/DescribePolicies',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.DescribePoliciesRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.DescribePoliciesReply.FromString,
             options,
@@ -594,7 +594,7 @@ class PolicyService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.remote.v1.PolicyService/Sample',
+            '/mrlm.remote.v2.PolicyService/Sample',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.SampleBatch.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.SampleReplies.FromString,
             options,
@@ -621,7 +621,7 @@ class PolicyService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.remote.v1.PolicyService/Release',
+            '/mrlm.remote.v2.PolicyService/Release',
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ReleaseRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_transport_dot_environment__pb2.ReleaseReply.FromString,
             options,

@@ -35,12 +35,12 @@ class VerifierServiceStub:
             channel: A grpc.Channel.
         """
         self.Score = channel.unary_unary(
-                '/mrlm.verifier.v1.VerifierService/Score',
+                '/mrlm.verifier.v2.VerifierService/Score',
                 request_serializer=mrlm__pl_dot_serving_dot_verifiers_dot_verifier__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_verifiers_dot_verifier__pb2.ScoreReply.FromString,
                 _registered_method=True)
         self.Describe = channel.unary_unary(
-                '/mrlm.verifier.v1.VerifierService/Describe',
+                '/mrlm.verifier.v2.VerifierService/Describe',
                 request_serializer=mrlm__pl_dot_serving_dot_verifiers_dot_verifier__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=mrlm__pl_dot_serving_dot_verifiers_dot_verifier__pb2.DescribeReply.FromString,
                 _registered_method=True)
@@ -77,9 +77,9 @@ def add_VerifierServiceServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'mrlm.verifier.v1.VerifierService', rpc_method_handlers)
+            'mrlm.verifier.v2.VerifierService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('mrlm.verifier.v1.VerifierService', rpc_method_handlers)
+    server.add_registered_method_handlers('mrlm.verifier.v2.VerifierService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -100,7 +100,7 @@ class VerifierService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.verifier.v1.VerifierService/Score',
+            '/mrlm.verifier.v2.VerifierService/Score',
             mrlm__pl_dot_serving_dot_verifiers_dot_verifier__pb2.ScoreRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_verifiers_dot_verifier__pb2.ScoreReply.FromString,
             options,
@@ -127,7 +127,7 @@ class VerifierService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/mrlm.verifier.v1.VerifierService/Describe',
+            '/mrlm.verifier.v2.VerifierService/Describe',
             mrlm__pl_dot_serving_dot_verifiers_dot_verifier__pb2.DescribeRequest.SerializeToString,
             mrlm__pl_dot_serving_dot_verifiers_dot_verifier__pb2.DescribeReply.FromString,
             options,

@@ -40,7 +40,7 @@ METHODS = ["Describe", "GetTasks", "Open", "Step", "KeepAlive", "Close", "ListSe
 @pytest.mark.parametrize("method", METHODS)
 def test_malformed_messages_are_refused(served: Served, method: str) -> None:
     session = served.open().session
-    path = f"/mrlm.remote.v1.EnvironmentService/{method}"
+    path = f"/mrlm.remote.v2.EnvironmentService/{method}"
     for data in MALFORMED[1:3]:
         code, text = refusal(served.channel.unary_unary(path), data)
         assert code is Code.INVALID_ARGUMENT, (method, data, text)
@@ -95,7 +95,7 @@ def test_no_random_message_disturbs_the_server(served: Served) -> None:
         for _ in range(rng.randrange(4)):
             if data:
                 data[rng.randrange(len(data))] = rng.randrange(256)
-        path = f"/mrlm.remote.v1.EnvironmentService/{rng.choice(METHODS)}"
+        path = f"/mrlm.remote.v2.EnvironmentService/{rng.choice(METHODS)}"
         seen.add(attempt(served.channel.unary_unary(path), bytes(data), timeout=20))
     assert seen - {None} <= allowed
     assert {None, Code.INVALID_ARGUMENT, Code.NOT_FOUND} <= seen
@@ -103,5 +103,10 @@ def test_no_random_message_disturbs_the_server(served: Served) -> None:
 
 
 def test_methods_that_do_not_exist(served: Served) -> None:
-    path = "/mrlm.remote.v1.EnvironmentService/Explode"
+    path = "/mrlm.remote.v2.EnvironmentService/Explode"
+    assert refusal(served.channel.unary_unary(path), b"")[0] is Code.UNIMPLEMENTED
+
+
+def test_the_protocol_of_the_first_version_does_not_exist(served: Served) -> None:
+    path = "/mrlm.remote.v1.EnvironmentService/KeepAlive"
     assert refusal(served.channel.unary_unary(path), b"")[0] is Code.UNIMPLEMENTED

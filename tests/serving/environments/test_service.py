@@ -262,7 +262,7 @@ def test_the_bound_on_sessions_holds_when_many_open_at_once(serve: Any) -> None:
 def test_health_and_draining(served: Served) -> None:
     health = health_pb2_grpc.HealthStub(served.channel)
 
-    def status(name: str = "mrlm.remote.v1.EnvironmentService") -> int:
+    def status(name: str = "mrlm.remote.v2.EnvironmentService") -> int:
         return health.Check(health_pb2.HealthCheckRequest(service=name)).status
 
     assert status() == status("") == health_pb2.HealthCheckResponse.SERVING
@@ -293,7 +293,7 @@ def test_reflection_lists_the_service(served: Served) -> None:
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     (reply,) = stub.ServerReflectionInfo(iter([request]))
     names = {service.name for service in reply.list_services_response.service}
-    assert {"mrlm.remote.v1.EnvironmentService", "grpc.health.v1.Health"} <= names
+    assert {"mrlm.remote.v2.EnvironmentService", "grpc.health.v1.Health"} <= names
 
 
 def test_environments_and_tasks_are_listed(served: Served) -> None:

@@ -31,11 +31,11 @@ def test_calls_without_the_token_are_refused(serve: Any, token: str | None) -> N
     served: Served = serve(token="secret")
     metadata = [] if token is None else [("authorization", token)]
     for method in METHODS:
-        call = served.channel.unary_unary(f"/mrlm.remote.v1.EnvironmentService/{method}")
+        call = served.channel.unary_unary(f"/mrlm.remote.v2.EnvironmentService/{method}")
         code, text = status(lambda call=call: call(b"", metadata=metadata, timeout=10))
         assert code is Code.UNAUTHENTICATED
         assert text == "the token is missing or wrong; give it with token_file or in MRLM_TOKEN"
-    unknown = served.channel.unary_unary("/mrlm.remote.v1.EnvironmentService/Explode")
+    unknown = served.channel.unary_unary("/mrlm.remote.v2.EnvironmentService/Explode")
     assert status(lambda: unknown(b"", metadata=metadata))[0] is Code.UNAUTHENTICATED
     health = health_pb2_grpc.HealthStub(served.channel)
     assert health.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.SERVING
@@ -161,7 +161,7 @@ def test_a_token_and_tls_together(serve: Any, authority: Authority, tmp_path: Pa
 
 def test_nothing_of_a_message_shows_the_token(serve: Any) -> None:
     served: Served = serve(token="very-secret")
-    call = served.channel.unary_unary("/mrlm.remote.v1.EnvironmentService/Describe")
+    call = served.channel.unary_unary("/mrlm.remote.v2.EnvironmentService/Describe")
     assert "very-secret" not in status(lambda: call(b""))[1]
     with pytest.raises(RemoteError) as error:
         played(RemoteEnvironment(served.target, "scripted"), "end")

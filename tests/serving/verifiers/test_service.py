@@ -204,7 +204,7 @@ def test_the_event_loop_answers_while_the_model_computes(serve: Any) -> None:
         first = pool.submit(server.ask, "wait")
         eventually(lambda: scorer.batches)
         health = health_pb2_grpc.HealthStub(server.channel)
-        for name in ("", "mrlm.verifier.v1.VerifierService"):
+        for name in ("", "mrlm.verifier.v2.VerifierService"):
             found = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
             assert found.status == health_pb2.HealthCheckResponse.SERVING
         scorer.gate.set()
@@ -223,7 +223,7 @@ def test_wrong_requests(serve: Any) -> None:
         code, told = refusal(server.stub.Score, asked)
         assert code is Code.INVALID_ARGUMENT
         assert text in told
-    raw = server.channel.unary_unary("/mrlm.verifier.v1.VerifierService/Score")
+    raw = server.channel.unary_unary("/mrlm.verifier.v2.VerifierService/Score")
     code, told = refusal(raw, b"\xff\xff", timeout=5)
     assert code is Code.INVALID_ARGUMENT
     assert "verifier.proto" in told
