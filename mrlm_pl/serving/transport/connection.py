@@ -40,6 +40,9 @@ GOODBYE_SECONDS = 2.0
 _REFUSAL = "mrlm-refusal"
 """Metadata that tells the answer of a service from a status of the network."""
 
+REFUSAL_BYTES = 2000
+"""Longest text of a refusal; gRPC triples it by its encoding, and drops trailers above 8 KiB."""
+
 FINAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
 """Statuses that a repetition does not change."""
 
@@ -57,8 +60,12 @@ class SilenceError(StatusError):
 
 
 async def refuse(context: Any, code: grpc.StatusCode, text: str) -> Any:
-    """End a call with a status of the service, which clients tell from one of the network."""
-    await context.abort(code, text[:2000], ((_REFUSAL, "1"),))
+    """End a call with a status of the service, which clients tell from one of the network.
+
+    gRPC sends neither lone surrogates nor long texts, so the former are replaced and the latter cut.
+    """
+    sent = text.encode("utf-8", "replace")[:REFUSAL_BYTES].decode("utf-8", "ignore")
+    await context.abort(code, sent, ((_REFUSAL, "1"),))
 
 
 @dataclass(frozen=True)
