@@ -18,7 +18,7 @@ import grpc
 
 from mrlm_pl.concurrency.backoff import Backoff, until
 from mrlm_pl.concurrency.workers import Workers
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limits, RefusalError
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
@@ -96,18 +96,22 @@ class ControllerService(EnvironmentService):
         for worker in sorted(self.live.values(), key=lambda worker: worker.load):
             if not worker.offers(request.environment):
                 continue
+            opened = False
             worker.placed += 1
             try:
                 reply: pb.OpenReply = await worker.connection.call("Open", request, FORWARD_SECONDS)
+                opened = True
             except StatusError as error:
-                worker.placed -= 1
-                if error.code not in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
-                    raise RefusalError(error.code, error.text) from error
+                if error.too_large or error.code not in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
+                    raise _forwarded(error) from error
                 problem = error
-            else:
-                reply.direct = worker.report.address
-                return reply
-        raise RefusalError(problem.code, problem.text)
+                continue
+            finally:
+                if not opened:
+                    worker.placed -= 1
+            reply.direct = worker.report.address
+            return reply
+        raise _forwarded(problem)
 
     async def step(self, request: pb.StepRequest) -> pb.StepReply:
         """Forward a step."""
@@ -202,7 +206,7 @@ class ControllerService(EnvironmentService):
                 try:
                     return await worker.connection.call(method, request, 60.0)
                 except StatusError as error:
-                    raise RefusalError(error.code, error.text) from error
+                    raise _forwarded(error) from error
         raise RefusalError(Code.NOT_FOUND, f"no worker has an environment {environment[:100]!r}")
 
     async def _forward(self, method: str, request: Any) -> Any:
@@ -211,7 +215,7 @@ class ControllerService(EnvironmentService):
         try:
             return await self._worker(name).connection.call(method, request, FORWARD_SECONDS)
         except StatusError as error:
-            raise RefusalError(error.code, error.text) from error
+            raise _forwarded(error) from error
 
     def _worker(self, name: str) -> Worker:
         if name not in self.live:
@@ -221,6 +225,13 @@ class ControllerService(EnvironmentService):
     async def _until(self, ready: Any) -> None:
         """Wait for workers to join again, shortly after this controller was started."""
         await until(ready, self._started + REJOIN_SECONDS - time.monotonic())
+
+
+def _forwarded(error: StatusError) -> RefusalError:
+    """Return a worker's status as one of the controller."""
+    if error.too_large:  # clients repeat RESOURCE_EXHAUSTED, the status of a full server
+        return RefusalError(Code.INVALID_ARGUMENT, f"{RemoteError.__name__}: {error.text}")
+    return RefusalError(error.code, error.text)
 
 
 class _Joining(environment_pb2_grpc.ControllerServiceServicer):

@@ -6,10 +6,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from grpc.aio import Metadata
 from mrlm_environments.games.coordination import CoordinationGame
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
@@ -19,11 +22,14 @@ from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
 from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.environments.hosted import Offer
-from mrlm_pl.serving.environments.service import Limits
+from mrlm_pl.serving.environments.service import Limits, RefusalError
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from mrlm_pl.serving.transport.connection import Address, Connection
+from mrlm_pl.serving.transport.codec import to_json
+from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
+from mrlm_pl.serving.transport.environment_pb2_grpc import EnvironmentServiceStub
 
+Code = grpc.StatusCode
 BOTH = {"row": Message("assistant", "C"), "column": Message("assistant", "C")}
 
 
@@ -191,6 +197,59 @@ def test_a_worker_that_leaves_gets_no_more_sessions(cluster: Cluster) -> None:
     episodes = begun(cluster, 5)
     assert len(episodes) == 5
     assert (len(first.service.sessions), len(second.service.sessions)) == (0, 5)
+
+
+def test_a_failed_opening_does_not_count_as_load(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Membership, "REPORT_SECONDS", 60.0)  # a report would set the count back
+    worker = cluster.add()
+    (joined,) = cluster.controller.service.live.values()
+    request = pb.OpenRequest(environment="coordination", task=to_json(CoordinationGame().tasks("train")[0]))
+    controller = cluster.controller.service
+    for fault, code in (
+        (StatusError(Code.RESOURCE_EXHAUSTED, "quota exceeded"), Code.RESOURCE_EXHAUSTED),
+        (StatusError(Code.RESOURCE_EXHAUSTED, "larger than max (5 vs. 4)"), Code.INVALID_ARGUMENT),
+        (StatusError(Code.ABORTED, "OSError: away", refused=True), Code.ABORTED),
+        (StatusError(Code.UNAVAILABLE, "away"), Code.UNAVAILABLE),
+    ):
+
+        async def failing(*arguments: Any, fault: StatusError = fault) -> Any:
+            raise fault
+
+        with monkeypatch.context() as patch:
+            patch.setattr(joined.connection, "call", failing)
+            with pytest.raises(RefusalError) as refused:
+                cluster.run(controller.open(request))
+        assert refused.value.code is code
+        assert joined.placed == 0
+    with monkeypatch.context() as patch:
+
+        async def cancelled(*arguments: Any) -> Any:
+            raise asyncio.CancelledError
+
+        patch.setattr(joined.connection, "call", cancelled)
+        with pytest.raises(CancelledError):
+            cluster.run(controller.open(request))
+        assert joined.placed == 0
+    cluster.run(controller.open(request))
+    assert (joined.placed, len(worker.service.sessions)) == (1, 1)
+
+
+def test_sessions_are_listed_although_a_worker_does_not_answer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add()
+    worker = cluster.add(sessions=1)
+    episodes = begun(cluster, 2)
+    broken = cluster.controller.service.live["worker0"]
+
+    async def exhausted(*arguments: Any, **options: Any) -> Any:
+        raise grpc.aio.AioRpcError(Code.RESOURCE_EXHAUSTED, Metadata(), Metadata(), "quota exceeded")
+
+    monkeypatch.setitem(broken.connection._stubs, EnvironmentServiceStub, SimpleNamespace(ListSessions=exhausted))
+    reply = cluster.run(cluster.controller.service._list(pb.ListSessionsRequest()))
+    assert len(reply.sessions) == len(worker.service.sessions) == 1
+    for episode in episodes:
+        episode.close()
 
 
 def test_a_worker_that_goes_down_is_passed_over(cluster: Cluster) -> None:

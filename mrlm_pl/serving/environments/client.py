@@ -27,7 +27,6 @@ from mrlm_pl.serving.transport.connection import (
     CONTROLLER_SECONDS,
     Address,
     Connection,
-    SilenceError,
     StatusError,
     client_name,
     connection,
@@ -180,7 +179,7 @@ class RemoteEnvironment(Environment, proxy=True):
         )
 
         def final(error: StatusError, address: Address) -> Exception | None:
-            again = error.code in _ELSEWHERE or isinstance(error, SilenceError)
+            again = error.transient or (error.refused and error.code in _ELSEWHERE)
             return None if again else _told(error, f"environment {self.name!r}")
 
         def ask(server: Connection) -> Awaitable[pb.OpenReply]:
@@ -206,10 +205,11 @@ class RemoteEnvironment(Environment, proxy=True):
             try:
                 return await server.call("Step", request, self.step_seconds)
             except StatusError as error:
-                if error.code in _GONE or isinstance(error, SilenceError):
+                overloaded = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.too_large
+                if not overloaded and (error.transient or error.code in _GONE):
                     note_gone(place)
                 # An overloaded server refuses before anything is done.
-                if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or not await backoff.pause():
+                if not overloaded or not await backoff.pause():
                     raise _told(error, f"environment {self.name!r}, turn {request.turn}") from error
 
     def _release(self) -> None:
@@ -225,7 +225,9 @@ class RemoteEnvironment(Environment, proxy=True):
 
     async def _asked(self, method: str, request: Any) -> Any:
         def final(error: StatusError, address: Address) -> Exception | None:
-            again = error.code in (*_ELSEWHERE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            again = error.transient or (
+                error.refused and error.code in (*_ELSEWHERE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            )
             return None if again else _told(error, f"environment {self.name!r}")
 
         def ask(server: Connection) -> Awaitable[Any]:

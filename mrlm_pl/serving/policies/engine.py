@@ -108,9 +108,10 @@ class RemoteEngine(Engine):
             return server.call(method, request, max(backoff.left, 0.001), _STUB, patience=0)
 
         def final(error: StatusError, address: Address) -> Exception | None:
-            if error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND):
+            if error.refused and error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND):
                 return EngineError(error.text)
-            return None if error.code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED) else RemoteError(str(error))
+            again = error.transient or (error.refused and error.code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED))
+            return None if again else RemoteError(str(error))
 
         def waiting(problem: StatusError) -> None:
             logger.warning("%s does not answer; retrying for %g s", self.address.target, self.seconds)

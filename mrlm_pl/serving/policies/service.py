@@ -55,6 +55,11 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
                 samples = await self.engine.sample(asked)
         except (ConfigurationError, EngineError, ValueError) as error:
             return await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"{type(error).__name__}: {error}")
+        except grpc.aio.AbortError:
+            raise  # of a refusal above
+        except Exception as error:  # clients repeat statuses that are no refusals
+            logger.exception("turns could not be sampled")
+            return await refuse(context, grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
         return pb.SampleReplies(samples=[_to_sample(sample) for sample in samples])
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -27,6 +28,8 @@ from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.security import PLAIN, Identity, read_token, with_token
 from mrlm_pl.settings import between, check_address
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 LARGEST_MESSAGE_MB = 2047
 RECONNECT_SECONDS = 1.5
@@ -39,6 +42,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 GOODBYE_SECONDS = 2.0
 _REFUSAL = "mrlm-refusal"
 """Metadata that tells the answer of a service from a status of the network."""
+
+_TOO_LARGE = "larger than max"
+"""Words of gRPC that tell a message above the limit from other exhausted resources, such as a proxy's quota."""
 
 REFUSAL_BYTES = 2000
 """Longest text of a refusal; gRPC triples it by its encoding, and drops trailers above 8 KiB."""
@@ -53,6 +59,16 @@ class StatusError(Exception):
     def __init__(self, code: grpc.StatusCode, text: str, refused: bool = False) -> None:
         super().__init__(f"{code.name}: {text}")
         self.code, self.text, self.refused = code, text, refused
+
+    @property
+    def too_large(self) -> bool:
+        """True if a message is larger than either end allows."""
+        return not self.refused and self.code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in self.text
+
+    @property
+    def transient(self) -> bool:
+        """True if the network failed in a way that a repetition may change."""
+        return not self.refused and self.code not in FINAL and not self.too_large
 
 
 class SilenceError(StatusError):
@@ -149,8 +165,8 @@ class Connection:
                 connection.
 
         Raises:
-            StatusError: the server refused, is gone, or did not answer in time.
-            RemoteError: a message is larger than either end allows.
+            StatusError: the server refused, is gone, or did not answer in time, or a message is larger than either end
+                allows.
         """
         if service not in self._stubs:
             self._stubs[service] = service(self._channel)
@@ -166,7 +182,7 @@ class Connection:
                 return await call(request, timeout=max(deadline - started, 0.001), metadata=self._metadata)
             except grpc.aio.AioRpcError as error:
                 problem = self._problem(error, timeout)
-                if problem.refused or problem.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL):
+                if not problem.transient or isinstance(problem, SilenceError):
                     raise problem from error
             except DecodeError as error:
                 text = f"{self.address.target} answers with messages of another protocol: {error}"
@@ -186,8 +202,8 @@ class Connection:
         code, text = error.code(), f"{self.address.target}: {error.details()}"
         if any(key == _REFUSAL for key, _ in error.trailing_metadata() or ()):
             return StatusError(code, error.details() or "", refused=True)
-        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            raise RemoteError(f"{text}; make the message smaller, or raise message_mb on both sides") from error
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
+            text += "; make the message smaller, or raise message_mb on both sides"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return SilenceError(code, f"{self.address.target} did not answer within {timeout:g} s")
         return StatusError(code, text)
@@ -221,10 +237,15 @@ class Connection:
             names = list(self.leases)
             for start in range(0, len(names), 1000):
                 request = pb.KeepAliveRequest(sessions=names[start : start + 1000])
-                with suppress(StatusError):  # the next step of the session raises
+                try:
                     reply = await self.call("KeepAlive", request, 10.0)
-                    for session in reply.unknown:
-                        self.leases.pop(session, None)
+                except StatusError:
+                    continue  # the next step of the session raises
+                except Exception:  # all sessions depend on this task
+                    logger.exception("leases at %s could not be renewed; retrying", self.address.target)
+                    continue
+                for session in reply.unknown:
+                    self.leases.pop(session, None)
 
 
 class _Process:

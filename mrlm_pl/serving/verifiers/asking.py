@@ -37,8 +37,7 @@ AT_ONCE = 4
 
 LONGEST_PAUSE = 5.0
 _AGAIN = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.CANCELLED)
-_BROKEN = (Code.INTERNAL, Code.UNKNOWN)
-"""Further statuses of the network when a connection breaks."""
+"""Refusals that a repetition may change; for faults of the network see :attr:`StatusError.transient`."""
 
 _ids = itertools.count(1)
 _waited_for: set[tuple[Address, ...]] = set()
@@ -125,7 +124,8 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
             raise
 
     def final(error: StatusError, address: Address) -> Exception | None:
-        return None if _may_pass(error) else RemoteError(f"the verifier at {address.target} refuses: {error}")
+        again = error.transient or (error.refused and error.code in _AGAIN)
+        return None if again else RemoteError(f"the verifier at {address.target} refuses: {error}")
 
     try:
         reply, address = await first_answer(terms.addresses, ask, backoff, final, functools.partial(_tell, terms))
@@ -136,11 +136,6 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
         ) from error
     _tell_of_answer(terms)
     return _checked(reply, request, address.target)
-
-
-def _may_pass(error: StatusError) -> bool:
-    """Return whether a repetition may help."""
-    return error.code in _AGAIN or (error.code in _BROKEN and not error.refused)
 
 
 def _checked(reply: pb.ScoreReply, request: pb.ScoreRequest, target: str) -> list[TextScore]:

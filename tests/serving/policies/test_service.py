@@ -95,6 +95,21 @@ def test_many_turns_are_asked_for_in_parts(remote: RemoteEngine, monkeypatch: py
     assert [sample.token_ids for sample in again] == [sample.token_ids for sample in whole]
 
 
+def test_a_fault_of_the_engine_is_told_at_once(
+    local: InProcessEngine, remote: RemoteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    async def failing(requests: Any) -> Any:
+        calls.append(len(requests))
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(local, "sample", failing)
+    with pytest.raises(RemoteError, match="INTERNAL: RuntimeError: out of memory"):
+        asyncio.run(remote.sample(requests(2)))
+    assert calls == [2]
+
+
 def test_what_cannot_be_served_is_told(remote: RemoteEngine) -> None:
     with pytest.raises(EngineError, match="there is no policy 'other' here; there are judge"):
         asyncio.run(remote.sample(requests(1, "other")))

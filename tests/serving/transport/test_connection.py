@@ -85,3 +85,73 @@ async def keep_alive(connection: Connection) -> Any:
 def test_any_text_of_a_refusal_arrives(loop: EventLoopThread, text: str, arrives: str) -> None:
     problem, calls = asked(loop, of_the_service(Code.ABORTED, text), use=keep_alive)
     assert (problem.code, problem.text, problem.refused, calls) == (Code.ABORTED, arrives, True, 1)
+
+
+TRANSIENT = [
+    of_the_network(Code.UNKNOWN, "Stream removed"),
+    of_the_network(Code.CANCELLED, "the proxy was restarted"),
+    of_the_network(Code.RESOURCE_EXHAUSTED, "quota exceeded"),
+    of_the_network(Code.ABORTED),
+    of_the_network(Code.UNAVAILABLE),
+    of_the_network(Code.INTERNAL),
+]
+
+
+@pytest.mark.parametrize("fault", TRANSIENT)
+def test_a_fault_of_the_network_is_repeated(loop: EventLoopThread, fault: Answer) -> None:
+    reply, calls = asked(loop, fault, fault, use=keep_alive)
+    assert (type(reply), calls) == (pb.KeepAliveReply, 3)
+
+
+@pytest.mark.parametrize("code", ["UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED", "DEADLINE_EXCEEDED"])
+def test_a_status_that_a_repetition_does_not_change(loop: EventLoopThread, code: str) -> None:
+    problem, calls = asked(loop, of_the_network(Code[code]), use=keep_alive)
+    assert (problem.code, calls) == (Code[code], 1)
+
+
+@pytest.mark.parametrize("code", ["UNKNOWN", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "INTERNAL"])
+def test_a_refusal_is_not_repeated(loop: EventLoopThread, code: str) -> None:
+    problem, calls = asked(loop, of_the_service(Code[code], "no"), use=keep_alive)
+    assert (problem.code, problem.text, calls) == (Code[code], "no", 1)
+
+
+def test_only_a_message_that_is_too_large_is_to_be_made_smaller(loop: EventLoopThread) -> None:
+    async def quota(connection: Connection) -> Any:
+        connection.patience = 0.0
+        return await keep_alive(connection)
+
+    async def large(connection: Connection) -> Any:
+        try:
+            return await connection.call("KeepAlive", pb.KeepAliveRequest(sessions=["x" * (1 << 25)]), 5.0)
+        except StatusError as error:
+            return error
+
+    problem, _ = asked(loop, *[of_the_network(Code.RESOURCE_EXHAUSTED, "quota exceeded")] * 9, use=quota)
+    assert problem.text.endswith("quota exceeded")
+    assert problem.transient
+    assert not problem.too_large
+    problem, calls = asked(loop, use=large)
+    assert problem.code is Code.RESOURCE_EXHAUSTED
+    assert problem.text.endswith("make the message smaller, or raise message_mb on both sides")
+    assert problem.too_large
+    assert not problem.transient
+    assert calls == 0
+
+
+def test_leases_are_renewed_after_any_failure(loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Connection.call
+    errors: list[Exception] = [OSError("a fault of one's own"), StatusError(Code.RESOURCE_EXHAUSTED, "quota")]
+
+    async def failing(self: Connection, *arguments: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return await call(self, *arguments)
+
+    async def hold(connection: Connection) -> None:
+        connection.patience = 0.0
+        connection.hold("session", 0.15)
+        await asyncio.sleep(1.5)
+
+    monkeypatch.setattr(Connection, "call", failing)
+    _, calls = asked(loop, *[of_the_network(Code.RESOURCE_EXHAUSTED, "ENHANCE_YOUR_CALM")] * 3, use=hold)
+    assert calls >= 5

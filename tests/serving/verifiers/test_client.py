@@ -287,7 +287,12 @@ def test_what_may_pass_is_asked_again(lying: Callable[..., LyingServer], name: s
 
 
 def test_a_connection_that_breaks_is_asked_again(lying: Callable[..., LyingServer]) -> None:
-    broken = [Broken(Code.INTERNAL, "Received RST_STREAM with error code 2"), Broken(Code.UNKNOWN, "Stream removed")]
+    broken = [
+        Broken(Code.INTERNAL, "Received RST_STREAM with error code 2"),
+        Broken(Code.UNKNOWN, "Stream removed"),
+        Broken(Code.RESOURCE_EXHAUSTED, "ENHANCE_YOUR_CALM"),
+        Broken(Code.ABORTED, "by a proxy"),
+    ]
     answers = iter([*broken, None])
     server = lying(lambda asked: next(answers) or pb.ScoreReply(scores=honest(asked, 0.5)))
     assert scored(client(server.target), "a") == [0.5]
