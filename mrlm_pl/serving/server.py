@@ -30,6 +30,8 @@ SERVICE = environment_pb2.DESCRIPTOR.services_by_name["EnvironmentService"].full
 SWEEP_SECONDS = 0.5
 CLOSING_SECONDS = 10.0
 _MEBIBYTE = 1 << 20
+CALLS_AT_ONCE = 50_000
+"""Calls in flight: more than the default limits of sessions and queue together; clients repeat those beyond."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class EnvironmentServer:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ],
+            maximum_concurrent_rpcs=CALLS_AT_ONCE,
         )
         self.register(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

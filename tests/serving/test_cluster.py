@@ -252,6 +252,23 @@ def test_sessions_are_listed_although_a_worker_does_not_answer(
         episode.close()
 
 
+def test_malformed_reports_are_refused(cluster: Cluster) -> None:
+    cluster.add()
+    with grpc.insecure_channel(cluster.target) as channel:
+        join = channel.stream_stream("/mrlm.remote.v2.ControllerService/Join")
+        good = pb.WorkerReport(worker="other", address="127.0.0.1:9").SerializeToString()
+        for reports, orders in (([b"\x0a\xff\x01"], 0), ([good, b"\x0a\x02\xff\xfe"], 1)):
+            answers = join(iter(reports), timeout=20)
+            for _ in range(orders):
+                assert next(answers) == pb.WorkerOrder(drain=False).SerializeToString()
+            with pytest.raises(grpc.RpcError) as error:
+                next(answers)
+            assert error.value.code() is Code.INVALID_ARGUMENT
+            assert "malformed" in error.value.details()
+    eventually(lambda: list(cluster.controller.service.live) == ["worker0"])
+    assert len(begun(cluster, 1)) == 1
+
+
 def test_a_worker_that_goes_down_is_passed_over(cluster: Cluster) -> None:
     first, second = cluster.add(), cluster.add()
     first.service.draining = True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -26,7 +27,7 @@ class WellFormed(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler:
         """Return the handler with a check of its request; see ``grpc.aio.ServerInterceptor``."""
         handler: Any = await continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None:
+        if handler is None or (handler.unary_unary is None and handler.stream_stream is None):
             return handler
 
         def read(data: bytes) -> Any:
@@ -40,4 +41,17 @@ class WellFormed(grpc.aio.ServerInterceptor):
                 await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, REASON)
             return await handler.unary_unary(request, context)
 
+        async def stream(requests: Any, context: Any) -> AsyncIterator[Any]:
+            async def well_formed() -> AsyncIterator[Any]:
+                async for request in requests:
+                    if request is None:
+                        await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, REASON)
+                    yield request
+
+            async with aclosing(handler.stream_stream(well_formed(), context)) as replies:
+                async for reply in replies:
+                    yield reply
+
+        if handler.unary_unary is None:
+            return handler._replace(request_deserializer=read, stream_stream=stream)
         return handler._replace(request_deserializer=read, unary_unary=answer)

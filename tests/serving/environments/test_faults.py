@@ -35,6 +35,8 @@ from tests.support.environment_servers import (
     Served,
     eventually,
     played,
+    refusal,
+    step_request,
     talk_nonsense,
 )
 
@@ -187,6 +189,24 @@ def test_an_environment_that_hangs_costs_its_episode_alone(serve: Server) -> Non
     assert served.server.workers.abandoned == 4
     Scripted.gate.set()
     eventually(lambda: served.server.workers.abandoned == 0)
+
+
+def test_calls_beyond_those_at_once_are_repeated(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrlm_pl.serving.server.CALLS_AT_ONCE", 2)
+    served: Served = serve()
+    sessions = [served.open().session for _ in range(2)]
+    playing = begun(remote(served.target))
+    hanging = [served.stub.Step.future(step_request(session, 0, "hang"), timeout=20) for session in sessions]
+    eventually(lambda: len(Scripted.steps) == 2)
+    assert refusal(served.step, sessions[0], 0)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(say, playing)
+        time.sleep(2.0)
+        assert not waiting.done()
+        Scripted.gate.set()
+        assert waiting.result(20).rewards == {"agent": 1.0}
+    assert [call.result().turn for call in hanging] == [0, 0]
+    playing.close()
 
 
 @pytest.mark.parametrize(
