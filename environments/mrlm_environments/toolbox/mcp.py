@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -10,10 +11,13 @@ import tempfile
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as LateError
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.schemas import schema_fault
 from mrlm_pl.environment.tools import Tool, ToolError, ToolSet, clipped
@@ -26,6 +30,7 @@ T = TypeVar("T")
 MAX_TOOLS = 128
 MAX_REASON = 500
 MAX_DESCRIPTION = 20_000
+_LATE = (TimeoutError, LateError)  # one class from Python 3.11 on
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 CLOSE_SECONDS = 15.0
 """A server that ignores the end of its input is killed after about half of this by the protocol's package."""
@@ -171,7 +176,10 @@ class _RemoteTool(Tool):
 
 
 class _Connection:
-    """A client on an event loop in a thread of its own.
+    """A client on an event loop in a thread of its own. It is entered and left in one task, as its scopes demand.
+
+    The loop keeps the deadlines. Each has a second one outside of it, for a loop that is blocked and for an end that
+    cannot be canceled.
 
     Args:
         server: an address, or the process to start.
@@ -183,20 +191,17 @@ class _Connection:
     """
 
     def __init__(self, server: Any, label: str, seconds: float) -> None:
-        from anyio.from_thread import start_blocking_portal
-
         self.label, self.lost = label, False
-        self._open = ExitStack()
-        self._errors = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        self._portal = self._open.enter_context(start_blocking_portal())
-        self._thread = self._portal.call(threading.get_ident)
-        entered = self._portal.wrap_async_context_manager(_client(server, self._errors, seconds))
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open while the server writes to it)
+        self._loop, self._thread, self._leave = EventLoopThread(), 0, asyncio.Event()
+        entered: Future[Any] = Future()
+        self._life = self._loop.submit(self._live(server, seconds, entered))
         try:
-            self._client: Any = self._open.enter_context(entered)
+            self._client = entered.result(seconds + CLOSE_SECONDS)
         except Exception as error:
-            reason = f"no answer within {seconds:g} s" if isinstance(error, TimeoutError) else _text(error)
+            reason = f"no answer within {seconds:g} s" if isinstance(error, _LATE) else _text(error)
             message = f"{label} cannot be used: {reason}; check the command or address{self._last_words()}"
-            self._open.close()
+            self.close()
             raise McpError(message) from error
 
     def list_tools(self, seconds: float) -> list[ToolSchema]:
@@ -212,7 +217,7 @@ class _Connection:
             raise ToolError("the tool's server has ended")
         try:
             result = self._wait(partial(self._client.call_tool, name, dict(arguments)), seconds)
-        except TimeoutError:
+        except _LATE:
             raise ToolError(f"no answer within {seconds:g} s") from None
         except Exception as error:  # the protocol, the transport or the server's answer may fail in any way
             self.lost = getattr(error, "code", None) == CONNECTION_CLOSED
@@ -223,12 +228,29 @@ class _Connection:
         return text
 
     def close(self) -> None:
-        """Leave the client, which ends the server's process."""
+        """Leave the client, which ends the server's process; one that does not end is abandoned."""
         if threading.get_ident() == self._thread:  # garbage collected by the loop's thread, which cannot join itself
             threading.Thread(target=self.close).start()
             return
-        with suppress(Exception):  # a server that has died leaves its transport in any state
-            self._open.close()
+        if not self._loop.closed:
+            self._loop.submit(self._left())
+            wait([self._life], 2 * CLOSE_SECONDS)
+        self._loop.close()
+        self._errors.close()
+
+    async def _live(self, server: Any, seconds: float, entered: Future[Any]) -> None:
+        self._thread = threading.get_ident()
+        try:
+            async with _client(server, self._errors, seconds) as client:
+                entered.set_result(client)
+                await self._leave.wait()
+        except Exception as error:  # a server that has died leaves its transport in any state
+            self.lost = True
+            if not entered.done():
+                entered.set_exception(error)
+
+    async def _left(self) -> None:
+        self._leave.set()
 
     async def _listed(self) -> list[ToolSchema]:
         found: list[ToolSchema] = []
@@ -246,8 +268,7 @@ class _Connection:
 
         import anyio
 
-        # The loop keeps the deadline; the second one is for a loop that has died.
-        return self._portal.start_task_soon(bounded).result(seconds + CLOSE_SECONDS)
+        return self._loop.submit(bounded()).result(seconds + CLOSE_SECONDS)
 
     def _last_words(self) -> str:
         """Return the end of the server's standard error; the position in the file is not moved."""

@@ -7,11 +7,14 @@ import pickle
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import psutil
 import pytest
 from mrlm_environments.toolbox import mcp as mcp_tools
@@ -204,6 +207,50 @@ print(tools.call("count", {{}}).split()[-1])
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert not psutil.pid_exists(int(result.stdout))
     assert result.stderr == ""
+
+
+class Stuck:
+    """A client that blocks its event loop, or whose end cannot be canceled."""
+
+    def __init__(self, place: str) -> None:
+        self.place, self.free = place, threading.Event()
+
+    @asynccontextmanager
+    async def __call__(self, server: Any, errors: Any, seconds: float) -> AsyncIterator[Any]:
+        self.block("start")
+        yield self
+        self.block("end")
+        with anyio.CancelScope(shield=True):
+            while self.place == "shielded end" and not self.free.is_set():
+                await anyio.sleep(0.05)
+
+    async def call_tool(self, name: str, arguments: Any) -> None:
+        self.block("call")
+
+    def block(self, place: str) -> None:
+        if place == self.place:
+            self.free.wait(30)
+
+
+@pytest.mark.parametrize("place", ["start", "call", "end", "shielded end"])
+def test_a_client_that_is_stuck_holds_nothing_up(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    stuck = Stuck(place)
+    monkeypatch.setattr(mcp_tools, "_client", stuck)
+    monkeypatch.setattr(mcp_tools, "CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr("mrlm_pl.concurrency.event_loop.END_SECONDS", 0.3)
+    tools = McpTools("server", timeout=0.3, start_timeout=0.3)
+    started = time.monotonic()
+    if place == "start":
+        with pytest.raises(McpError, match=r"cannot be used: no answer within 0\.3 s"):
+            tools.open(TASK)
+    else:
+        tools.open(TASK)
+        if place == "call":
+            with pytest.raises(ToolError, match=r"no answer within 0\.3 s"):
+                tools.call("add", {})
+        tools.close()
+    assert time.monotonic() - started < 10
+    stuck.free.set()
 
 
 def test_wrong_settings_are_named() -> None:
