@@ -81,14 +81,17 @@ def read_token(path: str | None) -> str | None:
     """Return the token in a file, else that of the environment variable ``MRLM_TOKEN``, else None.
 
     Raises:
-        ConfigurationError: the file is missing or empty.
+        ConfigurationError: the file is missing or empty, or the token has other characters than printable ASCII.
     """
     if path is None:
-        return os.environ.get(TOKEN_VARIABLE) or None
-    token = _file(path, "token_file").decode().strip()
-    if not token:
-        raise ConfigurationError(f"token_file: {path!r} is empty")
-    return token
+        place, token = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "")
+    else:
+        place, token = f"token_file: {path!r}", _file(path, "token_file").decode(errors="replace").strip()
+        if not token:
+            raise ConfigurationError(f"{place} is empty")
+    if not (token.isascii() and token.isprintable()):  # gRPC sends no others as metadata
+        raise ConfigurationError(f"{place}: the token may have printable ASCII characters only; use another")
+    return token or None
 
 
 def is_loopback(host: str) -> bool:

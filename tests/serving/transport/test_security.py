@@ -99,6 +99,17 @@ def test_where_a_token_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         read_token(str(tmp_path / "missing"))
 
 
+@pytest.mark.parametrize("token", ["sécret", "two\nlines", "tab\tbed", "\udc80"])
+def test_a_token_that_cannot_be_sent(token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(token.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigurationError, match=r"token_file: .*printable ASCII"):
+        read_token(str(path))
+    monkeypatch.setenv("MRLM_TOKEN", token)
+    with pytest.raises(ConfigurationError, match=r"MRLM_TOKEN: .*printable ASCII"):
+        read_token(None)
+
+
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     pytest.importorskip("cryptography", reason="certificates are made with the cryptography package")
