@@ -8,6 +8,7 @@ from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
+from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
 from mrlm_pl.settings import as_settings
 
@@ -38,11 +39,13 @@ class ATGRPO(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         reward: RewardShare = "team",
         clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(policies, seats, **settings)
         self.tree = TreeCredit(gamma=0.0, reward=reward, weighting="equal", expand="best", reduction=self.reduction)
         self.clip = as_settings(Clip, clip, "clip")

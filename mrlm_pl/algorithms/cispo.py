@@ -11,6 +11,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip, cispo_loss
+from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings
 
 RANGE = Clip(1.0, 4.0)
@@ -37,8 +38,15 @@ class CISPO(PolicyGradient):
     smallest_group = 2
     advantage = staticmethod(group_normalized_advantages)
 
-    def __init__(self, *args: Any, clip: Clip = RANGE, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
+        clip: Clip = RANGE,
+        **settings: Any,
+    ) -> None:
+        super().__init__(policies, seats, **settings)
         self.clip: Clip = as_settings(Clip, clip, "clip", RANGE)
         if self.clip.dual is not None:
             raise ConfigurationError(

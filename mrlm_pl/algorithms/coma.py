@@ -13,6 +13,7 @@ from mrlm_pl.episode import Episode, turn_trees
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.decisions import DecisionReturns, TreeCredit, Weighting
 from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
 
 logger = logging.getLogger(__name__)
@@ -42,14 +43,16 @@ class COMA(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         gamma: float = 1.0,
         stop_above: float | None = None,
         reward: RewardShare = "team",
         weighting: Weighting = "reach",
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(policies, seats, **settings)
         self.tree = TreeCredit(
             gamma=gamma,
             stop_above=stop_above,

@@ -16,6 +16,7 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.reward_model import RewardModelAlgorithm
 from mrlm_pl.losses import correctness_loss
 from mrlm_pl.losses.masking import last_token_mask
+from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import token_values
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.settings import one_of
@@ -62,8 +63,14 @@ class CorrectnessModel(RewardModelAlgorithm):
 
     data_module = "AnswerDataModule"
 
-    def __init__(self, *args: Any, score_tokens: ScoreTokens = "last", **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        *,
+        score_tokens: ScoreTokens = "last",
+        **settings: Any,
+    ) -> None:
+        super().__init__(policies, **settings)
         one_of(get_args(ScoreTokens), "", score_tokens=score_tokens)
         self.score_tokens = score_tokens
         self.question_probe: QuestionProbe | None = None

@@ -17,6 +17,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.turn_returns import TurnCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
+from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings, one_of
 
 ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -61,7 +62,9 @@ class GRPO(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         advantage: Literal["group_normalized", "group_centered", "leave_one_out"]
         | Callable[..., Any] = "group_normalized",
         clip: Clip = Clip(),  # noqa: B008 (frozen)
@@ -70,7 +73,7 @@ class GRPO(PolicyGradient):
         gamma: float = 1.0,
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(policies, seats, **settings)
         if isinstance(advantage, str) and advantage not in ADVANTAGES:
             raise ConfigurationError(f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)}, or a function")
         self.advantage = ADVANTAGES[advantage] if isinstance(advantage, str) else advantage

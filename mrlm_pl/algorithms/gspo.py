@@ -10,6 +10,7 @@ from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip, Reduction, clip_fraction, gspo_loss
+from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings
 
 RANGE = Clip(3e-4, 4e-4)
@@ -39,8 +40,16 @@ class GSPO(PolicyGradient):
     smallest_group = 2
     advantage = staticmethod(group_normalized_advantages)
 
-    def __init__(self, *args: Any, clip: Clip = RANGE, reduction: Reduction = "sequence_mean", **settings: Any) -> None:
-        super().__init__(*args, reduction=reduction, **settings)
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
+        clip: Clip = RANGE,
+        reduction: Reduction = "sequence_mean",
+        **settings: Any,
+    ) -> None:
+        super().__init__(policies, seats, reduction=reduction, **settings)
         self.clip: Clip = as_settings(Clip, clip, "clip", RANGE)
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

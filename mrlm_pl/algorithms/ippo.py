@@ -54,7 +54,9 @@ class IPPO(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         agent_critics: dict[str, Policy] | None = None,
         reward: RewardShare = "own",
         whiten_over: Literal["agent", "policy"] = "agent",
@@ -70,7 +72,7 @@ class IPPO(PolicyGradient):
         task_normalization: TaskNormalization | None = "none",
         **settings: Any,
     ) -> None:
-        super().__init__(*args, kl=kl, task_normalization=task_normalization, **settings)
+        super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
         one_of(get_args(RewardShare), "", reward=reward)
         self.reward = reward
         self.clip = as_settings(Clip, clip, "clip")

@@ -12,6 +12,7 @@ from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.losses import PreferenceLoss, joint_logp, preference_gap, preference_loss
 from mrlm_pl.losses.preference import preference_metrics, sequence_logp
+from mrlm_pl.policy import Policy
 
 
 class MADPO(Algorithm):
@@ -48,14 +49,16 @@ class MADPO(Algorithm):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         loss: PreferenceLoss = "sigmoid",
         beta: float = 0.1,
         label_smoothing: float = 0.0,
         margin: float | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(policies, seats, **settings)
         self.refuse_dropout()
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta = beta

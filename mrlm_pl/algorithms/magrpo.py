@@ -8,6 +8,7 @@ from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.advantages.tree import CrossReduction
 from mrlm_pl.learner.credit.decisions import JointMode, TreeCredit, Weighting
 from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
 
 
@@ -36,7 +37,9 @@ class MAGRPO(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         joint_mode: JointMode = "align",
         cross_reduction: CrossReduction = "mean",
         gamma: float = 1.0,
@@ -46,7 +49,7 @@ class MAGRPO(PolicyGradient):
         normalize: bool = False,
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(policies, seats, **settings)
         self.tree = TreeCredit(
             joint_mode, cross_reduction, gamma, stop_above, reward, weighting, normalize, reduction=self.reduction
         )

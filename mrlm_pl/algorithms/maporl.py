@@ -85,7 +85,9 @@ class MAPoRL(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         agent_critics: dict[str, Policy] | None = None,
         reward: RewardShare = "team",
         horizon: Horizon = "discounted_sum",
@@ -108,7 +110,7 @@ class MAPoRL(PolicyGradient):
         task_normalization: TaskNormalization | None = "none",
         **settings: Any,
     ) -> None:
-        super().__init__(*args, kl=kl, task_normalization=task_normalization, **settings)
+        super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
         amounts = dict(zip(INCENTIVES, (alpha0, alpha1, beta0, beta1), strict=True))
         probe = [{"a": 1.0}]
         influence_rewards(probe, gamma, reward, horizon)  # a mistake raises now

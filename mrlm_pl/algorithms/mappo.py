@@ -58,7 +58,9 @@ class MAPPO(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         critic: Policy | None = None,
         value_learning_rate: float | None = None,
         gamma: float = 1.0,
@@ -69,7 +71,7 @@ class MAPPO(PolicyGradient):
         value_clip: float | None = 0.2,
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(policies, seats, **settings)
         between(0, 1, "", gamma=gamma, lam=lam)
         one_of(get_args(CriticTargets), "", targets=targets)
         model = self._copy_of_a_policy() if critic is None else critic

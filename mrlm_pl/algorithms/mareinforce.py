@@ -9,6 +9,7 @@ from torch import Tensor
 from mrlm_pl.advantages.tree import CrossReduction
 from mrlm_pl.learner.credit.decisions import DecisionReturns, JointMode, TreeCredit, Weighting
 from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
 
 
@@ -33,7 +34,9 @@ class MAREINFORCE(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         joint_mode: JointMode = "align",
         cross_reduction: CrossReduction = "mean",
         gamma: float = 1.0,
@@ -42,7 +45,7 @@ class MAREINFORCE(PolicyGradient):
         weighting: Weighting = "reach",
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(policies, seats, **settings)
         self.tree = TreeCredit(
             joint_mode, cross_reduction, gamma, stop_above, reward, weighting, reduction=self.reduction
         )

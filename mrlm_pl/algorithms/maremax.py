@@ -10,6 +10,7 @@ from mrlm_pl.advantages import group_max_advantages
 from mrlm_pl.advantages.tree import CrossReduction
 from mrlm_pl.learner.credit.decisions import DecisionReturns, JointMode, TreeCredit, Weighting
 from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
 from mrlm_pl.settings import one_of
 
@@ -42,7 +43,9 @@ class MAREMAX(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         baseline: Literal["greedy", "group_max"] = "greedy",
         joint_mode: JointMode = "align",
         cross_reduction: CrossReduction = "mean",
@@ -52,7 +55,7 @@ class MAREMAX(PolicyGradient):
         weighting: Weighting = "reach",
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(policies, seats, **settings)
         one_of(("greedy", "group_max"), "", baseline=baseline)
         self.uses_greedy_baseline = baseline == "greedy"
         self.tree = TreeCredit(

@@ -11,6 +11,7 @@ from mrlm_pl.errors import NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.reward_model import RewardModelAlgorithm
 from mrlm_pl.losses import bradley_terry_loss
+from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least
 
 
@@ -39,8 +40,14 @@ class PairwiseRewardModel(RewardModelAlgorithm):
 
     data_module = "PreferenceDataModule"
 
-    def __init__(self, *args: Any, margin: float = 0.0, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        *,
+        margin: float = 0.0,
+        **settings: Any,
+    ) -> None:
+        super().__init__(policies, **settings)
         at_least(0, "", margin=margin)
         self.margin = margin
 

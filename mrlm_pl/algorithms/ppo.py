@@ -59,7 +59,9 @@ class PPO(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         critics: dict[str, Policy] | None = None,
         value_learning_rate: float | None = None,
         value_clip: float | None = 0.2,
@@ -73,7 +75,7 @@ class PPO(PolicyGradient):
         task_normalization: TaskNormalization | None = "none",
         **settings: Any,
     ) -> None:
-        super().__init__(*args, kl=kl, task_normalization=task_normalization, **settings)
+        super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
         self.clip = as_settings(Clip, clip, "clip")
         self.gae = TokenGAE(gamma, lam, discount_unit, "policy" if whiten_advantages else None)
         self.critic = PolicyCritics(critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)

@@ -13,6 +13,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import data_parallel_rank, each_share
+from mrlm_pl.policy import Policy
 
 
 class RAE(PolicyGradient):
@@ -38,8 +39,15 @@ class RAE(PolicyGradient):
         ConfigurationError: a value out of range.
     """
 
-    def __init__(self, *args: Any, baseline_decay: float = 0.95, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
+        baseline_decay: float = 0.95,
+        **settings: Any,
+    ) -> None:
+        super().__init__(policies, seats, **settings)
         if not 0 <= baseline_decay < 1:
             raise ConfigurationError(f"baseline_decay {baseline_decay} must be at least 0 and below 1")
         self.baseline_decay = baseline_decay

@@ -13,6 +13,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import merged
+from mrlm_pl.policy import Policy
 
 
 class REINFORCE(PolicyGradient):
@@ -39,12 +40,14 @@ class REINFORCE(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         baseline: Literal["mean", "running", "none"] = "mean",
         baseline_decay: float = 0.9,
         **settings: Any,
     ) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(policies, seats, **settings)
         if baseline not in ("mean", "running", "none") or not 0 <= baseline_decay < 1:
             raise ConfigurationError(
                 f"baseline {baseline!r} must be mean, running or none, and baseline_decay {baseline_decay} at least 0 "

@@ -8,6 +8,7 @@ from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.reference import IN_REWARD, KL
 from mrlm_pl.losses import Clip
+from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings
 
 
@@ -42,13 +43,15 @@ class REINFORCEPlusPlus(PolicyGradient):
 
     def __init__(
         self,
-        *args: Any,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
         gamma: float = 1.0,
         discount_unit: DiscountUnit = "token",
         clip: Clip = Clip(),  # noqa: B008 (frozen)
         kl: KL = IN_REWARD,
         **settings: Any,
     ) -> None:
-        super().__init__(*args, kl=kl, **settings)
+        super().__init__(policies, seats, kl=kl, **settings)
         self.clip = as_settings(Clip, clip, "clip")
         self.gae = TokenGAE(gamma, lam=1.0, discount_unit=discount_unit)

@@ -7,6 +7,7 @@ from typing import Any
 from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
+from mrlm_pl.policy import Policy
 from mrlm_pl.settings import as_settings
 
 
@@ -33,6 +34,13 @@ class REINFORCEPlusPlusBaseline(PolicyGradient):
     whiten_advantages = True
     advantage = staticmethod(group_centered_advantages)
 
-    def __init__(self, *args: Any, clip: Clip = Clip(), **settings: Any) -> None:  # noqa: B008 (frozen)
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
+        clip: Clip = Clip(),  # noqa: B008 (frozen)
+        **settings: Any,
+    ) -> None:
+        super().__init__(policies, seats, **settings)
         self.clip = as_settings(Clip, clip, "clip")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from mrlm_pl import algorithms
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 
 QUANTITIES = {
     "clip": "clipping range",
@@ -100,6 +102,15 @@ def options() -> dict[str, dict[str, str]]:
             if prefix == "model" and option and not option.endswith(".help"):
                 found[option][name] = str(getattr(action, "_typehint", action.type))
     return found
+
+
+@pytest.mark.parametrize("name", algorithms.__all__)
+def test_a_signature_names_the_policies_and_seats(name: str) -> None:
+    cls = getattr(algorithms, name)
+    parameters = inspect.signature(cls).parameters
+    assert not [item.name for item in parameters.values() if item.kind is item.VAR_POSITIONAL]
+    assert list(parameters)[:2] == ["policies", "seats"] or not issubclass(cls, PolicyGradient)
+    assert next(iter(parameters)) == "policies"
 
 
 def test_one_quantity_has_one_name(options: dict[str, dict[str, str]]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
+from mrlm_pl.policy import Policy
 
 
 def median_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -34,8 +35,15 @@ class MedianGRPO(PolicyGradient):
 
     smallest_group = 2
 
-    def __init__(self, *args: Any, clip: Clip = Clip(), **settings: Any) -> None:  # noqa: B008 (frozen)
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
+        clip: Clip = Clip(),  # noqa: B008 (frozen)
+        **settings: Any,
+    ) -> None:
+        super().__init__(policies, seats, **settings)
         self.clip = clip
 
     def advantages(self, returns: Returns) -> Tensor:
