@@ -7,8 +7,6 @@ no random number. Arguments are SQLite's values; a NULL makes the result NULL un
 from __future__ import annotations
 
 import calendar
-import fnmatch
-import glob
 import hashlib
 import math
 import sqlite3
@@ -31,7 +29,6 @@ MAX_STEPS = 5_000_000
 PATTERN_SECONDS = 0.5
 MAX_PATTERN = 500
 DATE_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d", "%Y/%m/%d", "%Y%m%d")
-_WILDCARDS = {"%": "*", "_": "?"}
 _UNITS = {"DAY": 1, "WEEK": 7}
 _MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
 
@@ -87,13 +84,41 @@ def like(pattern: Any, value: Any, escape: Any = "\\") -> int | None:
     """
     if pattern is None or value is None:
         return None
-    signs, letters, sign = iter(folded(text(pattern))), folded(text(value)), text(escape)
-    wild = "".join(
-        glob.escape(next(signs, each)) if each == sign else _WILDCARDS.get(each) or glob.escape(each) for each in signs
-    )
-    if len(wild) * len(letters) > MAX_STEPS:
+    tokens, letters = _like_tokens(folded(text(pattern)), text(escape)), folded(text(value))
+    if len(tokens) * len(letters) > MAX_STEPS:
         raise ValueError("the LIKE pattern and the text are too long")
-    return int(fnmatch.fnmatchcase(letters, wild))
+    position = place = 0
+    wildcard, resume = -1, 0
+    while place < len(letters):
+        if position < len(tokens) and tokens[position] == "%%":
+            wildcard, resume = position, place
+            position += 1
+        elif position < len(tokens) and tokens[position] in ("__", letters[place]):
+            position, place = position + 1, place + 1
+        elif wildcard >= 0:
+            resume += 1
+            position, place = wildcard + 1, resume
+        else:
+            return 0
+    return int(all(token == "%%" for token in tokens[position:]))
+
+
+def _like_tokens(pattern: str, escape: str) -> list[str]:
+    """Return the letters of a pattern; a wildcard is its doubled sign, and adjacent ``%`` are one.
+
+    >>> _like_tokens("a%%_|%", "|")
+    ['a', '%%', '__', '%']
+    """
+    tokens: list[str] = []
+    letters = iter(pattern)
+    for letter in letters:
+        if letter == escape:
+            tokens.append(next(letters, letter))
+        elif letter == "_" or (letter == "%" and tokens[-1:] != ["%%"]):
+            tokens.append(letter * 2)
+        elif letter != "%":
+            tokens.append(letter)
+    return tokens
 
 
 def _pattern(value: Any) -> str:
