@@ -119,8 +119,7 @@ class WorkerGroup:
             ConfigurationError: see :func:`~mrlm_pl.engines.ray.gpus.wrong_reservation`.
         """
         with self.updating:
-            if self.closed:
-                raise EngineError(f"{self.kind} is closed; make a new one")
+            self._check_open()
             served, architecture = self._served.get(model), Architecture.of(weights)
             self._open(weights)
             if served is None or served.architecture != architecture:
@@ -256,18 +255,24 @@ class WorkerGroup:
         """Return the answer of the worker at a place; a lost one is replaced and its successor is asked.
 
         Raises:
-            EngineError: too many workers were lost, or the cluster is.
+            EngineError: the group is closed, too many workers were lost, or the cluster is.
             Exception: the worker's own error.
         """
         while True:
+            self._check_open()
             worker = self.workers[place]
             try:
                 return await asyncio.wrap_future(self.call(worker, does, method, *arguments))
             except WorkerLostError as error:
+                self._check_open()
                 if worker not in self._repairs:
                     self._repairs[worker] = self._repairing.submit(self._replace_if_current, worker, str(error))
                 # A caller that is cancelled must not cancel the repair for the others.
                 await asyncio.shield(asyncio.wrap_future(self._repairs[worker]))
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise EngineError(f"{self.kind} is closed; make a new one")
 
     def _open(self, weights: PreTrainedModel) -> None:
         """Start Ray, the workers and the sender if they are not running."""
@@ -382,9 +387,9 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End the workers, and an own Ray with its last pool; may be called twice."""
+        self.closed = True  # first, so that no call asks for a repair any more
         self._repairing.shutdown(wait=False)
         with self.updating:
-            self.closed = True
             workers, self.workers = self.workers, []
             if self.cluster is not None:
                 self.cluster.end([worker.actor for worker in workers], _CLOSE_SECONDS)

@@ -21,7 +21,7 @@ from mrlm_pl.engines.transfer.broadcast import WeightSender
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy.lora import LoRA, add_adapter
 from tests.engines.conftest import build, request, run
-from tests.support.pool_parts import FakeActor, FakeCluster, sent_tensors, stand_in
+from tests.support.pool_parts import CALLS, FakeActor, FakeCluster, sent_tensors, stand_in
 
 MakePool = Callable[..., tuple[RayPool, FakeCluster]]
 
@@ -442,6 +442,25 @@ def test_errors_of_the_engine_are_told_as_they_are(make_pool: MakePool) -> None:
     assert cluster.closed
     with pytest.raises(EngineError, match="closed"):
         run(pool, request([1]))
+
+
+@pytest.mark.parametrize("method", ["stats", "sample"])
+def test_a_closed_group_answers_with_an_error(make_pool: MakePool, method: str) -> None:
+    pool, cluster = make_pool(1)
+    pool.load("p", build("llama"), 1)
+    group, asked = pool._group, threading.Event()
+    cluster.actors[0].worker.stats = cluster.actors[0].worker.sample = lambda *arguments: never(asked)
+    waiting = CALLS.submit(group.ask(0, "answer", method))
+    assert asked.wait(10)
+    pool.close()
+    for answer in (waiting, CALLS.submit(group.ask(0, "answer", method))):
+        with pytest.raises(EngineError, match="the pool is closed; make a new one"):
+            answer.result(10)
+
+
+async def never(asked: threading.Event) -> None:
+    asked.set()
+    await asyncio.Event().wait()
 
 
 def test_released_sessions_are_released_where_they_are(make_pool: MakePool) -> None:
