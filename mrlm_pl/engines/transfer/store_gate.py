@@ -51,15 +51,6 @@ class StoreGate:
     """
 
     def __init__(self, host: str, secret: str, seconds: float) -> None:
-        self._secret, self._strangers, self._loop = secret.encode(), 0, EventLoopThread()
-        try:
-            server = self._loop.submit(asyncio.start_server(self._receive, host, 0)).result()
-        except OSError as error:
-            self._loop.close()
-            raise ConfigurationError(
-                f"the weights cannot be offered at {host!r} ({error}); give an address of this machine"
-            ) from error
-        self.port = int(server.sockets[0].getsockname()[1])
         inside = socket.create_server((_LOOPBACK, 0))
         self._inside = int(inside.getsockname()[1])
         self.store = dist.TCPStore(
@@ -70,7 +61,15 @@ class StoreGate:
             master_listen_fd=inside.detach(),
             timeout=timedelta(seconds=seconds),
         )
-        self._server = server
+        self._secret, self._strangers, self._loop = secret.encode(), 0, EventLoopThread()
+        try:
+            self._server = self._loop.submit(asyncio.start_server(self._receive, host, 0)).result()
+        except OSError as error:
+            self._loop.close()
+            raise ConfigurationError(
+                f"the weights cannot be offered at {host!r} ({error}); give an address of this machine"
+            ) from error
+        self.port = int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
         """Close the gate and its connections; may be called twice."""
@@ -108,7 +107,7 @@ def reached_store(host: str, port: int, secret: str, seconds: float) -> dist.TCP
     """
     limit = min(seconds, HANDSHAKE_SECONDS)
     try:
-        here = _receivers().submit(asyncio.wait_for(_opened(host, port, secret.encode()), limit)).result()
+        here = _receivers().submit(asyncio.wait_for(_opened(host, port, secret.encode(), seconds), limit)).result()
     except EOFError as error:
         raise RuntimeError(f"{host}:{port}: the connection was closed before the secret was proved") from error
     except (OSError, asyncio.TimeoutError) as error:
@@ -116,21 +115,45 @@ def reached_store(host: str, port: int, secret: str, seconds: float) -> dist.TCP
     return dist.TCPStore(_LOOPBACK, here, is_master=False, timeout=timedelta(seconds=seconds))
 
 
-async def _opened(host: str, port: int, secret: bytes) -> int:
-    """Pass a gate; return the loopback port whose first connection is forwarded to it."""
+async def _opened(host: str, port: int, secret: bytes, seconds: float) -> int:
+    """Pass a gate; return the loopback port whose first connection from this process is forwarded to it.
+
+    Without such a connection within ``seconds`` the port and the connection to the gate are closed.
+    """
     reader, writer = await asyncio.open_connection(host, port)
-    theirs, own = await reader.readexactly(_NONCE), secrets.token_bytes(_NONCE)
-    writer.write(own + _proof(secret, b"receiver", theirs, own))
-    if not hmac.compare_digest(await reader.readexactly(_NONCE), _proof(secret, b"sender", own, theirs)):
+    try:
+        theirs, own = await reader.readexactly(_NONCE), secrets.token_bytes(_NONCE)
+        writer.write(own + _proof(secret, b"receiver", theirs, own))
+        if not hmac.compare_digest(await reader.readexactly(_NONCE), _proof(secret, b"sender", own, theirs)):
+            raise RuntimeError(f"{host}:{port} is not the sender of the weights")
+    except BaseException:
         writer.close()
-        raise RuntimeError(f"{host}:{port} is not the sender of the weights")
+        raise
 
     async def forward(here: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        if not server.is_serving() or not _is_of_this_process(back):
+            back.close()
+            return
         server.close()
         await _join(here, back, reader, writer)
 
+    def expire() -> None:
+        if server.is_serving():
+            server.close()
+            writer.close()
+
     server = await asyncio.start_server(forward, _LOOPBACK, 0)
+    asyncio.get_running_loop().call_later(seconds, expire)
     return int(server.sockets[0].getsockname()[1])
+
+
+def _is_of_this_process(connection: asyncio.StreamWriter) -> bool:
+    """Return whether this process opened a connection over loopback; the gate's proof is its own alone."""
+    import psutil  # comes with Ray
+
+    ends = [connection.get_extra_info(name)[1] for name in ("peername", "sockname")]
+    own = psutil.Process().net_connections("tcp")  # the addresses may be written as those of IPv6
+    return any(item.raddr and [item.laddr.port, item.raddr.port] == ends for item in own)
 
 
 @cache

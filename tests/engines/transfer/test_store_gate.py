@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import psutil
 import pytest
@@ -117,6 +120,51 @@ def test_a_stranger_who_sends_byte_by_byte_is_closed_in_time(gate: StoreGate, mo
             except ConnectionResetError:
                 break
         assert sent < 40, "the gate has a deadline for each byte"
+
+
+def open_connections() -> int:
+    """Return the number of TCP connections and listeners of this process."""
+    found = psutil.Process().net_connections("tcp")
+    return sum(item.status in (psutil.CONN_LISTEN, psutil.CONN_ESTABLISHED) for item in found)
+
+
+def no_store(*arguments: Any, **options: Any) -> None:
+    raise RuntimeError("no store")
+
+
+def test_a_gate_whose_store_fails_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "TCPStore", no_store)
+    before, threads = open_connections(), threading.active_count()
+    with pytest.raises(RuntimeError, match="no store"):
+        StoreGate(HOST, "right", 5.0)
+    assert threading.active_count() == threads, "nothing listens before there is a store"
+    assert open_connections() <= before + 1, "the store owns the socket that it is given"
+
+
+def test_a_receiver_whose_store_fails_leaves_nothing_open(gate: StoreGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_connections()
+    monkeypatch.setattr(dist, "TCPStore", no_store)
+    with pytest.raises(RuntimeError, match="no store"):
+        reached_store(HOST, gate.port, "right", 1.0)
+    assert open_connections() > before
+    end = time.monotonic() + 10
+    while open_connections() > before:
+        assert time.monotonic() < end, "the connection to the gate and the loopback port stay open"
+        time.sleep(0.1)
+
+
+def test_another_process_does_not_pass_a_proved_gate(gate: StoreGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, answers = dist.TCPStore, list[bytes]()
+    stranger = "import socket, sys; print(socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5).recv(1))"
+
+    def after_a_stranger(host: str, port: int, **options: Any) -> dist.TCPStore:
+        answers.append(subprocess.check_output([sys.executable, "-c", stranger, str(port)]).strip())
+        return made(host, port, **options)
+
+    monkeypatch.setattr(dist, "TCPStore", after_a_stranger)
+    reached_store(HOST, gate.port, "right", 10.0).set("a", "b")
+    assert answers == [b"b''"], "the connection of the other process was closed"
+    assert gate.store.get("a") == b"b"
 
 
 def test_a_sender_listens_on_its_own_address_alone() -> None:
