@@ -34,14 +34,13 @@ BASES = (PACKAGE / "learner", PACKAGE / "data")
 KINDS = {"model": "algorithm", "data": "data module"}
 OWN_PLUGINS = ("mrlm_environments", "mrlm_callbacks")
 OWN_PACKAGES = ("mrlm_pl.", "mrlm_environments.")
-POLICY = PACKAGE / "policy" / "policy.py"
 LEARNER = PACKAGE / "learner"
 SETTINGS = {
     "clip": ("Clip", PACKAGE / "losses" / "clip.py"),
     "correction": ("Correction", PACKAGE / "losses" / "corrections.py"),
     "kl": ("KL", LEARNER / "reference.py"),
     "optimization": ("Optimization", LEARNER / "optimization.py"),
-    "policies": ("Policy", POLICY),
+    "policies": ("Policy", PACKAGE / "policy" / "policy.py"),
     "sampling": ("Sampling", PACKAGE / "engines" / "base.py"),
     "validation_sampling": ("Sampling", PACKAGE / "engines" / "base.py"),
 }

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from jsonargparse._parameter_resolvers import get_signature_parameters
 
-from mrlm_pl.cli.parsing.classes import parameters as accepted
-from mrlm_pl.cli.parsing.early_check import FOLDERS, PACKAGE, POLICY, SETTINGS, check, parameters
+from mrlm_pl.cli.parsing.early_check import FOLDERS, PACKAGE, SETTINGS, check, parameters
 from mrlm_pl.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[3]
@@ -81,7 +81,7 @@ def test_the_source_has_the_parameters_of_environments() -> None:
         if isinstance(cls, type) and issubclass(cls, Environment):
             read = parameters(Path(inspect.getfile(cls)), name)
             seen += read is not None
-            assert read is None or set(read) == set(accepted(cls)), name
+            assert read is None or set(read) == {item.name for item in get_signature_parameters(cls, None)}, name
     assert seen >= 10
 
 
@@ -99,21 +99,20 @@ def test_the_source_has_the_parameters_that_the_parser_finds(group: str) -> None
         read = parameters(file, name)
         if read is not None:
             seen += 1
-            assert set(read) >= set(accepted(cls)), name
+            assert set(read) >= {item.name for item in get_signature_parameters(cls, None)}, name
     assert seen >= 5
 
 
-def test_the_source_has_a_policy_s_parameters() -> None:
-    from mrlm_pl.policy import Policy
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_source_has_the_fields_of_settings(setting: str) -> None:
+    from mrlm_pl import engines, losses, policy
+    from mrlm_pl.learner import optimization, reference
 
-    assert parameters(POLICY, "Policy") == tuple(inspect.signature(Policy).parameters)
-
-
-def test_the_source_has_the_fields_of_sampling() -> None:
-    from mrlm_pl.engines import Sampling
-
-    name, file = SETTINGS["sampling"]
-    assert parameters(file, name) == tuple(inspect.signature(Sampling).parameters)
+    name, file = SETTINGS[setting]
+    cls = next(
+        vars(module)[name] for module in (reference, optimization, losses, policy, engines) if name in vars(module)
+    )
+    assert parameters(file, name) == tuple(inspect.signature(cls).parameters)
 
 
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "servers")
@@ -128,6 +127,19 @@ def test_what_cannot_be_told_is_left_to_the_parser(tmp_path: Path) -> None:
     check(["--model", "some.where.Else", "--model.anything", "1", "--data", "Unknown", "--data.anything", "1"])
     check(["--data.environment", "parrot", "--data.environment.anything", "1"])
     check(["--model.help", "GRPO", "--model.nothing", "1"])
+
+
+def test_the_last_class_on_the_command_line_has_the_keys() -> None:
+    check(["--model", "GRPO", "--model", "PPO", "--model.value_clip", "1"])
+    check(["--model", "PPO", "--model.value_clip", "1", "--model", "GRPO"])  # earlier arguments are left to the parser
+    with pytest.raises(ConfigurationError, match="PPO has no 'critic'; did you mean 'critics'"):
+        check(["--model", "GRPO", "--model", "PPO", "--model.critic", "1"])
+
+
+def test_a_class_with_its_arguments_in_one_word() -> None:
+    check(["--model={class_path: GRPO, init_args: {}}", "--model.clip.low", "0.1"])
+    with pytest.raises(ConfigurationError, match="GRPO has no 'nothing'"):
+        check(["--model={class_path: GRPO, init_args: {}}", "--model.nothing", "1"])
 
 
 def test_a_file_s_key_has_its_line(tmp_path: Path) -> None:
