@@ -81,13 +81,16 @@ def test_an_empty_query_is_refused() -> None:
         asked("  ")
 
 
-def test_copies_share_the_index() -> None:
+def test_copies_share_the_index_and_other_processes_build_their_own() -> None:
     tool = WebSearch()
     expected = tool.call({"query": "gold"})
     built = _indexed.cache_info().misses
     assert copy.deepcopy(tool).call({"query": "gold"}) == expected
     assert _indexed.cache_info().misses == built
-    assert pickle.loads(pickle.dumps(tool)).call({"query": "gold"}) == expected
+    pickled = pickle.dumps(tool)
+    _indexed.cache_clear()  # another process has no index yet
+    assert pickle.loads(pickled).call({"query": "gold"}) == expected
+    assert _indexed.cache_info().misses == 1
 
 
 class Fixed(SearchBackend):
