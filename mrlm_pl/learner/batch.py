@@ -1,8 +1,9 @@
 """Episodes as tensors.
 
-A training step receives a :class:`Batch`, a plain class with ``to(device)``, on purpose neither a dictionary nor a data
-class: Lightning then moves it between devices and leaves its numbers alone. (Its low-precision plugins cast every float
-tensor inside a collection, and a log-probability rounded to bf16 is no longer the sampler's.)
+A training step receives a :class:`Batch`, on purpose neither a collection nor a data class: Lightning moves it between
+devices by its ``to`` and leaves its numbers alone. Lightning's low-precision plugins cast every float tensor inside a
+collection or a data class, and a log-probability rounded to bf16 is no longer the sampler's. :class:`PolicyBatch` is a
+data class, which is safe inside a :class:`Batch` alone: never return one from a data loader by itself.
 """
 
 from __future__ import annotations
