@@ -169,6 +169,11 @@ class SelfPlay(Callback, CollectionObserver):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if wrong := [pair for pair in state_dict["table"] if not isinstance(pair, tuple)]:
+            raise ConfigurationError(
+                f"the checkpoint's table of SelfPlay games has the entry {wrong[0]!r}, which is no pair of players: an "
+                "earlier version wrote it; continue with that version, or start a new run"
+            )
         self.pool.load_state_dict(state_dict["pool"])
         self.table = GameTable(state_dict["table"])
         self.history = list(state_dict["history"])

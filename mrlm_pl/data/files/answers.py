@@ -66,8 +66,10 @@ class AnswerDataModule(FixedDataModule):
         return (example.row,)
 
     def setup(self, stage: str) -> None:
+        first = not self.examples
         super().setup(stage)
-        _warn_of_shared_questions(self.sources, self._examples)
+        if first:
+            _warn_of_shared_questions(self.sources, self._examples)
         for split, kept in self.examples.items():
             _check_kinds([item.answer for item in kept], f"{self.sources[split]}, of which {len(kept)} answers fit")
 
