@@ -374,7 +374,7 @@ def test_hostile_and_spamming_policies_earn_nothing() -> None:
 def test_the_contract_holds() -> None:
     report = check_environment(ShellEnvironment(max_turns=2), tasks_per_split=2)
     report.raise_on_failure()
-    assert "earn 1 to 1" in next(check.message for check in report.checks if check.name == "best replies")
+    assert "earn 1," in next(check.message for check in report.checks if check.name == "best replies")
 
 
 def test_weaker_sandboxes_and_bad_settings_are_refused() -> None:
