@@ -132,8 +132,9 @@ class ControllerService(EnvironmentService):
                 await self._until(lambda name=name: name in self.live)
                 renewed = pb.KeepAliveRequest(sessions=sessions)
                 reply = await self._worker(name).connection.call("KeepAlive", renewed, FORWARD_SECONDS)
-            except (StatusError, RefusalError):
-                unknown += sessions
+            except (StatusError, RefusalError) as error:
+                # A worker that is only out of reach for now keeps its sessions until their leases end.
+                unknown += [] if isinstance(error, StatusError) and error.transient else sessions
             else:
                 unknown += reply.unknown
         return pb.KeepAliveReply(unknown=unknown)

@@ -234,6 +234,29 @@ def test_a_failed_opening_does_not_count_as_load(cluster: Cluster, monkeypatch: 
     assert (joined.placed, len(worker.service.sessions)) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("fault", "unknown"),
+    [
+        (StatusError(Code.UNAVAILABLE, "away"), []),
+        (StatusError(Code.UNKNOWN, "Stream removed"), []),
+        (StatusError(Code.NOT_FOUND, "no such session", refused=True), ["worker0/a"]),
+    ],
+)
+def test_a_renewal_that_does_not_reach_a_worker_ends_no_lease(
+    fault: StatusError, unknown: list[str], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add()
+    (joined,) = cluster.controller.service.live.values()
+
+    async def failing(*arguments: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(joined.connection, "call", failing)
+    request = pb.KeepAliveRequest(sessions=[f"worker0{SEPARATOR}a"])
+    reply = cluster.run(cluster.controller.service.keep_alive(request))
+    assert [session.replace(SEPARATOR, "/") for session in reply.unknown] == unknown
+
+
 def test_sessions_are_listed_although_a_worker_does_not_answer(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
