@@ -1,4 +1,4 @@
-"""Group reward-decoupled normalization: every reward component is normalized by itself."""
+"""Group reward-decoupled normalization: every reward component is normalized separately."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
 
 
 class Steps(SingleAgentEnvironment):
-    """Three turns, each rewarded by itself."""
+    """Three turns, each with its own reward."""
 
     name = "steps"
 

@@ -148,7 +148,7 @@ class ContinuousEngine(EngineWrapper):
             turn.done.set_result(turn.sample(reason))
 
     async def _find_culprits(self, batch: Sequence[_Turn], asked: Sequence[SampleRequest], error: Exception) -> None:
-        """Ask for each piece by itself, so that a bad request does not fail the others."""
+        """Ask for each piece separately, so that a bad request does not fail the others."""
         answers: list[Any] = [error]
         if len(batch) > 1:
             calls = [self.engine.sample([request]) for request in asked]

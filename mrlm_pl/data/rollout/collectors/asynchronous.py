@@ -313,7 +313,7 @@ class AsyncCollector(Collector):
     # On the event loop.
 
     async def play(self, player: EpisodePlayer | TreePlayer, specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
-        """Return the results of a player, each spec played by itself when a slot is free."""
+        """Return the results of a player, each spec played separately when a slot is free."""
 
         async def alone(spec: EpisodeSpec) -> Sequence[Any]:
             async with self._slots:
