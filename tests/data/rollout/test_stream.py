@@ -41,7 +41,7 @@ def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeyp
     def made(learner: Any, rows: Any, parts: Any, over_ranks: Any) -> list[Batch]:
         found = [Batch({}, {}) for _ in parts]
         for number, batch in enumerate(found):
-            batch.origin = (rows, number)  # type: ignore[attr-defined]
+            batch.origin = (rows, number, parts[number].tolist())  # type: ignore[attr-defined]
         return found
 
     monkeypatch.setattr(stream, "micro_batches", made)
@@ -50,4 +50,5 @@ def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeyp
     for batch in range(8):
         learner.collection_over = batch in (1, 2, 3)
         served.append(getattr(training.next_batch(), "origin", None))
-    assert served == [(0, 0), None, None, None, (1, 0), (1, 1), (1, 0), (1, 1)]
+    assert [item and item[:2] for item in served] == [(0, 0), None, None, None, (1, 0), (1, 1), (1, 0), (1, 1)]
+    assert sorted(group for _, _, groups in served[4:] for group in groups) == [0, 1, 2, 3], "each group once"
