@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -305,6 +306,42 @@ def test_the_server_survives_the_thread_that_started_it(level: str) -> None:
 def test_a_new_server_takes_the_place_of_one_that_died(level: str) -> None:
     server(Isolation.of(level)).close()
     assert Sandbox(level=level).run("1 + 1").output == "2\n"
+
+
+def test_a_request_to_end_a_cell_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = ServerProcess(Isolation.of("limits"))
+    link, sent = host._link, []
+
+    class Losing:
+        def send(self, message: bytes) -> int:
+            sent.append(message)
+            return len(message) if len(sent) == 1 else link.send(message)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(link, name)
+
+    try:
+        settings = CellSettings(host.next_number(), 512, 30, 64, 4096, 32, shell=False)
+        cell = Cell(host, settings, 65536, 20.0)
+        monkeypatch.setattr(host, "_link", Losing())
+        cell.close()
+        monkeypatch.undo()
+        assert len(sent) == 2
+    finally:
+        host.close()
+
+
+def test_a_cell_that_does_not_end_is_reported_with_the_state_of_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_process, "KILL_SECONDS", 1)
+    host = ServerProcess(Isolation.of("limits"))
+    try:
+        cell = Cell(host, CellSettings(host.next_number(), 512, 30, 64, 4096, 32, shell=False), 65536, 20.0)
+        os.kill(host._process.pid, signal.SIGSTOP)
+        with pytest.raises(SandboxError, match=rf"cell 1 .* does not end within 1 s; .*{host._process.pid}: 'T'"):
+            cell.close()
+    finally:
+        os.kill(host._process.pid, signal.SIGCONT)
+        host.close()
 
 
 def test_a_killed_server_leaves_no_folder(level: str) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.errors import ConfigurationError, SandboxError
+from mrlm_pl.sandbox.host.usage import states
 from mrlm_pl.sandbox.inside.server import MAX_MESSAGE
 from mrlm_pl.sandbox.removal import remove_tree
 from mrlm_pl.sandbox.wall.confinement import CellSettings
@@ -27,7 +28,7 @@ from mrlm_pl.sandbox.wall.isolation import Isolation
 logger = logging.getLogger(__name__)
 
 STARTUP_SECONDS = 20.0
-KILL_SECONDS = 30.0
+KILL_SECONDS = 30
 """A killed process ends when the disk has taken its last write, which may take long on a busy disk."""
 
 _BOOT = (
@@ -120,11 +121,17 @@ class ServerProcess:
         """
         if self.owner != os.getpid():
             return
-        if not ended.is_set():
+        for _ in range(KILL_SECONDS):  # second by second: a machine that stands still for a minute counts as one
+            if ended.is_set():
+                break
             with self._lock, suppress(OSError):  # a server that is gone has taken its cells with it
                 self._link.send(json.dumps({"kill": number}).encode())
-        if not ended.wait(KILL_SECONDS):
-            raise SandboxError(f"cell {number} of the sandbox server {self._process.pid} does not end")
+            ended.wait(1.0)
+        else:
+            raise SandboxError(
+                f"cell {number} of the sandbox server does not end within {KILL_SECONDS} s; "
+                f"the server and its cells, each with its state: {states(self._process.pid)}"
+            )
         if self._folder:
             remove_tree(self.folder_of(number))
 

@@ -27,6 +27,15 @@ def family(process: int) -> Iterator[int]:
                     waiting += map(int, file.read().split())
 
 
+def states(process: int) -> dict[int, str]:
+    """Return the state letter (``R`` running, ``D`` waiting for a disk, ``Z`` ended, ...) of a process's family."""
+    found = {}
+    for member in family(process):
+        with suppress(OSError), open(f"/proc/{member}/stat") as file:
+            found[member] = file.read().rpartition(")")[2].split()[0]
+    return found
+
+
 def resident(process: int) -> int:
     """Return bytes of memory that are a process's own."""
     try:

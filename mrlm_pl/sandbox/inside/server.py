@@ -113,7 +113,6 @@ class _Server:
             if woken in ready:
                 with suppress(BlockingIOError):
                     os.read(woken, 4096)
-                self._reap()
             if self.link.fileno() in ready:
                 try:
                     text, descriptors, _, _ = socket.recv_fds(self.link, MAX_MESSAGE, 3)
@@ -122,6 +121,7 @@ class _Server:
                 if not text:
                     self._end()
                 self._obey(json.loads(text), descriptors)
+            self._reap()
 
     def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "kill" in message:
