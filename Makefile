@@ -42,7 +42,9 @@ peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with
 .venv-peers/.installed:
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet $(TORCH)
-	.venv-peers/bin/python -m pip install --quiet "trl==1.16.0" "transformers==5.23.*" accelerate datasets
+	.venv-peers/bin/python -m pip install --quiet "trl==1.16.0" "transformers==5.23.*" accelerate datasets "ray==2.60.0"
+	.venv-peers/bin/python -m pip install --quiet --no-deps "verl==0.9.1" tensordict pyvers cloudpickle omegaconf \
+		antlr4-python3-runtime==4.9.3 codetiming orjson
 	$(PYTHON) -m venv .venv-peers-multi
 	.venv-peers-multi/bin/python -m pip install --quiet $(TORCH)
 	.venv-peers-multi/bin/python -m pip install --quiet "comlrl==1.4.3" "transformers==5.23.*"
